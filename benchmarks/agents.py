@@ -24,7 +24,13 @@ from phalanx.cluster.protocol.messages import (
     Ready,
 )
 from phalanx.control.server.http.front import Headers, headers_of
-from phalanx.control.trust.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey, link_proof
+from phalanx.control.trust.node_key import (
+    NONCE_HEADER,
+    SERVER_HEADER,
+    NodeClaim,
+    NodeKey,
+    link_proof,
+)
 from phalanx.control.wire import agent_messages as wire
 
 UPGRADE = (
@@ -103,7 +109,7 @@ class LoadAgent(asyncio.Protocol):
         nonce, server = (
             bytes.fromhex(head[name.encode()].decode()) for name in (NONCE_HEADER, SERVER_HEADER)
         )
-        asked, key = Asked(nonce, server, node.name, machine), self.fleet.key(self.index)
+        asked, key = NodeClaim(nonce, server, node.name, machine), self.fleet.key(self.index)
         self.send(
             wire.Register(
                 node=node,

@@ -28,7 +28,7 @@ def simulated(seeds: int) -> dict[str, float]:
 
 
 def live(plans: int, seed: int = 0) -> dict[str, float]:
-    """Plans of harm on clusters of this machine; what leaks counts as a bad plan."""
+    """Plans of fault on clusters of this machine; what leaks counts as a bad plan."""
     command = [sys.executable, "-m", "phalanx", "chaos", str(JOB), "--json"]
     command += ["--count", str(plans), "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -32,10 +32,10 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from phalanx.checkpoint.format.geometry import (
-    Entry,
     Geometry,
-    Stand,
-    Table,
+    MeshPosition,
+    TensorEntry,
+    TensorTable,
     digest_of,
     encode_table,
     form_groups,
@@ -92,14 +92,14 @@ def _plan(rank: int, ranks: int, tensors: int) -> SavePlan:
 def derived(ranks: int, tensors: int) -> Cost:
     """What each rank does for itself, once a run; all do it at the same time."""
     layout = Layout((ranks,), (0,), (0,), to_runs(range(ranks)))
-    entries = tuple(Entry(name_of(n), "F32", (ranks, COLUMNS), 0) for n in range(tensors))
-    table = Table(entries, (layout,))
+    entries = tuple(TensorEntry(name_of(n), "F32", (ranks, COLUMNS), 0) for n in range(tensors))
+    table = TensorTable(entries, (layout,))
 
     def plan() -> bytes:
         encoded = encode_table(table)
         told = [(digest_of(encoded), (0,))] * ranks
         groups = form_groups(told)
-        Geometry(table, groups[0]).written_by(Stand((0,), ((ranks // 2,),)))
+        Geometry(table, groups[0]).written_by(MeshPosition((0,), ((ranks // 2,),)))
         return encoded
 
     seconds, encoded = timed(plan)

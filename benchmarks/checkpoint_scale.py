@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from phalanx.checkpoint.format.geometry import (
-    Entry,
     Geometry,
-    Stand,
-    Table,
+    MeshPosition,
+    TensorEntry,
+    TensorTable,
     digest_of,
     encode_table,
     form_groups,
@@ -39,8 +39,8 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.shard import Sidecar, build_header
 from phalanx.checkpoint.format.source import FolderSource
-from phalanx.checkpoint.write.commit import Order, try_commit
-from phalanx.checkpoint.write.retention import Policy
+from phalanx.checkpoint.write.commit import SaveOrder, try_commit
+from phalanx.checkpoint.write.retention import RetentionPolicy
 from phalanx.data import Cursor
 from phalanx.data.corpus.checksum import crc32c
 from proof.report import report
@@ -68,15 +68,15 @@ CASES = [
 ]
 
 
-def table_of(case: Case, stage: int) -> Table:
+def table_of(case: Case, stage: int) -> TensorTable:
     """Matrices cut by tensor and data parallelism, as FSDP2 over TP cuts them."""
     own = case.tensors // case.stages
     entries = []
     for i in range(own):
         name, kind = f"optimizer.exp_avg.layers.{stage * own + i}.weight", i % 3
         shape = (case.dim,) if kind == 2 else (4 * case.dim, case.dim)
-        entries.append(Entry(name, "F32", shape, kind))
-    return Table(tuple(entries), layouts(case.data, case.tensor))
+        entries.append(TensorEntry(name, "F32", shape, kind))
+    return TensorTable(tuple(entries), layouts(case.data, case.tensor))
 
 
 def layouts(data: int, tensor: int) -> tuple[Layout, ...]:
@@ -89,12 +89,12 @@ def layouts(data: int, tensor: int) -> tuple[Layout, ...]:
     )
 
 
-def stand_of(case: Case, rank: int) -> Stand:
+def stand_of(case: Case, rank: int) -> MeshPosition:
     per_stage = case.tensor * case.data
     stage, inside = divmod(rank, per_stage)
     at = divmod(inside, case.tensor)
     base = stage * per_stage
-    return Stand((base,) * 3, (at,) * 3)
+    return MeshPosition((base,) * 3, (at,) * 3)
 
 
 class Clock:
@@ -146,7 +146,7 @@ def simulate(case: Case, folder: Path) -> tuple[Clock, dict[str, float]]:
         groups=groups,
     )
     side = Sidecar(rank=0, step=1, generation=0, session=session, shard_bytes=0, header_bytes=0)
-    order = Order(path=str(path), policy=Policy(), draft=draft, sidecar=side)
+    order = SaveOrder(path=str(path), policy=RetentionPolicy(), draft=draft, sidecar=side)
     assert clock.timed("once: list sidecars, create the manifest", lambda: try_commit(order))
     manifest = clock.timed("a rank: read and prove the manifest", lambda: read_manifest(path))
     source = FolderSource(path)

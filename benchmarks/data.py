@@ -245,7 +245,7 @@ def write_huge(folder: Path) -> None:
     """A manifest of 60,000 shards; the files are made where a batch looks, sparse."""
     import msgspec
 
-    from phalanx.data.corpus.manifest import FORMAT_VERSION, CorpusManifest, Origin, ShardFile
+    from phalanx.data.corpus.manifest import FORMAT_VERSION, CorpusManifest, CorpusOrigin, ShardFile
 
     folder.mkdir(parents=True, exist_ok=True)
     files = tuple(ShardFile(f"shard-{n:05d}.bin", SHARD_TOKENS, 10**6, n) for n in range(SHARDS))
@@ -255,7 +255,7 @@ def write_huge(folder: Path) -> None:
         vocab=128_256,
         end_of_document=0,
         tokenizer="",
-        source=Origin(),
+        source=CorpusOrigin(),
         tokens=SHARDS * SHARD_TOKENS,
         documents=SHARDS * 10**6,
         file_tokens=SHARD_TOKENS,

@@ -3,7 +3,7 @@
     python -m benchmarks.detection                     # 100,000 ranks, a week; minutes on one core
     python -m benchmarks.detection --days 1 --trials 4 --processes 16
 
-Records of 98,304 ranks (TP8 x PP16 x DP768), a step every 12.8 s, go through ``Watch`` as they
+Records of 98,304 ranks (TP8 x PP16 x DP768), a step every 12.8 s, go through ``StepWatch`` as they
 do in the server. The noise: devices differ by 0.4 % (standard deviation), drift by 0.5 % within an
 hour, jitter by 1 % from step to step; one rank and step in a thousand takes up to four times as
 long; and now and then a whole node does. Exits with 1 when a bar is missed: the slow rank within
@@ -26,7 +26,7 @@ from phalanx.cluster.detectors import told_wrong, vote
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.protocol.events import EventBody, SlowRank
 from phalanx.cluster.protocol.hang_limits import fixed_limits
-from phalanx.cluster.watch import GangRecord, Watch
+from phalanx.cluster.watch import GangRecord, StepWatch
 from proof.report import report
 
 SHAPE = GangShape(replicas=768, tensor=8, pipeline=16, slot_gpus=8)
@@ -71,7 +71,7 @@ class Gang:
     def __init__(self, shape: GangShape, seed: int) -> None:
         self.shape = shape
         self.ranks = shape.gpus(shape.replicas)
-        self.watch = Watch()
+        self.watch = StepWatch()
         nodes = tuple(range(shape.slots(shape.replicas)))
         placement = Placement(nodes, (), replicas=shape.replicas)
         self.watch.begin(1, 1, shape, placement, fixed_limits(10**18), now_ns=0)

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.recovery import CPU, Bench, step_seconds
 from benchmarks.recovery_kinds import KINDS, Struck, Target, summary
 from phalanx.testing.chaos.verdict import compare
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import keeper_pid
 from proof.report import report
 
@@ -38,11 +38,11 @@ SMALL = {
     "sequence": "32",
 }
 CALIBRATION_STEPS = 60
-STRIKE_SECONDS = 3.5  # from a harm until the job has settled, about
+STRIKE_SECONDS = 3.5  # from a fault until the job has settled, about
 LEAST_STEPS_BETWEEN = 8
 GROWTH = 0.05  # of memory, that is no leak yet
 END_SECONDS = 600.0
-WARM_UP = 0.1  # of all harm; memory is measured from there on
+WARM_UP = 0.1  # of all fault; memory is measured from there on
 
 
 def main() -> int:
@@ -98,10 +98,10 @@ class Endurance:
         """Harm the job, then compare it with one that nothing happened to."""
         began = time.monotonic()
         steps = self._steps()
-        self.say(f"{steps} steps, {self.kills} harms")
-        with self.bench.stage(self.root, SPARES) as stage:
-            job = stage.submit(str(self.bench.job(self.root, "endured", steps)))
-            target = Target(stage, job, WORLD)
+        self.say(f"{steps} steps, {self.kills} faults")
+        with self.bench.cluster(self.root, SPARES) as cluster:
+            job = cluster.submit(str(self.bench.job(self.root, "endured", steps)))
+            target = Target(cluster, job, WORLD)
             struck = [self._strike(target, number, steps) for number in range(self.kills)]
             target.wait(lambda: target.ended, "the end of the job", END_SECONDS + self.seconds)
             state, took = target.state, time.monotonic() - began
@@ -125,14 +125,14 @@ class Endurance:
         }
 
     def _strike(self, target: Target, number: int, steps: int) -> Struck:
-        """One harm, when its turn has come."""
+        """One fault, when its turn has come."""
         at = max(1, number * (steps - LEAST_STEPS_BETWEEN) // self.kills)
         target.wait(
             lambda: (new := target.commits.newest()) and new.step >= at, f"step {at}", self.seconds
         )
         if number in (int(self.kills * WARM_UP), self.kills // 2, self.kills - 1):
             target.settle()
-            self.memory.append(memory_of(target.stage, target.job))
+            self.memory.append(memory_of(target.cluster, target.job))
         struck = target.strike(self.kinds[number % len(self.kinds)], number % WORLD)
         words = f"{number + 1:4}  {struck.kind:<11} slot {struck.slot}  at step {struck.step}: "
         self.say(f"{words}next committed step after {struck.seconds:.2f} s")
@@ -162,14 +162,14 @@ class Endurance:
         return {role: last[role] / first[role] - 1 for role in first}
 
 
-def memory_of(stage: Stage, job: int) -> dict[str, float]:
+def memory_of(cluster: TrialCluster, job: int) -> dict[str, float]:
     """Megabytes of the server, and the medians of agents and of the job's keepers."""
-    nodes = stage.cluster.nodes
-    assert stage.server is not None
+    nodes = cluster.local.nodes
+    assert cluster.server is not None
     keepers = [pid for node in nodes if (pid := keeper_pid(node, job)) is not None]
     agents = [node.agent.pid for node in nodes if node.agent is not None]
     return {
-        "server": resident(stage.server.pid),
+        "server": resident(cluster.server.pid),
         "agents": statistics.median(map(resident, agents)),
         "keepers": statistics.median(map(resident, keepers)),
     }
@@ -189,7 +189,7 @@ def show(found: dict[str, Any]) -> None:
         sizes = ", ".join(f"{sample[role]:.0f}" for sample in found["memory"])
         print(f"{role:<11} {sizes} MB: {100 * growth:+.1f} %")
     same = "the same" if not found["differences"] else f"differ: {found['differences'][:3]}"
-    words = f"{found['kills']} harms in {found['minutes']:.1f} min"
+    words = f"{found['kills']} faults in {found['minutes']:.1f} min"
     verdict = "GOOD" if found["good"] else "BAD"
     print(f"{verdict}: {words}; the job is {found['state']}; losses and weights {same}")
 

@@ -27,7 +27,7 @@ from phalanx.cluster.protocol.events import Event, SetQuota, Submit
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.workload import submissions
-from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.world import World
 from proof.report import report
 
@@ -192,7 +192,7 @@ def main() -> int:
     ]
     scenario = load_scenario("multi-tenant", changes)
     world = Asking(scenario, asked.seed)
-    world.take_in(submissions(scenario, Draws(asked.seed)).jobs)
+    world.take_in(submissions(scenario, SeedDraws(asked.seed)).jobs)
     by_code: dict[str, list[Guess]] = {}
     for guess in world.guesses.values():
         by_code.setdefault(guess.code, []).append(guess)

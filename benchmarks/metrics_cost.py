@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import observe
 from benchmarks.recovery import CPU, JOB
 from phalanx.control.backends.local import processes_of
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from phalanx.train import StepRecord, read_records
 
 RANKS, COLLECTIVES = 4, 200
@@ -52,25 +52,25 @@ def run(root: Path, steps: int, *, metrics: bool) -> dict[str, float]:
             (folder / "agent.toml").write_text(WITHOUT)
     job = root / "job.toml"
     job.write_text(JOB.format(name="cost", steps=steps, checkpoint="every = 0", **CPU))
-    with Stage(root, nodes=4) as stage:
-        names = {node.name for node in stage.cluster.nodes}
+    with TrialCluster(root, nodes=4) as cluster:
+        names = {node.name for node in cluster.local.nodes}
         assert names == {f"node-{number}" for number in range(4)}, names
-        number = stage.submit(str(job))
-        commits = stage.commits(number, 4)
+        number = cluster.submit(str(job))
+        commits = cluster.commits(number, 4)
 
         def reached(step: int) -> bool:
             newest = commits.newest()
             return newest is not None and newest.step >= step
 
-        stage.wait(lambda: reached(WARM_STEPS), "the first steps", 120)
-        before, first, began = processor_seconds(stage), commits.newest(), time.monotonic()
-        stage.wait(lambda: reached(steps - 1), "the last steps", 300)
-        after, last, ended = processor_seconds(stage), commits.newest(), time.monotonic()
+        cluster.wait(lambda: reached(WARM_STEPS), "the first steps", 120)
+        before, first, began = processor_seconds(cluster), commits.newest(), time.monotonic()
+        cluster.wait(lambda: reached(steps - 1), "the last steps", 300)
+        after, last, ended = processor_seconds(cluster), commits.newest(), time.monotonic()
         assert first is not None and last is not None
-        told = stage.get(f"/v1/jobs/{number}/metrics?names=loss")["series"].get("loss")
+        told = cluster.get(f"/v1/jobs/{number}/metrics?names=loss")["series"].get("loss")
         assert bool(told and told["step"]) == metrics, "the switch does not switch"
-        generation = stage.job(number)["generation"]
-        stage.wait_ended(number, 60)
+        generation = cluster.job(number)["generation"]
+        cluster.wait_ended(number, 60)
     made = last.step - first.step
     (folder,) = (root / "runs" / "cost").iterdir()
     records = list(read_records(folder / "metrics" / "steps.jsonl", StepRecord))
@@ -83,13 +83,13 @@ def run(root: Path, steps: int, *, metrics: bool) -> dict[str, float]:
     }
 
 
-def processor_seconds(stage: Stage) -> dict[str, float]:
+def processor_seconds(cluster: TrialCluster) -> dict[str, float]:
     """Of the server, of the agents, and of everything else on the nodes."""
     found = {"server": 0.0, "agents": 0.0, "ranks": 0.0}
-    assert stage.server is not None
-    agents = {node.agent.pid for node in stage.cluster.nodes if node.agent is not None}
-    found["server"] += _used(stage.server.pid)
-    for pid in {pid for node in stage.cluster.nodes for pid in processes_of(node)}:
+    assert cluster.server is not None
+    agents = {node.agent.pid for node in cluster.local.nodes if node.agent is not None}
+    found["server"] += _used(cluster.server.pid)
+    for pid in {pid for node in cluster.local.nodes for pid in processes_of(node)}:
         found["agents" if pid in agents else "ranks"] += _used(pid)
     return found
 

@@ -26,11 +26,11 @@ import numpy as np
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.policy import PricePolicy
 from phalanx.cluster.protocol.hang_limits import fixed_limits
-from phalanx.cluster.watch import Watch
+from phalanx.cluster.watch import StepWatch
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.wire import agent_messages as wire
-from phalanx.observe.node.node_records import PARTS, Said, merge
-from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.node.node_messages import NodeRecords
+from phalanx.observe.node.node_records import PARTS, TimedRecord, merge
 from phalanx.observe.store import query
 from phalanx.observe.store.metric_store import MetricStore
 from phalanx.observe.store.recorder import JOB_TABLES, SCALARS, RecordedGang, Recorder, owner_of
@@ -82,7 +82,9 @@ def messages(job: int, nodes: int, step: int, *, summary: bool) -> list[bytes]:
     for node in range(nodes):
         ranks = range(node * NODE_RANKS, (node + 1) * NODE_RANKS)
         said = {
-            rank: [Said(NOW + step * SECOND_NS, record(step, rank, float(noise[node, index])))]
+            rank: [
+                TimedRecord(NOW + step * SECOND_NS, record(step, rank, float(noise[node, index])))
+            ]
             for index, rank in enumerate(ranks)
         }
         made = merge(node, job, 1, said, summary=summary)
@@ -93,7 +95,7 @@ def messages(job: int, nodes: int, step: int, *, summary: bool) -> list[bytes]:
 
 def served(store: MetricStore) -> Metrics:
     """The server's side with both gangs running."""
-    watch = Watch()
+    watch = StepWatch()
     metrics = Metrics(watch, lambda found: None, Recorder(store, PricePolicy()))
     for job, nodes in ((SMALL_JOB, RANKS // NODE_RANKS), (FLEET_JOB, FLEET_NODES)):
         placement = Placement(tuple(range(nodes)), (), replicas=nodes * NODE_RANKS)

@@ -14,7 +14,7 @@ from benchmarks.page import chromium, opened, served, visitor
 from benchmarks.played_job import play_slow_rank
 from phalanx.cli.train.demo import JOB
 from phalanx.config import load_job, resolve, to_toml
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 
 SIZES = {"phone": (390, 844), "desk": (1440, 900), "wall": (2560, 1440)}
 SETTLE_SECONDS = 0.8  # canvases are drawn in the next frame
@@ -70,20 +70,22 @@ def of_run(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="phalanx-page-") as name:
         root = Path(name)
         job = demo_job(root)
-        with Stage(root, nodes=4, spares=1) as stage:
-            number = stage.submit(str(job))
-            commits = stage.commits(number, 4)
+        with TrialCluster(root, nodes=4, spares=1) as cluster:
+            number = cluster.submit(str(job))
+            commits = cluster.commits(number, 4)
 
             def wait(step: int) -> None:
-                stage.wait(lambda: (c := commits.newest()) and c.step >= step, f"step {step}", 400)
+                cluster.wait(
+                    lambda: (c := commits.newest()) and c.step >= step, f"step {step}", 400
+                )
 
             wait(STEPS // 4)
-            stage.signal_worker(1, number, signal.SIGKILL)
+            cluster.signal_worker(1, number, signal.SIGKILL)
             wait(STEPS // 2)
-            stage.kill_node(stage.node_of(2, number))
+            cluster.kill_node(cluster.node_of(2, number))
             wait(STEPS * 7 // 8)
             with chromium() as running:
-                _run_pictures(running, stage, number, folder)
+                _run_pictures(running, cluster, number, folder)
 
 
 def demo_job(root: Path) -> Path:
@@ -99,7 +101,7 @@ def demo_job(root: Path) -> Path:
     return path
 
 
-def _run_pictures(running: Any, stage: Stage, number: int, folder: Path) -> None:
+def _run_pictures(running: Any, cluster: TrialCluster, number: int, folder: Path) -> None:
     job = f"job/{number}"
     for name, view, size, dark, whole in (
         ("job", job, "desk", False, True),
@@ -108,7 +110,7 @@ def _run_pictures(running: Any, stage: Stage, number: int, folder: Path) -> None
         ("goodput", "goodput", "desk", False, False),
         ("events", "events", "desk", True, False),
     ):
-        page = visitor(running, stage.url, stage.state, SIZES[size], dark)
-        opened(page, stage.url, view)
+        page = visitor(running, cluster.url, cluster.state, SIZES[size], dark)
+        opened(page, cluster.url, view)
         picture(page, folder, name, whole)
         page.context.close()

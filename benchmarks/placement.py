@@ -28,7 +28,7 @@ from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node, whole
 from phalanx.cluster.jobs.job import GangShape, Placement, shape_of
-from phalanx.cluster.placement.choose import Request, place
+from phalanx.cluster.placement.choose import PlacementRequest, place
 from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.policy import MILLION, FabricPolicy
 from phalanx.config import PRESETS, resolve_model
@@ -198,7 +198,7 @@ def compare(site: Site, gang: str, seed: int, nodes: int) -> Costs:
     fleet = fleet_of(site, nodes)
     fragment(fleet, int(wanted * rng.uniform(1.05, 2.5)), rng)
     theirs = tree_best_fit(fleet, wanted)
-    request = Request(job=1, shape=asked, replicas=asked.replicas, fabric=site.fabric())
+    request = PlacementRequest(job=1, shape=asked, replicas=asked.replicas, fabric=site.fabric())
     ours = place(fleet, request)
     assert theirs is not None and isinstance(ours, Placement)
     ours_ns, tree_ns = (
@@ -229,7 +229,7 @@ def giant(rounds: int) -> tuple[list[float], list[float]]:
         rng = random.Random(seed)
         for node in rng.sample(range(NODES), NODES - gang.slots(768) - 50):
             fleet.take(10**9 + node, node, whole(fleet.nodes[node]))
-        request = Request(job=1, shape=gang, replicas=768)
+        request = PlacementRequest(job=1, shape=gang, replicas=768)
         begun = time.perf_counter(), time.process_time()
         placement = place(fleet, request)
         wall.append(time.perf_counter() - begun[0])

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from phalanx.config import PRESETS, ConfigError
-from phalanx.plan import Pins, Question, Request, calibrate, propose, search, understand
+from phalanx.plan import Pins, PlanQuestion, PlanRequest, calibrate, propose, search, understand
 from proof.report import report
 
 CLUSTERS = ("h100-64", "a100-512", "h100-1k", "h100-16k", "gb200-4608", "h100-100k")
@@ -20,7 +20,7 @@ ROUNDS = 5
 RUNS = Path(__file__).parent.parent / "phalanx" / "plan" / "data" / "published_runs.csv"
 
 
-def seconds_of_search(question: Question) -> float:
+def seconds_of_search(question: PlanQuestion) -> float:
     """Median time from a question to its plan."""
     found = []
     for _ in range(ROUNDS):
@@ -47,7 +47,7 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     figures: dict[str, float] = {}
     for model, on in (("llama3-70b", "h100-1k"), ("llama3-405b", "h100-16k")):
-        question = understand(Request(model=model, cluster=on, tokens="1T", offload="none"))
+        question = understand(PlanRequest(model=model, cluster=on, tokens="1T", offload="none"))
         rates = []
         for _ in range(ROUNDS):
             began = time.process_time()
@@ -63,7 +63,7 @@ def main() -> int:
         for on in CLUSTERS:
             try:
                 seconds = seconds_of_search(
-                    understand(Request(model=model, cluster=on, tokens="1T"))
+                    understand(PlanRequest(model=model, cluster=on, tokens="1T"))
                 )
             except ConfigError as error:
                 print(f"{model:18} {on:11} {error.problems[0].rule[:60]}")

@@ -15,7 +15,7 @@ from phalanx.cluster.core import Core
 from phalanx.control.server.history.fleet_history import FleetHistory
 from phalanx.control.server.policy_file import read_policy
 from phalanx.control.server.shell_memory import Memory
-from phalanx.control.server.store.interface import Snapshot, command_row, event_row
+from phalanx.control.server.store.interface import StoredSnapshot, command_row, event_row
 from phalanx.control.server.store.sqlite import SqliteStore
 
 POLICY = """
@@ -57,7 +57,7 @@ def play(state: Path, nodes: int, events: int, seed: int = 0) -> Core:
     store.lead("http://127.0.0.1:0", __version__)
     store.append(rows, given)
     store.save_snapshot(
-        Snapshot(
+        StoredSnapshot(
             sequence=core.sequence,
             version=__version__,
             core=core.snapshot(),

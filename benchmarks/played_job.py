@@ -30,14 +30,14 @@ from phalanx.cluster.protocol.events import (
     Tick,
 )
 from phalanx.cluster.protocol.hang_limits import fixed_limits
-from phalanx.cluster.watch import Watch
+from phalanx.cluster.watch import StepWatch
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.policy_file import read_policy
 from phalanx.control.server.shell_memory import Memory
-from phalanx.control.server.store.interface import Snapshot, command_row, event_row
+from phalanx.control.server.store.interface import StoredSnapshot, command_row, event_row
 from phalanx.control.server.store.sqlite import SqliteStore
+from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_records import PARTS, Floats
-from phalanx.observe.node.node_words import NodeRecords
 from phalanx.observe.store.metric_store import open_metrics
 from phalanx.observe.store.recorder import Recorder
 from phalanx.train.report.records import StepParts, StepRecord
@@ -96,7 +96,7 @@ class World:
         core, answers = self.core.snapshot(), self.memory.dump()
         sequence = self.core.sequence
         store.save_snapshot(
-            Snapshot(sequence=sequence, version=__version__, core=core, answers=answers)
+            StoredSnapshot(sequence=sequence, version=__version__, core=core, answers=answers)
         )
         store.close()
 
@@ -114,7 +114,7 @@ def play_slow_rank(
     rank = int(nodes * GPUS * 0.62)
     placement = job.placement
     assert placement is not None
-    watch, said = Watch(), list[EventBody]()
+    watch, said = StepWatch(), list[EventBody]()
     watch.begin(job.id, job.generation, job.spec.gang, placement, fixed_limits(10**12), began_ns)
     store = open_metrics(state / "metrics.sqlite")
     recorder = Recorder(store, world.core.view.policy.price)

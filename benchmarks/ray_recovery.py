@@ -24,8 +24,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="phalanx-ray-", ignore_cleanup_errors=True) as name:
         root = Path(name)
         found = play("chaos", root, write_job(root, "disturbed", STEPS))
-    for harm, seconds in found["seconds"].items():
-        print(f"{harm}: {seconds:.2f} s")
+    for faults, seconds in found["seconds"].items():
+        print(f"{faults}: {seconds:.2f} s")
     return report("ray", found["seconds"])
 
 

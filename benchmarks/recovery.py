@@ -2,7 +2,7 @@
 
     python -m benchmarks.recovery [--times 10] [--peers] [--device cuda] [--only PARTS] [--json]
 
-On CPU: four workers, two pipeline stages on two replicas each, one node a worker. Each kind of harm
+On CPU: four workers, two pipeline stages on two replicas each, one node a worker. Each fault
 (worker, node, keeper, agent, controller, zygote: SIGKILL; stopped: SIGSTOP of a worker) is done
 ``--times`` times to one job, slot after slot; what was killed is started again a second later, so a
 node that was replaced becomes the next one's spare. ``detected`` is when the log knew.
@@ -33,13 +33,13 @@ from benchmarks.recovery_peers import torchft, torchrun
 from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.protocol.timeouts import derive
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from phalanx.train import StepRecord, read_records
 from proof.report import report
 
 HANG_NS = 2_000_000_000  # the least; what is derived from the step is shown
 POLICY = f"[spares]\nnodes = {{spares}}\n[timeouts]\nleast_hang_ns = {HANG_NS}\n{HEALTH}"
-TAKES_NODES = ("node", "zygote")  # kinds of harm that a spare answers
+TAKES_NODES = ("node", "zygote")  # kinds of fault that a spare answers
 SPARES = 2
 JOB = """
 name = "{name}"
@@ -114,11 +114,11 @@ def main() -> int:
         bench = Bench(root, CUDA if cuda else CPU, 1 if cuda else 4)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "snapshots": bench.snapshot_cost,
-            "worker": lambda: bench.struck(options.times, "worker"),
+            "worker": lambda: bench.applied(options.times, "worker"),
         }
         if not cuda:
             parts["snapshots-demo"] = Bench(root / "demo", DEMO, 4).snapshot_cost
-            parts |= {kind: partial(bench.struck, options.times, kind) for kind in KINDS}
+            parts |= {kind: partial(bench.applied, options.times, kind) for kind in KINDS}
         if options.peers:
             job = bench.job
             parts["torchrun"] = lambda: torchrun(root / "torchrun", job, bench.world, options.times)
@@ -150,18 +150,18 @@ class Bench:
         path.write_text(JOB.format(name=name, steps=steps, checkpoint=checkpoint, **self.kind))
         return path
 
-    def stage(self, folder: Path, spares: int = 0) -> Stage:
+    def cluster(self, folder: Path, spares: int = 0) -> TrialCluster:
         policy = POLICY.format(spares=spares)
-        return Stage(folder, nodes=self.world, spares=spares, policy=policy)
+        return TrialCluster(folder, nodes=self.world, spares=spares, policy=policy)
 
-    def struck(self, times: int, kind: str) -> dict[str, Any]:
-        """The same harm again and again to one job: seconds to its next committed step."""
+    def applied(self, times: int, kind: str) -> dict[str, Any]:
+        """The same fault again and again to one job: seconds to its next committed step."""
         folder = self.root / kind
-        with self.stage(folder, SPARES if kind in TAKES_NODES else 0) as stage:
-            job = stage.submit(str(self.job(folder, "harmed", 10**6)))
-            target = Target(stage, job, self.world)
+        with self.cluster(folder, SPARES if kind in TAKES_NODES else 0) as cluster:
+            job = cluster.submit(str(self.job(folder, "harmed", 10**6)))
+            target = Target(cluster, job, self.world)
             found = [target.strike(kind, number % self.world) for number in range(times)]
-            measured = int(stage.job(job)["step_seconds"] * 1e9)
+            measured = int(cluster.job(job)["step_seconds"] * 1e9)
             step = step_seconds(folder / "runs" / "harmed" / f"job-{job}")
         result = {**summary(found), "step_seconds": step}
         if kind == "stopped":
@@ -177,11 +177,11 @@ class Bench:
         folder = self.root / "cost"
         never = f'interval = "off"\nmemory_every = {10**9}'
         found: dict[str, list[StepRecord]] = {"every-step": [], "never": []}
-        with self.stage(folder) as stage:
+        with self.cluster(folder) as cluster:
             for _ in range(rounds):
                 for name, checkpoint in (("every-step", "every = 0"), ("never", never)):
-                    job = stage.submit(str(self.job(folder, name, steps, checkpoint)))
-                    stage.wait_ended(job, 300)
+                    job = cluster.submit(str(self.job(folder, name, steps, checkpoint)))
+                    cluster.wait_ended(job, 300)
                     found[name] += steps_of(folder / "runs" / name / f"job-{job}")
         times = {
             name: statistics.median(record.step_seconds for record in records)

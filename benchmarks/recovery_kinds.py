@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from phalanx.control.client.client import ClientError
-from phalanx.testing.chaos.injector import Harm
+from phalanx.testing.chaos.injector import JobFaults
 from phalanx.testing.chaos.plan import Action, Kind
-from phalanx.testing.local_cluster import Commit, Stage
+from phalanx.testing.local_cluster import Commit, TrialCluster
 
 KINDS: dict[str, Kind] = {
     "worker": "kill_worker",
@@ -27,7 +27,7 @@ UNNOTICED = ("agent", "controller")
 AWAY_SECONDS = 1.0  # until whoever supervises an agent, a node or a controller starts it again
 FOR_GOOD_SECONDS = 1e6
 RECOVERY_SECONDS = 180.0
-SETTLED_STEPS = 3  # of its own, before the next harm
+SETTLED_STEPS = 3  # of its own, before the next fault
 # Nodes die here for a living: none of them is a lemon, and nobody is asked.
 HEALTH = """
 [health]
@@ -39,7 +39,7 @@ false_alarms_per_week = 1000000
 
 
 class Struck(NamedTuple):
-    """One harm and what came of it."""
+    """One fault and what came of it."""
 
     kind: str
     slot: int
@@ -52,24 +52,24 @@ class Struck(NamedTuple):
 class Target:
     """One job on a stage."""
 
-    def __init__(self, stage: Stage, job: int, world: int) -> None:
-        self.stage, self.job, self.world = stage, job, world
-        self.commits = stage.commits(job, world)
-        self.harm = Harm(stage, job)
+    def __init__(self, cluster: TrialCluster, job: int, world: int) -> None:
+        self.cluster, self.job, self.world = cluster, job, world
+        self.commits = cluster.commits(job, world)
+        self.faults = JobFaults(cluster, job)
 
     def strike(self, kind: str, slot: int) -> Struck:
         """Do it once the job has settled; whatever was killed is started again meanwhile."""
         self.settle()
         before, since = self._newest(), time.time_ns()
         seconds = FOR_GOOD_SECONDS if kind == "stopped" else AWAY_SECONDS
-        self.harm.do(Action(do=KINDS[kind], at_step=1, slot=slot, seconds=seconds))
+        self.faults.do(Action(do=KINDS[kind], at_step=1, slot=slot, seconds=seconds))
         after = self._recovered(kind, before)
         self._start_again()
         return Struck(
             kind=kind,
             slot=slot,
             step=before.step,
-            seconds=after.at - self.harm.struck,
+            seconds=after.at - self.faults.applied,
             detected=self._first_fact(since),
             steps_again=max(0, before.step - (after.step - 1)),
         )
@@ -77,7 +77,7 @@ class Target:
     def settle(self) -> None:
         """Until everything runs, and the generation has made a few steps of its own."""
         self.wait(lambda: self.state == "running", "the job to run")
-        generation = self.stage.job(self.job)["generation"]
+        generation = self.cluster.job(self.job)["generation"]
         self.wait(lambda: self.commits.first_after(generation - 1), "steps")
         first = self.commits.first_after(generation - 1)
         assert first is not None
@@ -87,15 +87,15 @@ class Target:
         """Wait; what was killed is started again when its time has come."""
 
         def healed() -> bool:
-            self.harm.due()
+            self.faults.due()
             return bool(ready())
 
-        self.stage.wait(healed, what, seconds)
+        self.cluster.wait(healed, what, seconds)
 
     @property
     def state(self) -> str:
         with suppress(ClientError):  # the controller may be dead just now
-            return str(self.stage.job(self.job)["state"])
+            return str(self.cluster.job(self.job)["state"])
         return ""
 
     def _newest(self) -> Commit:
@@ -121,31 +121,31 @@ class Target:
 
     def _start_again(self) -> None:
         """Server and nodes are there again, as they would be for the next incident."""
-        self.harm.heal()
-        self.stage.wait(self._whole, "nodes to be whole again", RECOVERY_SECONDS)
+        self.faults.heal()
+        self.cluster.wait(self._whole, "nodes to be whole again", RECOVERY_SECONDS)
 
     def _whole(self) -> bool:
         """All nodes are there; one that is suspected of a hang stays with the job that it has."""
         with suppress(ClientError):
-            self.stage.readmit()
-            held = self.stage.job(self.job)["nodes"]
+            self.cluster.readmit()
+            held = self.cluster.job(self.job)["nodes"]
             return all(
                 node["connected"]
                 and (node["state"] in ("healthy", "spare") or node["name"] in held)
-                for node in self.stage.get("/v1/nodes")["nodes"]
+                for node in self.cluster.get("/v1/nodes")["nodes"]
             )
         return False
 
     def _first_fact(self, since_ns: int) -> float:
         """Seconds until the log knew of it; NaN where it never did."""
         kinds = ("WorkerExited", "NodeSilent", "NoProgress", "ControllerStarted")
-        events = self.stage.get("/v1/events?limit=200")["events"]
+        events = self.cluster.get("/v1/events?limit=200")["events"]
         found = [e["time_ns"] for e in events if e["kind"] in kinds and e["time_ns"] >= since_ns]
         return (min(found) - since_ns) / 1e9 if found else float("nan")
 
 
 def summary(struck: Sequence[Struck]) -> dict[str, Any]:
-    """Median and worst of some harms of one kind."""
+    """Median and worst of some faults of one kind."""
     seconds = [each.seconds for each in struck]
     detected = [each.detected for each in struck if each.detected == each.detected]
     return {

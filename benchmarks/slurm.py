@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.config import load_job, resolve
-from phalanx.control.backends.slurm.programs import Programs
+from phalanx.control.backends.slurm.programs import SlurmCommands
 from phalanx.control.backends.slurm.submit import SlurmBackend
 from phalanx.control.client.client import Client, ClientError
-from phalanx.control.server.http.submission import Wanted
-from phalanx.testing.engine_job import HARMS, wait
+from phalanx.control.server.http.submission import RequestedWork
+from phalanx.testing.engine_job import FAULT_KINDS, wait
 from phalanx.testing.slurm.files import SandboxOptions
 from phalanx.testing.slurm.job import SlurmJob
 from phalanx.testing.slurm.sandbox import Sandbox
@@ -60,7 +60,7 @@ def say(text: str) -> None:
 
 
 def recovery(root: Path) -> dict[str, Any]:
-    """Seconds of each harm, and of Slurm's requeue."""
+    """Seconds of each fault, and of Slurm's requeue."""
     # Two nodes more than the allocation has: Slurm needs others for the two that die.
     with Sandbox(SandboxOptions(root=root / "slurm", nodes=10, gpus_per_node=1)) as sandbox:
         (root / "policy.toml").write_text(POLICY)
@@ -71,9 +71,9 @@ def recovery(root: Path) -> dict[str, Any]:
         job.wait_running()
         commits = job.commits()
         found: dict[str, float] = {}
-        for harm in HARMS:
-            found[harm] = job.harm(harm, commits)
-            say(f"{harm}: {found[harm]:.2f} s")
+        for faults in FAULT_KINDS:
+            found[faults] = job.apply_fault(faults, commits)
+            say(f"{faults}: {found[faults]:.2f} s")
         for name in sandbox.options.node_names:
             if not sandbox.node_runs(name):
                 sandbox.start_node(name)  # or Slurm waits for it before the job has ended
@@ -85,7 +85,7 @@ def recovery(root: Path) -> dict[str, Any]:
         job.reach(job.commits(), 10)
         found["requeue"] = _requeue(job)
         sandbox.run("scancel", str(job.number))
-    worst = max(found[name] for name in HARMS)
+    worst = max(found[name] for name in FAULT_KINDS)
     return {**found, "worst": worst, "times_faster": found["requeue"] / worst}
 
 
@@ -132,8 +132,8 @@ def submissions(root: Path, count: int = 100) -> dict[str, Any]:
         os.environ.update(sandbox.environment)
         overrides = (*SETTINGS, 'backend.slurm.options=["--hold"]')
         job = resolve(load_job(EXAMPLE, overrides), RANKS)
-        wanted = Wanted(job=job, ranks=RANKS, slot_gpus=1, folder=str(root))
-        backend, answers = SlurmBackend(Programs(root)), []
+        wanted = RequestedWork(job=job, ranks=RANKS, slot_gpus=1, folder=str(root))
+        backend, answers = SlurmBackend(SlurmCommands(root)), []
         began = time.monotonic()
         for number in range(count):
             backend.submit(wanted)

@@ -68,14 +68,14 @@ def library(folder: Path) -> Measured:
 
 def phalanx(folder: Path, workers: int) -> Measured:
     """Reading, encoding and writing by ``phalanx data tokenize``'s own function."""
-    from phalanx.data.tokenize.run import Progress, TokenizeOptions, tokenize_files
+    from phalanx.data.tokenize.run import TokenizeOptions, TokenizeProgress, tokenize_files
     from phalanx.data.tokenize.vocabulary import load_tokenizer
 
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     options = TokenizeOptions(workers=workers, replace=True)
     firsts: list[float] = []
 
-    def note_first(_: Progress) -> None:
+    def note_first(_: TokenizeProgress) -> None:
         if not firsts:
             firsts.append(time.perf_counter())
 

@@ -25,16 +25,22 @@ from phalanx.checkpoint.format.manifest import (
     KeeperLostError,
 )
 from phalanx.checkpoint.format.tier import add_score
-from phalanx.checkpoint.keeper.attach import Attachment, Keeping
-from phalanx.checkpoint.keeper.client import Kept, NoKeeperError, Outcome
+from phalanx.checkpoint.keeper.attach import Attachment, KeeperOptions
+from phalanx.checkpoint.keeper.client import KeeperClient, NoKeeperError, SaveOutcome
 from phalanx.checkpoint.keeper.start import home_of
 from phalanx.checkpoint.read.group_load import Loader
 from phalanx.checkpoint.write.archive import Copy, copy_patiently
 from phalanx.checkpoint.write.background import Background
-from phalanx.checkpoint.write.commit import Archive, Local, Order, try_commit, write_shard
+from phalanx.checkpoint.write.commit import (
+    ArchiveTier,
+    LocalDisk,
+    SaveOrder,
+    try_commit,
+    write_shard,
+)
 from phalanx.checkpoint.write.group_layout import Arrangement, arrange
 from phalanx.checkpoint.write.node_disk import write_local
-from phalanx.checkpoint.write.retention import Policy
+from phalanx.checkpoint.write.retention import RetentionPolicy
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,16 +59,16 @@ class Checkpointer(Loader):
         folder: Path,
         keep: int = 0,
         *,
-        policy: Policy | None = None,
-        archive: Archive | None = None,
-        local: Local | None = None,
+        policy: RetentionPolicy | None = None,
+        archive: ArchiveTier | None = None,
+        local: LocalDisk | None = None,
         bytes_per_second: float = 0.0,
         stagger_seconds: float = 0.0,
         exclusive: bool = True,
     ) -> None:
         super().__init__()
         self.folder = folder
-        self.policy = policy or Policy(last=keep)
+        self.policy = policy or RetentionPolicy(last=keep)
         self.archive = archive
         self.local = local
         self.bytes_per_second = bytes_per_second  # limit of one rank's writing; 0: none
@@ -74,7 +80,7 @@ class Checkpointer(Loader):
         self._attachment: Attachment | None = None
         self._lock: WriterLock | None = None
         self._generation = -1
-        self._untold: list[Outcome] = []
+        self._untold: list[SaveOutcome] = []
 
     def save(
         self,
@@ -108,7 +114,7 @@ class Checkpointer(Loader):
         return final
 
     def _hand_over(
-        self, tensors: dict[str, torch.Tensor], order: Order, step: int, patient: bool
+        self, tensors: dict[str, torch.Tensor], order: SaveOrder, step: int, patient: bool
     ) -> None:
         """To the keeper, which writes it; to another one where that is gone."""
         assert self._background is not None
@@ -185,7 +191,7 @@ class Checkpointer(Loader):
             self._open(generation, step)
         self._arranged = arrange(self._ranks, self.folder, tensors)
         home = home or home_of(str(self.folder))
-        keeping = Keeping(home, lease_seconds, slots, device, overlap)
+        keeping = KeeperOptions(home, lease_seconds, slots, device, overlap)
         lock = -1 if self._lock is None else self._lock.descriptor
         shard_bytes = self._arranged.snapshot.bytes
         self._attachment = Attachment(self._ranks, self.folder, keeping, shard_bytes, lock)
@@ -221,14 +227,14 @@ class Checkpointer(Loader):
         self._background = None  # its memory goes before more is taken
         self._background = self._over(self._attachment.attach_anew())
 
-    def _over(self, kept: Kept) -> Background:
+    def _over(self, kept: KeeperClient) -> Background:
         assert self._attachment is not None and self._arranged is not None
         keeping = self._attachment.keeping
         snapshot = self._arranged.snapshot
         return Background(self.folder, kept, snapshot, keeping.device, overlap=keeping.overlap)
 
-    def _order(self, final: Path, arranged: Arrangement, step: int, extra: Extra) -> Order:
-        return Order(
+    def _order(self, final: Path, arranged: Arrangement, step: int, extra: Extra) -> SaveOrder:
+        return SaveOrder(
             path=str(final),
             policy=self.policy,
             draft=arranged.draft(step, extra),
@@ -280,32 +286,32 @@ class Checkpointer(Loader):
         if self._background is not None:
             self._background.before_update()
 
-    def poll(self) -> list[Outcome]:
+    def poll(self) -> list[SaveOutcome]:
         """What became of background saves since the last call; costs nothing to ask."""
         found, self._untold = self._untold, []
         return found if self._background is None else found + self._background.poll()
 
-    def finish(self) -> list[Outcome]:
+    def finish(self) -> list[SaveOutcome]:
         """Wait for background saves; raises on every rank if the newest failed on any.
 
         Then ``poll`` still tells what became of each.
         """
         if self._background is None:
             return []
-        background, found = self._background, []
+        background, outcomes = self._background, []
         try:
             with self._ranks.together(self.folder):
                 background.wait_durable()
-                found = background.poll()
+                outcomes = background.poll()
                 if failure := background.failure():
                     raise failure
         except CheckpointError as error:
             self._clear_failed(background.failed_path)
-            self._untold = found
+            self._untold = outcomes
             raise _not_saved(error) from error
         with self._ranks.together(self.folder):
-            found += background.wait_complete()
-        return found
+            outcomes += background.wait_complete()
+        return outcomes
 
     def _clear_failed(self, own: str) -> None:
         """What other ranks wrote of a save that failed is of no use; collective."""

@@ -15,11 +15,11 @@ MILLION = 1_000_000
 DAY_NS = 24 * HOUR_NS
 
 
-class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PolicySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all parts of the policy."""
 
 
-class Quota(Part, frozen=True):
+class Quota(PolicySection, frozen=True):
     """GPUs that a team owns; unused ones of others may be borrowed up to ``ceiling``."""
 
     gpus: int
@@ -27,7 +27,7 @@ class Quota(Part, frozen=True):
     weight: int = 1  # of its fair share
 
 
-class Qos(Part, frozen=True):
+class Qos(PolicySection, frozen=True):
     """A class of service."""
 
     priority: int = 0  # added to the job's own
@@ -38,7 +38,7 @@ class Qos(Part, frozen=True):
     most_time_ns: int = 0
 
 
-class Partition(Part, frozen=True):
+class Partition(PolicySection, frozen=True):
     """Rules of a partition; nodes name theirs. One that is not in the policy has none."""
 
     priority: int = 0  # added to the job's own
@@ -46,7 +46,7 @@ class Partition(Part, frozen=True):
     most_time_ns: int = 0  # 0: no limit
 
 
-class QueuePolicy(Part, frozen=True):
+class QueuePolicy(PolicySection, frozen=True):
     """Order of the queue."""
 
     quotas: dict[str, Quota] = {}  # a team that is not here owns nothing and may borrow
@@ -73,7 +73,7 @@ class QueuePolicy(Part, frozen=True):
     most_array: int = 5_000  # jobs of one array, and of all arrays of a workflow
 
 
-class UserPolicy(Part, frozen=True):
+class UserPolicy(PolicySection, frozen=True):
     """What users may ask for; operators (the role admin) may ask for anything."""
 
     most_priority: int = 100  # of their jobs; they may be as modest as they like
@@ -81,7 +81,7 @@ class UserPolicy(Part, frozen=True):
     most_jobs: int = 50_000  # of one user that have not ended
 
 
-class SparePolicy(Part, frozen=True):
+class SparePolicy(PolicySection, frozen=True):
     """Nodes kept free to replace others."""
 
     nodes: int = 0  # of the fleet's pool; -1: from failure rate and repair time (binomial)
@@ -91,7 +91,7 @@ class SparePolicy(Part, frozen=True):
     per: Literal["fleet", "pod", "leaf", "rack", "power", "switch"] = "fleet"
 
 
-class FabricPolicy(Part, frozen=True):
+class FabricPolicy(PolicySection, frozen=True):
     """What the network gives one GPU; placement predicts communication by it."""
 
     domain_bytes_per_second: int = 450_000_000_000  # NVLink 4, one way
@@ -103,7 +103,7 @@ class FabricPolicy(Part, frozen=True):
     hop_ns: int = 800  # a switch
 
 
-class TimeoutPolicy(Part, frozen=True):
+class TimeoutPolicy(PolicySection, frozen=True):
     """What timeouts are derived from; see ``timeouts.derive``."""
 
     heartbeat_ns: int = 5 * SECOND_NS
@@ -123,7 +123,7 @@ class TimeoutPolicy(Part, frozen=True):
     slack_ppm: int = 2 * MILLION  # a phase may take this many times what is expected
 
 
-class HealthPolicy(Part, frozen=True):
+class HealthPolicy(PolicySection, frozen=True):
     """Suspicion, tests, quarantine, and what stops them."""
 
     test_ns: int = 5 * 60 * SECOND_NS  # a check may take this long
@@ -141,7 +141,7 @@ class HealthPolicy(Part, frozen=True):
     lemon_half_life_ns: int = 14 * DAY_NS
 
 
-class RecoveryPolicy(Part, frozen=True):
+class RecoveryPolicy(PolicySection, frozen=True):
     """Which ways out of a failure a site allows."""
 
     in_place: bool = True
@@ -178,14 +178,14 @@ class RecoveryPolicy(Part, frozen=True):
     grow_after_ns: int = 10 * 60 * SECOND_NS  # between reshapes that are not forced
 
 
-class StoragePolicy(Part, frozen=True):
+class StoragePolicy(PolicySection, frozen=True):
     """The remote storage that all jobs share."""
 
     bytes_per_second: int = 0  # 0: not limited
     flushes: int = 0  # jobs that may write at a time; 0: any number
 
 
-class PricePolicy(Part, frozen=True):
+class PricePolicy(PolicySection, frozen=True):
     """What a GPU costs, for reports."""
 
     micro_dollars_per_gpu_hour: int = 2_500_000
@@ -195,7 +195,7 @@ class PricePolicy(Part, frozen=True):
     budget_warning_ppm: int = 800_000
 
 
-class JoinPolicy(Part, frozen=True):
+class JoinPolicy(PolicySection, frozen=True):
     """Who becomes a node."""
 
     # Of new nodes. auto: whoever has a join token that carries approval; manual: a person decides.
@@ -205,7 +205,7 @@ class JoinPolicy(Part, frozen=True):
     rekey: Literal["own", "auto", "manual"] = "own"
 
 
-class Policy(Part, frozen=True):
+class Policy(PolicySection, frozen=True):
     """Everything a site decides."""
 
     queue: QueuePolicy = QueuePolicy()

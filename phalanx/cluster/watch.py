@@ -55,7 +55,7 @@ class GangRecord(Struct, frozen=True, kw_only=True):
     transfer_ns: Ints | None = None  # by rank
 
 
-class Watched(Struct):
+class WatchedGang(Struct):
     """One gang's windows."""
 
     generation: int
@@ -83,11 +83,11 @@ class Watched(Struct):
     said: dict[str, int] = {}  # finding: step it was last reported at
 
 
-class Watch:
+class StepWatch:
     """All running gangs."""
 
     def __init__(self) -> None:
-        self.gangs: dict[int, Watched] = {}
+        self.gangs: dict[int, WatchedGang] = {}
 
     def follow(self, job: Job, policy: TimeoutPolicy, now_ns: int) -> None:
         """A job's gang runs from now on, or a controller that took over hears of it again."""
@@ -120,7 +120,7 @@ class Watch:
 
         ``reports``: it is known to report steps; ``stepped``: it has made some in this generation.
         """
-        gang = self.gangs[job] = Watched(
+        gang = self.gangs[job] = WatchedGang(
             generation,
             shape,
             placement,
@@ -186,7 +186,7 @@ class Watch:
         elif not gang.reports and not gang.idle_told and self._idle(gang, now_ns):
             gang.due_ns = now_ns
 
-    def _idle(self, gang: Watched, now_ns: int) -> bool:
+    def _idle(self, gang: WatchedGang, now_ns: int) -> bool:
         """Whether every node has told, since something last happened, that nothing did."""
         activity, idle_ns = gang.activity, gang.limits.idle.ns
         if not idle_ns or now_ns - activity.since_ns < idle_ns:
@@ -194,7 +194,7 @@ class Watch:
         heard = [activity.heard.get(node) for node in gang.placement.nodes]
         return all(each is not None and each[0] > activity.since_ns for each in heard)
 
-    def _stepped(self, gang: Watched, step: int, now_ns: int) -> None:
+    def _stepped(self, gang: WatchedGang, step: int, now_ns: int) -> None:
         gang.reached, gang.since_ns = step, now_ns
         gang.reports = gang.stepped = True
         gang.phase = gang.phase if step <= gang.phase_step else ""
@@ -218,11 +218,11 @@ class Watch:
             gang.compute.append(fact.compute_ns)
         if fact.transfer_ns is not None:
             gang.transfer.append(fact.transfer_ns)
-        found: list[EventBody] = []
+        events: list[EventBody] = []
         if fact.has_loss:
             gang.losses = [*gang.losses[1 - SERIES_KEPT :], fact.loss]
             if loss_spike(gang.losses) is not None and self._new(gang, "loss"):
-                found.append(
+                events.append(
                     LossSpike(
                         job=fact.job,
                         generation=fact.generation,
@@ -231,9 +231,9 @@ class Watch:
                     )
                 )
         if fact.step % EVERY == 0:
-            found.extend(self._ranks(fact, gang))
-            found.extend(self._series(fact, gang))
-        return found
+            events.extend(self._ranks(fact, gang))
+            events.extend(self._series(fact, gang))
+        return events
 
     def slow_ranks(self, job: int, step: int) -> list[int]:
         """Ranks of a gang that were lately found to be slow."""
@@ -244,7 +244,7 @@ class Watch:
 
     def due(self, now_ns: int) -> list[EventBody]:
         """Gangs without a step or activity for too long, each said once, with who is behind."""
-        found: list[EventBody] = []
+        events: list[EventBody] = []
         for job, gang in self.gangs.items():
             if gang.due_ns is None or gang.due_ns > now_ns:
                 continue
@@ -252,8 +252,8 @@ class Watch:
             # Whoever is idle is said again when it was active in between.
             gang.due_ns = now_ns + limit.ns if gang.reports else None
             gang.idle_told = not gang.reports
-            found.append(self.named(_no_progress(job, gang, limit, now_ns)))
-        return found
+            events.append(self.named(_no_progress(job, gang, limit, now_ns)))
+        return events
 
     def named(self, fact: NoProgress) -> NoProgress:
         """The same with the nodes that are behind, as far as ranks have told how far they are."""
@@ -270,7 +270,7 @@ class Watch:
         known = (gang.due_ns for gang in self.gangs.values() if gang.due_ns is not None)
         return min(known, default=None)
 
-    def _ranks(self, fact: GangRecord, gang: Watched) -> list[EventBody]:
+    def _ranks(self, fact: GangRecord, gang: WatchedGang) -> list[EventBody]:
         slow = []
         if gang.compute:
             stages = stages_of(gang.shape, gang.placement.replicas)
@@ -290,11 +290,11 @@ class Watch:
             if self._new(gang, f"slow {each.rank} {each.part}")
         ]
 
-    def _series(self, fact: GangRecord, gang: Watched) -> list[EventBody]:
-        found: list[EventBody] = []
+    def _series(self, fact: GangRecord, gang: WatchedGang) -> list[EventBody]:
+        events: list[EventBody] = []
         slower = regression(gang.steps)
         if slower is not None and self._new(gang, "regression"):
-            found.append(
+            events.append(
                 ThroughputRegression(
                     job=fact.job,
                     generation=fact.generation,
@@ -304,10 +304,10 @@ class Watch:
             )
         share = starved(sum(gang.waits), sum(gang.steps)) if len(gang.steps) >= WINDOW else None
         if share is not None and self._new(gang, "starved"):
-            found.append(DataStarved(job=fact.job, generation=fact.generation, share_ppm=share))
-        return found
+            events.append(DataStarved(job=fact.job, generation=fact.generation, share_ppm=share))
+        return events
 
-    def _new(self, gang: Watched, finding: str) -> bool:
+    def _new(self, gang: WatchedGang, finding: str) -> bool:
         """Whether a finding has not been reported lately."""
         last = gang.said.get(finding)
         if last is not None and gang.step - last < QUIET_STEPS:
@@ -315,11 +315,11 @@ class Watch:
         gang.said[finding] = gang.step
         return True
 
-    def _node(self, gang: Watched, rank: int) -> int:
+    def _node(self, gang: WatchedGang, rank: int) -> int:
         return gang.placement.nodes[rank // max(1, gang.shape.slot_gpus)]
 
 
-def _limit(gang: Watched) -> Limit:
+def _limit(gang: WatchedGang) -> Limit:
     """What a gang is judged by now."""
     if not gang.reports:
         return gang.limits.idle
@@ -328,7 +328,7 @@ def _limit(gang: Watched) -> Limit:
     return gang.limits.step if gang.stepped else gang.limits.first_step
 
 
-def _no_progress(job: int, gang: Watched, limit: Limit, now_ns: int) -> NoProgress:
+def _no_progress(job: int, gang: WatchedGang, limit: Limit, now_ns: int) -> NoProgress:
     """The verdict, with the limit and what its processes did meanwhile."""
     activity = gang.activity
     measured = bool(activity.heard)

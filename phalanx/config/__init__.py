@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.config.backend import Backend, Kubernetes, Ray, Slurm
-from phalanx.config.errors import ConfigError, Problem, problem
+from phalanx.config.errors import ConfigError, ConfigProblem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
@@ -44,6 +44,7 @@ __all__ = [
     "BlendSource",
     "Checkpoint",
     "ConfigError",
+    "ConfigProblem",
     "Data",
     "Job",
     "KeyDoc",
@@ -57,7 +58,6 @@ __all__ = [
     "Optimizer",
     "Parallel",
     "Precision",
-    "Problem",
     "Ray",
     "RopeScaling",
     "Schedule",

@@ -12,7 +12,7 @@ from msgspec import Struct
 Change = Mapping[str, Any]  # settings by dotted key
 
 
-class Problem(Struct, frozen=True, omit_defaults=True):
+class ConfigProblem(Struct, frozen=True, omit_defaults=True):
     """One mistake in a configuration."""
 
     key: str
@@ -32,11 +32,11 @@ class ConfigError(Exception):
     """A configuration that cannot run; ``problems`` holds every mistake that was found."""
 
     def __init__(self, key: str, value: object, rule: str, fix: str) -> None:
-        self.problems: tuple[Problem, ...] = (problem(key, value, rule, fix),)
+        self.problems: tuple[ConfigProblem, ...] = (problem(key, value, rule, fix),)
         super().__init__(str(self.problems[0]))
 
     @classmethod
-    def of(cls, problems: Iterable[Problem]) -> ConfigError:
+    def of(cls, problems: Iterable[ConfigProblem]) -> ConfigError:
         """One error for several mistakes."""
         found = tuple(problems)
         error = cls(found[0].key, found[0].value, found[0].rule, found[0].fix)
@@ -45,9 +45,11 @@ class ConfigError(Exception):
         return error
 
 
-def problem(key: str, value: object, rule: str, fix: str, *tries: Sequence[Change]) -> Problem:
+def problem(
+    key: str, value: object, rule: str, fix: str, *tries: Sequence[Change]
+) -> ConfigProblem:
     """A mistake, with its value written as TOML would."""
-    return Problem(key, value if isinstance(value, str) else written(value), rule, fix, tries)
+    return ConfigProblem(key, value if isinstance(value, str) else written(value), rule, fix, tries)
 
 
 def written(value: object) -> str:

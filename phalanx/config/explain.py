@@ -67,11 +67,11 @@ def _docs(section: type[Section], prefix: str) -> Iterator[KeyDoc]:
 @cache
 def _meanings(module: str) -> dict[str, dict[str, str]]:
     """The sentence below each field, by class and field: Python drops it, the source keeps it."""
-    found: dict[str, dict[str, str]] = {}
+    meanings: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(node, ast.ClassDef):
-            found[node.name] = dict(_class_meanings(node))
-    return found
+            meanings[node.name] = dict(_class_meanings(node))
+    return meanings
 
 
 def _class_meanings(node: ast.ClassDef) -> Iterator[tuple[str, str]]:

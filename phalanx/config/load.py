@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from phalanx.config.errors import ConfigError, Problem, did_you_mean, problem
+from phalanx.config.errors import ConfigError, ConfigProblem, did_you_mean, problem
 from phalanx.config.presets import PRESETS
 from phalanx.config.schema import Job
 from phalanx.config.section import Section
@@ -45,13 +45,13 @@ def job_from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> J
 
 def overridden(
     table: Mapping[str, Any], overrides: Sequence[str], root: type[Section]
-) -> tuple[dict[str, Any], list[Problem]]:
+) -> tuple[dict[str, Any], list[ConfigProblem]]:
     """A copy of a table meant to become ``root`` with ``key=value`` texts laid over it."""
     try:
         merged = merge(table, {})
     except RecursionError:
         raise ConfigError("a key", "", *TOO_DEEP) from None
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     for override in overrides:
         problems += _apply(merged, override, root)
     return merged, problems
@@ -97,7 +97,7 @@ def _nearby_file(path: Path) -> str:
     return did_you_mean(path.name, names) if names else "give the path of a job's TOML file"
 
 
-def _fill_preset(table: dict[str, Any]) -> list[Problem]:
+def _fill_preset(table: dict[str, Any]) -> list[ConfigProblem]:
     # Here, and not on the typed job, because only the table knows which keys were given.
     model = table.get("model")
     name = model.get("preset", "") if isinstance(model, dict) else ""
@@ -109,12 +109,12 @@ def _fill_preset(table: dict[str, Any]) -> list[Problem]:
     return []
 
 
-def unknown_preset(name: str) -> Problem:
+def unknown_preset(name: str) -> ConfigProblem:
     """The mistake of naming a preset that does not exist."""
     return problem("model.preset", f'"{name}"', "no such preset", did_you_mean(name, list(PRESETS)))
 
 
-def _apply(table: dict[str, Any], override: str, root: type[Section]) -> list[Problem]:
+def _apply(table: dict[str, Any], override: str, root: type[Section]) -> list[ConfigProblem]:
     key, equals, text = override.partition("=")
     key = key.strip()
     *sections, name = key.split(".")

@@ -347,7 +347,7 @@ class Train(Section, frozen=True, kw_only=True):
 
 
 class Archive(Section, frozen=True, kw_only=True):
-    """A second place for checkpoints, which copies are made to behind training's back."""
+    """A second place for checkpoints, which copies are made to asynchronously."""
 
     url: str = ""
     """Folder, or address such as s3://bucket/prefix, that receives copies; "": none."""
@@ -406,7 +406,7 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     at_end: bool = True
     """Save after the last step."""
     mode: Literal["async", "sync"] = "async"
-    """Periodic saves are written behind training's back by a keeper, or stop it ("sync")."""
+    """Periodic saves are written asynchronously by a keeper, or stop it ("sync")."""
     buffers: Literal[1, 2] = 2
     """Snapshots in host memory; with 1 a save waits until the one before is written."""
     write_limit: NonNegative = 0.0

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from phalanx.config.errors import Problem, did_you_mean, near, problem, written
+from phalanx.config.errors import ConfigProblem, did_you_mean, near, problem, written
 from phalanx.config.rules.fixes import fix_for
 from phalanx.config.schema import Job
 from phalanx.config.section import Section
@@ -51,14 +51,14 @@ def optional(hint: Any) -> bool:
     return type(None) in get_args(hint)
 
 
-def mistakes(section: type[Section], table: Mapping[str, Any]) -> list[Problem]:
+def mistakes(section: type[Section], table: Mapping[str, Any]) -> list[ConfigProblem]:
     """Every unknown key, missing key and wrong type in a table meant to become ``section``."""
     return list(_mistakes(section, table, "", section))
 
 
 def _mistakes(
     section: type[Section], table: Mapping[str, Any], prefix: str, root: type[Section]
-) -> Iterator[Problem]:
+) -> Iterator[ConfigProblem]:
     known = fields(section)
     for name, value in table.items():
         key = prefix + name
@@ -88,7 +88,7 @@ def _short(value: Any) -> str:
 
 def _several(
     key: str, value: Any, hint: Any, default: str, root: type[Section]
-) -> Iterator[Problem]:
+) -> Iterator[ConfigProblem]:
     """Mistakes in a field that holds many sections, or none."""
     named, listed = named_sections(hint), listed_sections(hint)
     inner = named or listed
@@ -129,13 +129,13 @@ def did_you_mean_key(section: type[Section], name: str, root: type[Section] = Jo
 @cache
 def paths(section: type[Section], prefix: str = "") -> tuple[str, ...]:
     """Every dotted key below a section, sections included."""
-    found: list[str] = []
+    keys: list[str] = []
     for name, hint in fields(section).items():
-        found.append(prefix + name)
+        keys.append(prefix + name)
         inner, below = below_field(hint, prefix + name)
         if inner is not None:
-            found.extend(paths(inner, below))
-    return tuple(found)
+            keys.extend(paths(inner, below))
+    return tuple(keys)
 
 
 def below_field(hint: Any, key: str) -> tuple[type[Section] | None, str]:
@@ -147,7 +147,7 @@ def below_field(hint: Any, key: str) -> tuple[type[Section] | None, str]:
     return section_in(hint), f"{key}."
 
 
-def _wrong_value(key: str, value: Any, hint: Any, default: str) -> Iterator[Problem]:
+def _wrong_value(key: str, value: Any, hint: Any, default: str) -> Iterator[ConfigProblem]:
     if isinstance(value, float) and not math.isfinite(value):
         yield problem(key, value, "must be finite", fix_for(value, hint, default))
         return

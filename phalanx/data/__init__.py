@@ -10,7 +10,7 @@ from phalanx.data.corpus.manifest import CorpusManifest, ShardFile, read_manifes
 from phalanx.data.corpus.opening import open_stream, refuse_mixed_tokenizers
 from phalanx.data.corpus.shards import ShardStream
 from phalanx.data.corpus.source import SampleSource, open_sources, refuse_unreadable
-from phalanx.data.corpus.stream import Files, FileStream, Place, Stream
+from phalanx.data.corpus.stream import Files, FileStream, TokenPosition, TokenStream
 from phalanx.data.corpus.synthetic import SyntheticSource
 from phalanx.data.corpus.verifying import verify
 from phalanx.data.corpus.writer import ShardWriter
@@ -29,15 +29,15 @@ __all__ = [
     "Feed",
     "FileStream",
     "Files",
-    "Place",
     "SampleReader",
     "SampleSource",
     "ShardFile",
     "ShardStream",
     "ShardWriter",
     "StepBatches",
-    "Stream",
     "SyntheticSource",
+    "TokenPosition",
+    "TokenStream",
     "open_sources",
     "open_stream",
     "read_manifest",

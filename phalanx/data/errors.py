@@ -25,7 +25,7 @@ class DataExhausted(Exception):  # noqa: N818  (an end, not an error)
         )
 
 
-class StoreError(Exception):
+class ObjectStoreError(Exception):
     """An object store that cannot be read now: unlike damaged data, another time it may."""
 
     def __init__(self, url: str, name: str, what: str) -> None:

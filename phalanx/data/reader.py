@@ -17,7 +17,7 @@ from phalanx.data.corpus.source import (
     without_idle_sources,
 )
 from phalanx.data.errors import DataError
-from phalanx.data.order.draws import Draws
+from phalanx.data.order.draws import SampleDraws
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class SampleReader:
             if source is None
             else {"corpus": held_out_part(source, data, split)}
         )
-        self.draws = Draws(without_idle_sources(data), split, self.sources)
+        self.draws = SampleDraws(without_idle_sources(data), split, self.sources)
         self.sequence = data.sequence
         self._weightless = data.on_damage == "weightless"
         self._sources = tuple(self.sources.values())
@@ -96,13 +96,13 @@ class SampleReader:
         if not self._masked:
             return None
         which, indices = self.locate(numbers)
-        found = np.zeros((len(which), self.sequence), np.bool_)
+        mask = np.zeros((len(which), self.sequence), np.bool_)
         for number, source in enumerate(self._sources):
             rows = [row for row, at in enumerate(which) if at == number]
             silent = source.silent([indices[row] for row in rows])
             if silent is not None:
-                found[rows] = silent
-        return found
+                mask[rows] = silent
+        return mask
 
     def locate(self, numbers: range | NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """Number of the source, and sample of it, that each sample number means."""
@@ -113,11 +113,11 @@ class SampleReader:
             return located[0].tolist(), located[1].tolist()
         page, begin = divmod(numbers.start, PAGE_SAMPLES)
         which, indices = self._page(page)
-        found = which[begin : begin + len(numbers)], indices[begin : begin + len(numbers)]
-        if len(found[0]) < len(numbers):  # it goes on in the next page
-            rest = self.locate(numbers[len(found[0]) :])
-            found = found[0] + rest[0], found[1] + rest[1]
-        return found
+        window = which[begin : begin + len(numbers)], indices[begin : begin + len(numbers)]
+        if len(window[0]) < len(numbers):  # it goes on in the next page
+            rest = self.locate(numbers[len(window[0]) :])
+            window = window[0] + rest[0], window[1] + rest[1]
+        return window
 
     def _page(self, page: int) -> tuple[list[int], list[int]]:
         if page not in self._pages:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.doctor.finding import Finding, Report, Verdict
-from phalanx.doctor.node import CHECKS, Patient, check_node
+from phalanx.doctor.finding import Finding, NodeReport, Verdict
+from phalanx.doctor.node import CHECKS, CheckOptions, check_node
 
-__all__ = ["CHECKS", "Finding", "Patient", "Report", "Verdict", "check_node"]
+__all__ = ["CHECKS", "CheckOptions", "Finding", "NodeReport", "Verdict", "check_node"]

@@ -27,7 +27,7 @@ LIMIT_SECONDS = 60.0
 GLOO_WARN_BYTES_PER_SECOND = 0.1e9
 
 
-class Outcome(Struct):
+class CollectiveOutcome(Struct):
     """What one rank tells."""
 
     seconds: float
@@ -46,7 +46,7 @@ def check_collective(backend: Literal["gloo", "nccl"], ranks: int) -> Finding:
     return judge(backend, size, outcomes)
 
 
-def judge(backend: str, size: int, outcomes: list[Outcome]) -> Finding:
+def judge(backend: str, size: int, outcomes: list[CollectiveOutcome]) -> Finding:
     """The verdict on what the ranks told."""
     ranks, name = len(outcomes), f"collective {backend}"
     problems = [outcome.problem for outcome in outcomes if outcome.problem]
@@ -90,7 +90,7 @@ def _fork(folder: Path, backend: str, rank: int, ranks: int, size: int) -> int:
         try:
             outcome = _reduce(folder, backend, rank, ranks, size)
         except Exception as error:
-            outcome = Outcome(0.0, False, f"{type(error).__name__}: {str(error)[:300]}")
+            outcome = CollectiveOutcome(0.0, False, f"{type(error).__name__}: {str(error)[:300]}")
         draft = folder / f"rank-{rank}.new"
         draft.write_bytes(msgspec.json.encode(outcome))
         draft.rename(folder / f"rank-{rank}")
@@ -98,7 +98,7 @@ def _fork(folder: Path, backend: str, rank: int, ranks: int, size: int) -> int:
         os._exit(0)
 
 
-def _reduce(folder: Path, backend: str, rank: int, ranks: int, size: int) -> Outcome:
+def _reduce(folder: Path, backend: str, rank: int, ranks: int, size: int) -> CollectiveOutcome:
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
@@ -126,7 +126,7 @@ def _reduce(folder: Path, backend: str, rank: int, ranks: int, size: int) -> Out
     right = bool((buffer == ranks * (ranks + 1) // 2).all())
     dist.barrier()
     dist.destroy_process_group()
-    return Outcome(seconds, right)
+    return CollectiveOutcome(seconds, right)
 
 
 def _wait(pids: list[int], deadline: float) -> None:
@@ -141,8 +141,8 @@ def _wait(pids: list[int], deadline: float) -> None:
         os.waitpid(pid, 0)
 
 
-def _read(path: Path) -> Outcome:
+def _read(path: Path) -> CollectiveOutcome:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Outcome)
+        return msgspec.json.decode(path.read_bytes(), type=CollectiveOutcome)
     except OSError:
-        return Outcome(0.0, False, f"a rank did not end within {LIMIT_SECONDS:.0f} s")
+        return CollectiveOutcome(0.0, False, f"a rank did not end within {LIMIT_SECONDS:.0f} s")

@@ -66,16 +66,16 @@ def check_product(device: str, *, quick: bool, inject: bool = False) -> Finding:
         # Rounded once from the exact sum, as the device does.
         wanted = answer.to(torch.float32).to(kind).to(device)
         for turn in range(times):
-            found = here[0] @ here[1]
+            product = here[0] @ here[1]
             if inject and turn == times - 1:
-                _flip(found)
-            bad = found != wanted
+                _flip(product)
+            bad = product != wanted
             products += 1
             if bool(bad.any()):
                 wrong += int(bad.sum())
                 row, column = (int(n) for n in bad.nonzero()[0])
                 where = where or (
-                    f"product {turn} at ({row}, {column}): {float(found[row, column])} "
+                    f"product {turn} at ({row}, {column}): {float(product[row, column])} "
                     f"instead of {float(wanted[row, column])}"
                 )
     measured: dict[str, float | int | str] = {
@@ -95,12 +95,12 @@ def check_product(device: str, *, quick: bool, inject: bool = False) -> Finding:
     )
 
 
-def _flip(found: torch.Tensor) -> None:
+def _flip(product: torch.Tensor) -> None:
     """One bit of one element, as a broken adder would."""
     import torch
 
-    whole = torch.int16 if found.element_size() == 2 else torch.int32
-    bits = found.view(whole)
+    whole = torch.int16 if product.element_size() == 2 else torch.int32
+    bits = product.view(whole)
     bits[1, 1] ^= 1 << (whole.itemsize * 8 - 4)
 
 

@@ -31,7 +31,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class NodeReport(Struct, frozen=True, kw_only=True):
     """All findings about a node."""
 
     node: str

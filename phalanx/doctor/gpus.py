@@ -122,26 +122,26 @@ def _from_smi() -> list[GpuFacts]:
 
 def parse_smi(text: str) -> list[GpuFacts]:
     """What ``nvidia-smi --query-gpu`` printed for our fields."""
-    found = []
+    gpus = []
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) != len(FIELDS):
             continue
-        said = dict(zip(FIELDS, row, strict=True))
-        found.append(
+        fields = dict(zip(FIELDS, row, strict=True))
+        gpus.append(
             GpuFacts(
-                index=int(said["index"]),
-                name=said["name"],
-                driver=said["driver_version"],
-                degrees=_number(said["temperature.gpu"]),
-                uncorrected=_number(said["ecc.errors.uncorrected.volatile.total"]),
-                remap_failed=said["remapped_rows.failure"] in ("1", "Yes"),
-                remap_pending=said["remapped_rows.pending"] in ("1", "Yes"),
-                throttle=max(0, _number(said["clocks_event_reasons.active"])),
-                pcie_width=_number(said["pcie.link.width.current"]),
-                pcie_width_most=_number(said["pcie.link.width.max"]),
+                index=int(fields["index"]),
+                name=fields["name"],
+                driver=fields["driver_version"],
+                degrees=_number(fields["temperature.gpu"]),
+                uncorrected=_number(fields["ecc.errors.uncorrected.volatile.total"]),
+                remap_failed=fields["remapped_rows.failure"] in ("1", "Yes"),
+                remap_pending=fields["remapped_rows.pending"] in ("1", "Yes"),
+                throttle=max(0, _number(fields["clocks_event_reasons.active"])),
+                pcie_width=_number(fields["pcie.link.width.current"]),
+                pcie_width_most=_number(fields["pcie.link.width.max"]),
             )
         )
-    return found
+    return gpus
 
 
 def _number(text: str) -> int:
@@ -190,9 +190,9 @@ def check_gpus(facts: list[GpuFacts], expected: int) -> list[Finding]:
     """Every GPU, and that none is gone."""
     if not facts and not expected:
         return [Finding(check="gpu", verdict="skip", expected="(no NVIDIA driver here)")]
-    found = [check_gpu(each) for each in facts]
+    findings = [check_gpu(each) for each in facts]
     if len(facts) < expected:
-        found.append(
+        findings.append(
             Finding(
                 check="gpu count",
                 verdict="fail",
@@ -202,4 +202,4 @@ def check_gpus(facts: list[GpuFacts], expected: int) -> list[Finding]:
                 cause="gpu_unavailable",
             )
         )
-    return found
+    return findings

@@ -113,9 +113,9 @@ def graded(share: float) -> Verdict:
 def best(work: Callable[[], object], rounds: int = ROUNDS) -> float:
     """Seconds of the fastest of a few calls, after one that warms up."""
     work()
-    found = []
+    rates = []
     for _ in range(rounds):
         began = time.perf_counter()
         work()
-        found.append(time.perf_counter() - began)
-    return min(found)
+        rates.append(time.perf_counter() - began)
+    return min(rates)

@@ -11,14 +11,14 @@ from msgspec import Struct, structs
 
 from phalanx.doctor.collective import GLOO_RANKS, check_collective
 from phalanx.doctor.compute import check_product, check_repeats, devices
-from phalanx.doctor.finding import Finding, Report
+from phalanx.doctor.finding import Finding, NodeReport
 from phalanx.doctor.gpus import check_gpus, read_gpus
 from phalanx.doctor.memory import check_memory
 from phalanx.doctor.storage import check_disk, check_mounts
 from phalanx.doctor.system import check_clock, check_limits, read_clock
 
 
-class Patient(Struct, frozen=True, kw_only=True):
+class CheckOptions(Struct, frozen=True, kw_only=True):
     """What is examined, and how thoroughly."""
 
     node: str
@@ -30,12 +30,12 @@ class Patient(Struct, frozen=True, kw_only=True):
     inject: tuple[str, ...] = ()  # checks that shall fail: a drill
 
 
-Check = Callable[[Patient], Iterable[Finding]]
+Check = Callable[[CheckOptions], Iterable[Finding]]
 
 
-def _collectives(patient: Patient) -> Iterator[Finding]:
+def _collectives(options: CheckOptions) -> Iterator[Finding]:
     # First, because ranks are forked: no other check may have made threads or a CUDA context.
-    if patient.quick:
+    if options.quick:
         return
     yield check_collective("gloo", GLOO_RANKS)
     from phalanx.hardware import count_cuda
@@ -45,37 +45,37 @@ def _collectives(patient: Patient) -> Iterator[Finding]:
         yield check_collective("nccl", gpus)
 
 
-def _compute(patient: Patient) -> Iterator[Finding]:
+def _compute(options: CheckOptions) -> Iterator[Finding]:
     for device in devices():
-        yield check_product(device, quick=patient.quick, inject="matmul" in patient.inject)
-        yield check_repeats(device, quick=patient.quick)
+        yield check_product(device, quick=options.quick, inject="matmul" in options.inject)
+        yield check_repeats(device, quick=options.quick)
 
 
-def _memory(patient: Patient) -> Iterator[Finding]:
-    if not patient.quick:
+def _memory(options: CheckOptions) -> Iterator[Finding]:
+    if not options.quick:
         for device in devices():
             yield from check_memory(device)
 
 
-def _disk(patient: Patient) -> Iterator[Finding]:
-    yield check_disk(patient.folder, quick=patient.quick)
+def _disk(options: CheckOptions) -> Iterator[Finding]:
+    yield check_disk(options.folder, quick=options.quick)
 
 
-def _mounts(patient: Patient) -> Iterator[Finding]:
+def _mounts(options: CheckOptions) -> Iterator[Finding]:
     table = Path("/proc/self/mounts")
-    yield check_mounts(patient.mounts, table.read_text() if table.exists() else "")
+    yield check_mounts(options.mounts, table.read_text() if table.exists() else "")
 
 
-def _clock(patient: Patient) -> Iterator[Finding]:
-    yield check_clock(read_clock(), patient.skew_seconds)
+def _clock(options: CheckOptions) -> Iterator[Finding]:
+    yield check_clock(read_clock(), options.skew_seconds)
 
 
-def _limits(_: Patient) -> Iterator[Finding]:
+def _limits(_: CheckOptions) -> Iterator[Finding]:
     yield check_limits()
 
 
-def _gpus(patient: Patient) -> Iterator[Finding]:
-    yield from check_gpus(read_gpus(), patient.gpus)
+def _gpus(options: CheckOptions) -> Iterator[Finding]:
+    yield from check_gpus(read_gpus(), options.gpus)
 
 
 CHECKS: dict[str, Check] = {
@@ -91,28 +91,28 @@ CHECKS: dict[str, Check] = {
 
 
 def check_node(
-    patient: Patient,
+    options: CheckOptions,
     checks: Iterable[str] = tuple(CHECKS),
     say: Callable[[Finding], None] = lambda _: None,
-) -> Report:
+) -> NodeReport:
     """Run checks by name; ``say`` hears of each finding as it is made."""
     findings: list[Finding] = []
     for name in checks:
-        for finding in _timed(name, CHECKS[name], patient):
+        for finding in _timed(name, CHECKS[name], options):
             findings.append(finding)
             say(finding)
-    depth = "quick" if patient.quick else "full"
-    return Report(node=patient.node, time_ns=time.time_ns(), depth=depth, findings=findings)  # type: ignore[arg-type]
+    depth = "quick" if options.quick else "full"
+    return NodeReport(node=options.node, time_ns=time.time_ns(), depth=depth, findings=findings)  # type: ignore[arg-type]
 
 
-def _timed(name: str, check: Check, patient: Patient) -> Iterator[Finding]:
+def _timed(name: str, check: Check, options: CheckOptions) -> Iterator[Finding]:
     began = time.perf_counter()
-    if name in patient.inject and name != "matmul":  # which shows it in its numbers
+    if name in options.inject and name != "matmul":  # which shows it in its numbers
         suggestion = "nothing: somebody asked for a drill"
         yield Finding(check=name, verdict="fail", expected="no drill", suggestion=suggestion)
         return
     try:
-        for finding in check(patient):
+        for finding in check(options):
             now = time.perf_counter()
             yield structs.replace(finding, seconds=round(now - began, 4))
             began = now

@@ -35,7 +35,7 @@ def check_disk(folder: Path, *, quick: bool) -> Finding:
     name = f"disk {folder}"
     try:
         measured, same = _round_trip(folder, size)
-        room = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return Finding(
@@ -46,7 +46,7 @@ def check_disk(folder: Path, *, quick: bool) -> Finding:
             suggestion="make room" if full else "see the kernel's log (`dmesg -T`)",
             cause="dependency" if full else "ssd",
         )
-    free, share = room.f_bavail * room.f_frsize, room.f_bavail / max(1, room.f_blocks)
+    free, share = disk.f_bavail * disk.f_frsize, disk.f_bavail / max(1, disk.f_blocks)
     measured |= {"free_gib": free / 2**30, "free_share": share}
     if not same:
         suggestion, verdict, cause = "replace the disk", "fail", "ssd"
@@ -95,12 +95,12 @@ def _round_trip(folder: Path, size: int) -> tuple[dict[str, float | int | str], 
 
 def network_mounts(table: str) -> list[Path]:
     """Mount points of network file systems in a table such as /proc/self/mounts."""
-    found = []
+    mounts = []
     for line in table.splitlines():
         fields = line.split()
         if len(fields) >= 3 and fields[2].split(".")[-1].startswith(NETWORK_KINDS):
-            found.append(Path(fields[1].replace("\\040", " ")))
-    return found
+            mounts.append(Path(fields[1].replace("\\040", " ")))
+    return mounts
 
 
 def probe(path: Path, seconds: float = PROBE_SECONDS) -> str:

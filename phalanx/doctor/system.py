@@ -17,7 +17,7 @@ WARN_OFFSET_SECONDS = 0.5
 UNSYNCHRONIZED = 0x40  # STA_UNSYNC of adjtimex
 
 
-class Clock(Struct, frozen=True):
+class KernelClock(Struct, frozen=True):
     """What the kernel knows of its clock."""
 
     synchronized: bool
@@ -37,7 +37,7 @@ class _Timex(ctypes.Structure):
     )
 
 
-def read_clock() -> Clock | None:
+def read_clock() -> KernelClock | None:
     """Ask the kernel; None where it does not say."""
     timex = _Timex()
     library = ctypes.CDLL(None, use_errno=True)
@@ -45,10 +45,10 @@ def read_clock() -> Clock | None:
         return None
     nanoseconds = bool(timex.status & 0x2000)  # STA_NANO
     offset = timex.offset / (1e9 if nanoseconds else 1e6)
-    return Clock(not timex.status & UNSYNCHRONIZED, offset, timex.maxerror / 1e6)
+    return KernelClock(not timex.status & UNSYNCHRONIZED, offset, timex.maxerror / 1e6)
 
 
-def check_clock(clock: Clock | None, server_skew_seconds: float | None = None) -> Finding:
+def check_clock(clock: KernelClock | None, server_skew_seconds: float | None = None) -> Finding:
     """Whether the clock is kept right. Wrong clocks do no harm to jobs, only to people."""
     if clock is None:
         return Finding(check="clock", verdict="skip", expected="(the kernel does not say)")
@@ -75,7 +75,7 @@ def check_limits(shared: Path = Path("/dev/shm"), rdma: Path = Path("/dev/infini
     soft, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    shared_bytes = _room(shared)
+    shared_bytes = _size_of(shared)
     advice = []
     if _below(files, WANTED_FILES):
         advice.append(f"raise nofile to {WANTED_FILES} (limits.conf, or LimitNOFILE= of the unit)")
@@ -108,9 +108,9 @@ def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
 
 
-def _room(folder: Path) -> int:
+def _size_of(folder: Path) -> int:
     try:
-        room = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError:
         return 0
-    return room.f_blocks * room.f_frsize
+    return disk.f_blocks * disk.f_frsize

@@ -7,14 +7,14 @@ from phalanx.hardware.devices import count_cuda
 from phalanx.hardware.gpus import Gpu, catalogue, gpu, gpus_by_key, lookup
 from phalanx.hardware.links import (
     Fabric,
-    Link,
+    GpuLink,
     Nic,
     fabrics,
     links,
     nics,
     pcie_bandwidth,
 )
-from phalanx.hardware.nodes import Drives, Node, nodes
+from phalanx.hardware.nodes import Drives, NodeType, nodes
 
 __all__ = [
     "Cluster",
@@ -22,9 +22,9 @@ __all__ = [
     "Drives",
     "Fabric",
     "Gpu",
-    "Link",
+    "GpuLink",
     "Nic",
-    "Node",
+    "NodeType",
     "catalogue",
     "cluster",
     "count_cuda",

@@ -14,8 +14,8 @@ from phalanx.config import ConfigError, Section
 from phalanx.config.toml_text import parse_toml
 from phalanx.config.tree import build, mistakes
 from phalanx.hardware.gpus import Gpu, gpu, gpus_by_key
-from phalanx.hardware.links import Fabric, Link, Nic, fabrics, links, nics
-from phalanx.hardware.nodes import Drives, Node, nodes
+from phalanx.hardware.links import Fabric, GpuLink, Nic, fabrics, links, nics
+from phalanx.hardware.nodes import Drives, NodeType, nodes
 from phalanx.hardware.tables import find, nearest, table
 
 MOST_GPUS = 10_000_000
@@ -76,7 +76,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
     gpus_per_node: int
     gpus_per_rack: int
     domain_gpus: int  # GPUs joined by NVLink or xGMI
-    link: Link  # inside a domain
+    link: GpuLink  # inside a domain
     nic: Nic
     nics_per_gpu: float
     fabric: Fabric
@@ -217,12 +217,12 @@ def _check_count(gpus: int, gpus_per_node: int) -> None:
         raise ConfigError("gpus", gpus, rule, f"try {below} or {below + gpus_per_node}")
 
 
-def _node_watts(node: Node, device: Gpu, gpus: int) -> float:
+def _node_watts(node: NodeType, device: Gpu, gpus: int) -> float:
     # A server used in part is charged its GPUs' share of the hosts.
     return gpus * (node.watts / node.gpus + device.tdp_watts - node.gpu_watts)
 
 
-def _nvme(described: ClusterFile, node: Node, gpus_per_node: int) -> Drives:
+def _nvme(described: ClusterFile, node: NodeType, gpus_per_node: int) -> Drives:
     usual, given = node.drives, described.nvme_terabytes
     capacity = usual.capacity_bytes if given is None else given * 1e12
     if capacity <= 0:
@@ -236,7 +236,7 @@ def _nvme(described: ClusterFile, node: Node, gpus_per_node: int) -> Drives:
     return Drives(capacity / gpus_per_node, read / gpus_per_node, write / gpus_per_node)
 
 
-def _domain(described: ClusterFile, node: Node, gpus_per_node: int) -> int:
+def _domain(described: ClusterFile, node: NodeType, gpus_per_node: int) -> int:
     usual = node.domain_gpus if node.domain_gpus != node.gpus else gpus_per_node
     return min(described.domain_gpus or usual, described.gpus)
 

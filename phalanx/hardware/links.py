@@ -15,7 +15,7 @@ PCIE_COLLECTIVE_EFFICIENCY = 0.8
 PCIE_LATENCY_SECONDS = 4e-6
 
 
-class Link(Struct, frozen=True, kw_only=True):
+class GpuLink(Struct, frozen=True, kw_only=True):
     """Links from one GPU to the others of its domain."""
 
     name: str
@@ -77,10 +77,10 @@ def pcie_bandwidth(generation: int, lanes: int = 16) -> float:
 
 
 @cache
-def links() -> dict[str, Link]:
+def links() -> dict[str, GpuLink]:
     """Links by name; PCIe x16 stands among them for cards in slots."""
-    found = {
-        entry["name"]: Link(
+    by_name = {
+        entry["name"]: GpuLink(
             name=entry["name"],
             links=entry["links"],
             link_bandwidth=entry["gb_per_second"] * 1e9,
@@ -92,14 +92,14 @@ def links() -> dict[str, Link]:
     }
     for entry in table("links.toml")["pcie"]:
         name = f"pcie{entry['generation']}"
-        found[name] = Link(
+        by_name[name] = GpuLink(
             name=name,
             links=1,
             link_bandwidth=pcie_bandwidth(entry["generation"]),
             efficiency=PCIE_COLLECTIVE_EFFICIENCY,
             latency_seconds=PCIE_LATENCY_SECONDS,
         )
-    return found
+    return by_name
 
 
 @cache

@@ -18,7 +18,7 @@ class Drives(Struct, frozen=True):
     write_bandwidth: float = 0.0
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class NodeType(Struct, frozen=True, kw_only=True):
     """One kind of server."""
 
     name: str
@@ -38,10 +38,10 @@ class Node(Struct, frozen=True, kw_only=True):
 
 
 @cache
-def nodes() -> dict[str, Node]:
+def nodes() -> dict[str, NodeType]:
     """Servers by name."""
     return {
-        entry["name"]: Node(
+        entry["name"]: NodeType(
             name=entry["name"],
             gpus=entry["gpus"],
             domain_gpus=entry["domain_gpus"],

@@ -2,7 +2,7 @@
 
 from phalanx.model.attention import CausalAttention, GroupedQueryAttention, LatentAttention
 from phalanx.model.init import fill, initial_std, key_of
-from phalanx.model.layers import Context, RMSNorm
+from phalanx.model.layers import ForwardContext, RMSNorm
 from phalanx.model.loss import VocabSlice, linear_cross_entropy
 from phalanx.model.moe import Experts, MoeLayer, Router
 from phalanx.model.transformer import Block, Embedding, Head, Transformer
@@ -10,9 +10,9 @@ from phalanx.model.transformer import Block, Embedding, Head, Transformer
 __all__ = [
     "Block",
     "CausalAttention",
-    "Context",
     "Embedding",
     "Experts",
+    "ForwardContext",
     "GroupedQueryAttention",
     "Head",
     "LatentAttention",

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from phalanx.config import Model
-from phalanx.model.layers import Context, Linear, RMSNorm
+from phalanx.model.layers import ForwardContext, Linear, RMSNorm
 from phalanx.model.ops import apply_rope, split_heads, split_rope
 
 # cuDNN is the fastest on Hopper; flash is the deterministic one; the others are fallbacks.
@@ -100,10 +100,10 @@ class GroupedQueryAttention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.core = CausalAttention()
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         return self.attend(self.qkv(x), context)
 
-    def attend(self, packed: Tensor, context: Context) -> Tensor:
+    def attend(self, packed: Tensor, context: ForwardContext) -> Tensor:
         """Everything after the fused projection: packed [batch, seq, rows] -> [batch, seq, dim]."""
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = split_heads(packed, self.queries, self.head_dim)
@@ -136,7 +136,7 @@ class LatentAttention(nn.Module):
         self.out = Linear(config.heads * self.value, config.dim)
         self.core = CausalAttention()
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         low = self.q_norm(self.q_down(x)) if self.q_down and self.q_norm else x
         q = self.q_up(low).unflatten(-1, (-1, self.content + self.rope))
         q_content, q_rope = q.split((self.content, self.rope), dim=-1)

@@ -42,7 +42,7 @@ class _Candidate(Structure):
     )
 
 
-class Problem(NamedTuple):
+class MatmulProblem(NamedTuple):
     """out [rows, columns] = op(a) @ op(b), all row-major; op transposes where the flag is set."""
 
     rows: int
@@ -88,13 +88,13 @@ def _workspace(device: int, stream: int) -> Tensor:
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=torch.device("cuda", device))
 
 
-class Plan:
+class MatmulPlan:
     """A problem's descriptors and its chosen algorithm.
 
     The library is column-major: it is asked for the transpose, with a and b exchanged.
     """
 
-    def __init__(self, problem: Problem, device: int) -> None:
+    def __init__(self, problem: MatmulProblem, device: int) -> None:
         lib = library()
         assert lib is not None
         self.lib, self.handle, self.device = lib, _handle(device), device
@@ -149,7 +149,7 @@ class Plan:
 
     def _ask(self) -> list[_Candidate]:
         """The library's candidates, its favourite first."""
-        preference, found = c_void_p(), c_int()
+        preference, count = c_void_p(), c_int()
         results = (_Candidate * CANDIDATES)()
         _check(self.lib.cublasLtMatmulPreferenceCreate(byref(preference)))
         limit = c_uint64(WORKSPACE_BYTES)
@@ -161,13 +161,13 @@ class Plan:
         _check(
             self.lib.cublasLtMatmulAlgoGetHeuristic(
                 self.handle, self.operation, self.b, self.a, self.out, self.out, preference,
-                CANDIDATES, results, byref(found),
+                CANDIDATES, results, byref(count),
             )
         )  # fmt: skip
         _check(self.lib.cublasLtMatmulPreferenceDestroy(preference))
-        if not found.value:
+        if not count.value:
             raise RuntimeError("cuBLASLt has no algorithm for this matmul")
-        return list(results[: found.value])
+        return list(results[: count.value])
 
     def _choose(self, a: Tensor, b: Tensor, out: Tensor) -> _Candidate:
         """The candidate with the best median time; ``out`` is written on the way."""
@@ -193,9 +193,9 @@ class Plan:
 
 
 @functools.cache
-def plan(problem: Problem, device: int) -> Plan:
+def plan(problem: MatmulProblem, device: int) -> MatmulPlan:
     """The plan of a problem, made once."""
-    return Plan(problem, device)
+    return MatmulPlan(problem, device)
 
 
 def applies(a: Tensor, b: Tensor, rows: int, columns: int, inner: int) -> bool:
@@ -227,7 +227,7 @@ def matmul(a: Tensor, b: Tensor, turn_a: bool, turn_b: bool) -> Tensor:
     """op(a) @ op(b) in bf16."""
     rows, columns, inner = shape_of(a, b, turn_a, turn_b)
     out = a.new_empty(rows, columns)
-    problem = Problem(rows, columns, inner, turn_a, turn_b, a.dtype, b.dtype, False)
+    problem = MatmulProblem(rows, columns, inner, turn_a, turn_b, a.dtype, b.dtype, False)
     plan(problem, a.device.index).run(a, b, out, None)
     return out
 
@@ -243,7 +243,7 @@ def matmul_fp8(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, fast: boo
     """a [m, k] times the transpose of b [n, k], times both scales, in bf16."""
     (rows, inner), columns = a.shape, b.shape[0]
     out = torch.empty((rows, columns), dtype=torch.bfloat16, device=a.device)
-    problem = Problem(rows, columns, inner, False, True, a.dtype, b.dtype, fast)
+    problem = MatmulProblem(rows, columns, inner, False, True, a.dtype, b.dtype, fast)
     plan(problem, a.device.index).run(a, b, out, (a_scale, b_scale))
     return out
 

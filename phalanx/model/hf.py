@@ -30,7 +30,7 @@ COMPUTED_SUFFIXES = (".rotary_emb.inv_freq",)  # in old files; follows from the 
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """Tensors of a folder that together make one of ours, and how."""
 
     pieces: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
@@ -44,7 +44,7 @@ class Rule:
 
     fqn: str
     shape: tuple[int, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[TensorSource, ...]
 
 
 def load_hf(folder: Path, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -188,18 +188,18 @@ def _moe_rules(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Rule
         yield Rule(f"{ours}experts.{fqn}", shape, sources)
 
 
-def _alone(name: str, shape: tuple[int, ...]) -> Source:
-    return Source(((name, shape),), lambda pieces: pieces[0], lambda whole: [whole])
+def _alone(name: str, shape: tuple[int, ...]) -> TensorSource:
+    return TensorSource(((name, shape),), lambda pieces: pieces[0], lambda whole: [whole])
 
 
 def _same(fqn: str, name: str, shape: tuple[int, ...]) -> Rule:
     return Rule(fqn, shape, (_alone(name, shape),))
 
 
-def _stack(pieces: Sequence[tuple[str, tuple[int, ...]]], shape: tuple[int, ...]) -> Source:
+def _stack(pieces: Sequence[tuple[str, tuple[int, ...]]], shape: tuple[int, ...]) -> TensorSource:
     """Matrices one after another: experts, each with its gate rows before its up rows."""
     part = pieces[0][1]
-    return Source(
+    return TensorSource(
         tuple(pieces),
         lambda parts: torch.stack(tuple(parts)).view(shape),
         lambda whole: whole.reshape(-1, *part).unbind(0),
@@ -214,7 +214,7 @@ def _qkv(fqn: str, theirs: str, model: Model) -> Rule:
         (f"{theirs}{name}_proj.weight", (kv * width * head_dim, dim))
         for name, width in zip("qkv", widths, strict=True)
     )
-    source = Source(
+    source = TensorSource(
         pieces,
         lambda parts: torch.cat([p.view(kv, -1, head_dim, dim) for p in parts], 1).flatten(0, 2),
         lambda whole: [
@@ -228,7 +228,7 @@ def _qkv(fqn: str, theirs: str, model: Model) -> Rule:
 def _gate_up(fqn: str, theirs: str, model: Model) -> Rule:
     """Gate and up rows in alternating groups."""
     ffn, dim, groups = model.ffn, model.dim, gate_up_groups(model.ffn)
-    source = Source(
+    source = TensorSource(
         tuple((f"{theirs}{name}_proj.weight", (ffn, dim)) for name in ("gate", "up")),
         lambda parts: torch.stack([p.view(groups, -1, dim) for p in parts], 1).flatten(0, 2),
         lambda whole: [
@@ -268,7 +268,7 @@ def _inside(folder: Path, files: Any) -> dict[str, str]:
     return found
 
 
-def _choose(folder: Path, rule: Rule, files: Mapping[str, str]) -> Source:
+def _choose(folder: Path, rule: Rule, files: Mapping[str, str]) -> TensorSource:
     for source in rule.sources:
         if source.pieces[0][0] in files:
             break
@@ -308,12 +308,12 @@ def _is_stored(rule: Rule, model: Model) -> bool:
 
 def _check_state(state: Mapping[str, Tensor], exported: list[Rule], model: Model) -> None:
     # A state that is read when it is asked for knows its shapes without.
-    found = state.shapes() if hasattr(state, "shapes") else {n: t.shape for n, t in state.items()}
+    tensors = state.shapes() if hasattr(state, "shapes") else {n: t.shape for n, t in state.items()}
     for rule in exported:
-        if rule.fqn not in found:
+        if rule.fqn not in tensors:
             raise HfError(None, f"tensor {rule.fqn} is missing from the state to export")
-        if found[rule.fqn] != rule.shape:
-            shapes = f"{tuple(found[rule.fqn])}, the model needs {rule.shape}"
+        if tensors[rule.fqn] != rule.shape:
+            shapes = f"{tuple(tensors[rule.fqn])}, the model needs {rule.shape}"
             raise HfError(None, f"tensor {rule.fqn} has the shape {shapes}")
     known = {rule.fqn for rule in exported} | ({"head.weight"} if model.tied_embedding else set())
     for fqn in state:

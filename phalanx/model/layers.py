@@ -13,7 +13,7 @@ from phalanx.config import Model, gate_up_groups
 from phalanx.model import ops
 
 
-class Context(NamedTuple):
+class ForwardContext(NamedTuple):
     """What every block of one forward pass shares."""
 
     cos: Tensor  # [seq, rotated / 2]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.config import Moe
-from phalanx.model.layers import Context, SwiGLU
+from phalanx.model.layers import ForwardContext, SwiGLU
 
 
 class AttachLoss(torch.autograd.Function):
@@ -45,7 +45,7 @@ class Router(nn.Module):
         self.expert_bias: Tensor
         self.load: Tensor
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """x: [batch, seq, dim] -> x with balance loss attached, weights and experts [b, s, k]."""
         logits = F.linear(x.float(), self.weight.float())
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
@@ -57,7 +57,9 @@ class Router(nn.Module):
         x = self._balance(x, scores, experts, context)
         return x, weights * self.moe.route_scale, experts
 
-    def _balance(self, x: Tensor, scores: Tensor, experts: Tensor, context: Context) -> Tensor:
+    def _balance(
+        self, x: Tensor, scores: Tensor, experts: Tensor, context: ForwardContext
+    ) -> Tensor:
         """Count loads; attach the sequence-wise auxiliary loss when it is the balancing method."""
         if not self.training or self.moe.balance == "none":
             return x
@@ -129,7 +131,7 @@ class MoeLayer(nn.Module):
         shared = moe.shared_ffn or moe.shared_experts * moe.ffn
         self.shared = SwiGLU(dim, shared) if shared else None
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         x, weights, experts = self.router(x, context)
         tokens, top_k = x.flatten(0, 1), experts.shape[-1]
         by_expert, order = experts.flatten().sort(stable=True)

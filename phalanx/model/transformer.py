@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phalanx.config import Model
 from phalanx.model.attention import GroupedQueryAttention, LatentAttention, document_mask
-from phalanx.model.layers import Context, RMSNorm, dense_mlp, rope_tables
+from phalanx.model.layers import ForwardContext, RMSNorm, dense_mlp, rope_tables
 from phalanx.model.loss import linear_cross_entropy
 from phalanx.model.moe import MoeLayer
 
@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.moe = MoeLayer(config.dim, config.moe) if sparse and config.moe else None
         self.mlp = None if sparse else dense_mlp(config)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         x, normed = self.attention_norm.join(x)
         x, normed = self.mlp_norm.join(x, self.attention(normed, context))
         if self.moe is not None:
@@ -106,7 +106,7 @@ class Transformer(nn.Module):
 
         The loss is the sum over labels >= 0 of cross-entropy times ``token_weight``.
         """
-        context = Context(
+        context = ForwardContext(
             cos=self.cos,
             sin=self.sin,
             mask=None if documents is None else document_mask(documents),

@@ -12,7 +12,7 @@ from phalanx.config.toml_text import parse_toml
 from phalanx.hardware import catalogue, cluster
 from phalanx.plan import Mapping, Prediction, mapping_of, predict, propose, understand, workload_of
 from phalanx.plan.cost.money import Range
-from phalanx.plan.question.request import Request
+from phalanx.plan.question.request import PlanRequest
 from phalanx.plan.question.workload import PRECISIONS
 
 
@@ -40,7 +40,7 @@ class Predicted(Struct, frozen=True, kw_only=True):
     memory_limit: float
 
 
-class Other(Struct, frozen=True):
+class OtherMapping(Struct, frozen=True):
     """A mapping that was nearly as good."""
 
     mapping: Mapping
@@ -65,7 +65,7 @@ class Planned(Struct, frozen=True, kw_only=True):
     failures_per_day: float = 0.0
     checkpoint_seconds: float = 0.0
     spare_nodes: int = 0
-    alternatives: tuple[Other, ...] = ()
+    alternatives: tuple[OtherMapping, ...] = ()
     considered: int = 0
     search_seconds: float = 0.0
     assumed: tuple[str, ...] = ()
@@ -83,33 +83,34 @@ def choices() -> Choices:
     return Choices(tuple(PRESETS), tuple(each.key for each in catalogue()), tuple(PRECISIONS))
 
 
-def plan(request: Request) -> Planned:
+def plan(request: PlanRequest) -> Planned:
     """The best plan. A question without an answer is answered in words."""
     try:
-        found = propose(understand(request))
+        proposal = propose(understand(request))
     except ConfigError as error:
         return Planned(problem=str(error))
-    ahead = found.failures
+    ahead = proposal.failures
     return Planned(
-        model=found.model,
-        parameters=found.parameters,
-        active_parameters=found.active_parameters,
-        tokens=found.tokens,
-        prediction=_predicted(found.prediction),
-        days=found.bill.days,
-        dollars=found.bill.dollars,
-        dollars_per_million_tokens=found.bill.dollars_per_million_tokens,
-        megawatt_hours=found.bill.megawatt_hours,
+        model=proposal.model,
+        parameters=proposal.parameters,
+        active_parameters=proposal.active_parameters,
+        tokens=proposal.tokens,
+        prediction=_predicted(proposal.prediction),
+        days=proposal.bill.days,
+        dollars=proposal.bill.dollars,
+        dollars_per_million_tokens=proposal.bill.dollars_per_million_tokens,
+        megawatt_hours=proposal.bill.megawatt_hours,
         goodput=Range(ahead.goodput_low, ahead.goodput, ahead.goodput_high),
         failures_per_day=ahead.failures_per_day,
         checkpoint_seconds=ahead.interval_seconds,
         spare_nodes=ahead.spares[0].spares,
         alternatives=tuple(
-            Other(each.mapping, each.step_seconds, each.memory_bytes) for each in found.alternatives
+            OtherMapping(each.mapping, each.step_seconds, each.memory_bytes)
+            for each in proposal.alternatives
         ),
-        considered=found.considered,
-        search_seconds=found.search_seconds,
-        assumed=found.assumed,
+        considered=proposal.considered,
+        search_seconds=proposal.search_seconds,
+        assumed=proposal.assumed,
     )
 
 

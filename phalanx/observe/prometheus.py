@@ -84,7 +84,7 @@ def job_families(jobs: Iterable[JobSample]) -> list[Family]:
     """Series of running jobs; of too many, those with the lowest numbers."""
     chosen = sorted(jobs, key=lambda job: job.job)[:MOST_JOBS]
     labels = {j.job: {"job": str(j.job), "name": j.name, "team": j.team} for j in chosen}
-    found = [
+    families = [
         Family(
             "phalanx_job_step",
             "gauge",
@@ -104,8 +104,8 @@ def job_families(jobs: Iterable[JobSample]) -> list[Family]:
             for j in chosen
             if (value := j.row.get(column)) is not None
         ]
-        found.append(Family(name, "gauge", text, samples))
-    return found
+        families.append(Family(name, "gauge", text, samples))
+    return families
 
 
 def render(families: Iterable[Family]) -> bytes:

@@ -14,7 +14,7 @@ MOST_DAYS = 3.0
 MOST_BYTES = 16 << 20  # of a file that is read
 
 
-class Line(Struct, frozen=True, kw_only=True):
+class ListedResult(Struct, frozen=True, kw_only=True):
     """A result in a list. ``problem``: the file cannot be read as one."""
 
     name: str
@@ -38,21 +38,21 @@ def names() -> dict[str, str]:
     return {name: load_scenario(name).about for name in scenario_names()}
 
 
-def lines(folder: Path, most: int) -> list[Line]:
+def lines(folder: Path, most: int) -> list[ListedResult]:
     """The newest results first."""
     found = [path for path in folder.glob("*.json") if path.is_file()] if folder.is_dir() else []
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     return [_line(path) for path in found[:most]]
 
 
-def _line(path: Path) -> Line:
+def _line(path: Path) -> ListedResult:
     written = path.stat().st_mtime_ns
     report = read(path.parent, path.stem)
     try:
         assert report is not None
         summary, first = report["summary"], report["seeds"][0]
         mean = summary["mean"]
-        return Line(
+        return ListedResult(
             name=path.stem,
             written_ns=written,
             scenario=str(summary["scenario"]),
@@ -66,7 +66,7 @@ def _line(path: Path) -> Line:
         )
     except (AssertionError, KeyError, IndexError, TypeError, ValueError):
         problem = "no result of `phalanx simulate --json`"
-        return Line(name=path.stem, written_ns=written, problem=problem)
+        return ListedResult(name=path.stem, written_ns=written, problem=problem)
 
 
 def read(folder: Path, name: str) -> dict[str, Any] | None:

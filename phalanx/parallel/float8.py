@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from phalanx.model import Block, Context
+from phalanx.model import Block, ForwardContext
 from phalanx.model import ops as model_ops
 from phalanx.model.attention import GroupedQueryAttention
 from phalanx.model.layers import Linear, RMSNorm, SwiGLU
@@ -248,7 +248,7 @@ class Float8Linear(Linear):
 class Float8Block(Block):
     """A dense block that hands fp8 values from norm and SwiGLU straight to the matmuls."""
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         if not self._is_whole():
             return super().forward(x, context)
         attention, mlp = cast(GroupedQueryAttention, self.attention), cast(SwiGLU, self.mlp)

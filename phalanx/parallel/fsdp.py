@@ -84,13 +84,13 @@ def _prefetch(part: Transformer, blocks: list[Block], depth: int) -> None:
 
 
 def _with_experts(units: list[FSDPModule]) -> list[FSDPModule]:
-    found: list[FSDPModule] = []
+    modules: list[FSDPModule] = []
     for unit in units:
-        found.append(unit)
+        modules.append(unit)
         moe = getattr(unit, "moe", None)
         if moe is not None:
-            found.append(moe.experts)
-    return found
+            modules.append(moe.experts)
+    return modules
 
 
 def _gather_in_background(part: nn.Module) -> None:

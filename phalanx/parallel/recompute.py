@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from phalanx.model import Block, Context, Transformer
+from phalanx.model import Block, ForwardContext, Transformer
 
 _aten, _functional = torch.ops.aten, torch.ops._c10d_functional
 # Selective: keep what is expensive to make again, recompute the rest.
@@ -71,7 +71,7 @@ def apply_activation_offload(part: Transformer, pin: bool) -> None:
 
 
 def _offloaded(forward: Callable[..., Tensor], pin: bool) -> Callable[..., Tensor]:
-    def run(x: Tensor, context: Context) -> Tensor:
+    def run(x: Tensor, context: ForwardContext) -> Tensor:
         with torch.autograd.graph.save_on_cpu(pin_memory=pin):
             return forward(x, context)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from phalanx.model import Block, Context, Embedding, Head, Transformer, VocabSlice
+from phalanx.model import Block, Embedding, ForwardContext, Head, Transformer, VocabSlice
 from phalanx.model.loss import linear_cross_entropy
 from phalanx.parallel.collectives import (
     UnknownParameterError,
@@ -96,7 +96,7 @@ def _slice_real_tokens(moe: nn.Module, group: dist.ProcessGroup) -> None:
     """The mask of real tokens covers the sequence; the router sees a slice of it."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
 
-    def before(_: nn.Module, args: tuple[Tensor, Context]) -> tuple[Tensor, Context]:
+    def before(_: nn.Module, args: tuple[Tensor, ForwardContext]) -> tuple[Tensor, ForwardContext]:
         x, context = args
         if context.real is not None:
             context = context._replace(real=context.real.chunk(size, dim=1)[rank])

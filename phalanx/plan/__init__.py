@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from phalanx.plan.cost.constants import Constants, constants_toml, read_constants, shipped
 from phalanx.plan.cost.failures import (
+    FailureOutlook,
     FailureSettings,
-    Outlook,
     best_interval,
     failures_per_day,
     goodput,
@@ -26,11 +26,11 @@ from phalanx.plan.evidence.check import CheckReport, check_rows
 from phalanx.plan.memory.model_counts import ParameterCount, StepFlops, flops_per_token, parameters
 from phalanx.plan.question.contract import Plan, plan_of
 from phalanx.plan.question.emit import job_of, mapping_of, workload_of
-from phalanx.plan.question.request import Question, Request, understand
+from phalanx.plan.question.request import PlanQuestion, PlanRequest, understand
 from phalanx.plan.question.workload import Mapping, Software, Workload
 from phalanx.plan.search.explain import Explanation, explain_plan
-from phalanx.plan.search.proposal import Proposal, emitted, propose
-from phalanx.plan.search.search import Candidate, SearchResult, search
+from phalanx.plan.search.proposal import PlanProposal, emitted, propose
+from phalanx.plan.search.search import MappingCandidate, SearchResult, search
 from phalanx.plan.search.space import Pins
 from phalanx.plan.search.sweep import Sweep, sweep
 
@@ -38,21 +38,21 @@ __all__ = [
     "AxisTraffic",
     "Bill",
     "Calibration",
-    "Candidate",
     "CheckReport",
     "Constants",
     "Explanation",
+    "FailureOutlook",
     "FailureSettings",
     "Mapping",
-    "Outlook",
+    "MappingCandidate",
     "ParameterCount",
     "Pins",
     "Plan",
+    "PlanProposal",
+    "PlanQuestion",
+    "PlanRequest",
     "Prediction",
-    "Proposal",
-    "Question",
     "Range",
-    "Request",
     "SearchResult",
     "Software",
     "StageMemory",

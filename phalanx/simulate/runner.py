@@ -14,9 +14,9 @@ from phalanx.cluster.ledger.report import Share, report
 from phalanx.cluster.policy import DAY_NS
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.workload import submissions
-from phalanx.simulate.show.result import Report, SeedResult, rounded, summarise
+from phalanx.simulate.show.result import SeedResult, SimulationReport, rounded, summarise
 from phalanx.simulate.show.timeline import Timeline
-from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.world import World
 
 T = TypeVar("T", int, float)
@@ -38,7 +38,7 @@ def played(
     began, began_cpu = time.perf_counter(), time.process_time()
     world = World(scenario, seed, loud)
     timeline = Timeline(world, bins)
-    asked = submissions(scenario, Draws(seed))
+    asked = submissions(scenario, SeedDraws(seed))
     world.run(asked.jobs)
     timeline.close()
     result = _result(scenario, seed, world)
@@ -53,7 +53,7 @@ def run_seeds(
     seeds: Sequence[int],
     processes: int = 1,
     done: Callable[[SeedResult], None] = lambda _: None,
-) -> Report:
+) -> SimulationReport:
     """Many seeds."""
     began = time.perf_counter()
     results = []

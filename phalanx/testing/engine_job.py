@@ -1,4 +1,4 @@
-"""A job on an engine as a stage: whoever has it may harm its parts, and hears of every step."""
+"""A job on an engine, for trials: its parts are killed or stopped, and every step is seen."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from phalanx.testing.local_processes import worker_pids
 START_SECONDS = 300.0  # on a busy machine
 RECOVER_SECONDS = 300.0
 POLL_SECONDS = 0.02
-WARM_STEPS = 10  # between two harms
+WARM_STEPS = 10  # between two faults
 NUMBER = 1  # of the job at a controller of its own
 
-Harm = Literal["worker", "node", "hang", "controller"]
-HARMS: tuple[Harm, ...] = ("worker", "node", "hang", "controller")
+FaultKind = Literal["worker", "node", "hang", "controller"]
+FAULT_KINDS: tuple[FaultKind, ...] = ("worker", "node", "hang", "controller")
 Found = TypeVar("Found")
 
 
 def wait(ready: Callable[[], Found], what: str, seconds: float = START_SECONDS) -> Found:
     """Until something is true; TimeoutError says what was not."""
     deadline = time.monotonic() + seconds
-    while not (found := ready()):
+    while not (result := ready()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
         time.sleep(POLL_SECONDS)
-    return found
+    return result
 
 
 class EngineJob(ABC):
@@ -132,7 +132,7 @@ class EngineJob(ABC):
         os.kill(pid, signal.SIGKILL)
         return at
 
-    def harm(self, what: Harm, commits: Commits) -> float:
+    def apply_fault(self, what: FaultKind, commits: Commits) -> float:
         """Do it to a job that makes steps; seconds until the next committed step."""
         start = self.reach(commits, 1)
         before = self.reach(commits, start.step + WARM_STEPS)
@@ -140,7 +140,7 @@ class EngineJob(ABC):
             at = self.kill_controller()
             after: Commit | None = self.reach(commits, before.step + 1)
         else:
-            at = self._hurt(what)
+            at = self._apply(what)
             after = self.wait(
                 lambda: commits.first_after(before.generation),
                 f"recovery from {what}",
@@ -150,7 +150,7 @@ class EngineJob(ABC):
         assert after is not None
         return after.at - at
 
-    def _hurt(self, what: Harm) -> float:
+    def _apply(self, what: FaultKind) -> float:
         slot = self.harmed_slot()
         if what == "node":
             return self.kill_node(self.node_of(slot).name)

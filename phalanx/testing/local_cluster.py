@@ -1,6 +1,6 @@
-"""A whole cluster on this machine as a stage: for the demo, chaos, benchmarks and tests.
+"""A whole cluster on this machine: for the demo, chaos, benchmarks and tests.
 
-Server and nodes are separate processes; whoever has the stage may kill any of them, and hears at
+Server and nodes are separate processes; whoever has the cluster may kill any of them, and hears at
 the keepers when each step is committed.
 """
 
@@ -27,7 +27,7 @@ from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.api_types import Done, Readmit
 from phalanx.testing.local_processes import worker_pids
-from phalanx.testing.played_network import Network
+from phalanx.testing.played_network import NodeNamespaces
 
 START_SECONDS = 120.0  # on a busy machine
 SPOILED_EVERY = 65_536  # bytes, so that no snapshot is left whole
@@ -102,8 +102,8 @@ class Commits:
                 made.append(Commit(note.generation, note.step, at))
 
 
-class Stage:
-    """A server and nodes; all of it ends when the stage is left."""
+class TrialCluster:
+    """A server and nodes; all of it ends when the block is left."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Stage:
         policy: str = "",
         namespaces: bool = False,
     ) -> None:
-        self.network = Network(nodes + spares) if namespaces else None
+        self.network = NodeNamespaces(nodes + spares) if namespaces else None
         self.root, self.state = root, root / "server"
         self.state.mkdir(parents=True, exist_ok=True)
         self._policy = root / "policy.toml"
@@ -124,7 +124,7 @@ class Stage:
         self._runner = asyncio.Runner()
         self._nodes, self._gpus = nodes + spares, gpus_per_node
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> TrialCluster:
         try:
             if self.network is not None:
                 self.network.open()
@@ -132,7 +132,7 @@ class Stage:
             self.url = json.loads((self.state / "server.json").read_text())["url"]
             self.client = Client(self.url, self.state)
             token = self.state / "join.token"
-            self.cluster = LocalCluster(
+            self.local = LocalCluster(
                 self.root / "local",
                 self.url,
                 token,
@@ -140,7 +140,7 @@ class Stage:
                 gpus_per_node=self._gpus,
                 network=self.network,
             )
-            self._runner.run(self.cluster.start())
+            self._runner.run(self.local.start())
             self.wait(lambda: len(self.get("/v1/nodes")["nodes"]) == self._nodes, "nodes to join")
         except BaseException:
             self.__exit__()
@@ -148,8 +148,8 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if hasattr(self, "cluster"):
-            self._runner.run(self.cluster.end())
+        if hasattr(self, "local"):
+            self._runner.run(self.local.end())
         self._runner.close()
         if self.server is not None:
             self.server.send_signal(signal.SIGTERM)
@@ -243,12 +243,12 @@ class Stage:
 
     def commits(self, number: int, world_size: int) -> Commits:
         """An ear at the keepers of a job."""
-        return Commits(self.cluster.nodes, number, world_size)
+        return Commits(self.local.nodes, number, world_size)
 
     # Harm.
 
     def node(self, name: str) -> LocalNode:
-        return next(node for node in self.cluster.nodes if node.name == name)
+        return next(node for node in self.local.nodes if node.name == name)
 
     def node_of(self, slot: int, job: int) -> LocalNode:
         """The node that holds a slot of a job."""
@@ -264,7 +264,7 @@ class Stage:
     def kill_node(self, node: LocalNode) -> float:
         """End everything on a node at once; returns when."""
         at = time.monotonic()
-        self.cluster.kill_node(node)
+        self.local.kill_node(node)
         return at
 
     def kill_agent(self, node: LocalNode) -> None:
@@ -287,19 +287,19 @@ class Stage:
     def kill_everything(self) -> None:
         """SIGKILL of the server and of all nodes, as if the power failed everywhere."""
         self.kill_server()
-        for node in self.cluster.nodes:
-            self.cluster.kill_node(node)
+        for node in self.local.nodes:
+            self.local.kill_node(node)
 
     def restart_everything(self) -> None:
         """Start server and nodes again, with the state they had on disk."""
         self.start_server()
-        for node in self.cluster.nodes:
+        for node in self.local.nodes:
             self.restart_node(node)
 
     def restart_node(self, node: LocalNode) -> None:
         """Start a node that was killed, or only its agent."""
-        self._runner.run(self.cluster.start_zygote(node))
-        self.cluster.start_agent(node)
+        self._runner.run(self.local.start_zygote(node))
+        self.local.start_agent(node)
 
     def readmit(self) -> bool:
         """Let in again what the core has put aside; whether all nodes are healthy."""
@@ -323,13 +323,13 @@ def urlsplit_port(url: str) -> int:
 
 def snapshot_memory(pid: int) -> list[Path]:
     """The memory of snapshots that a process has open, as files."""
-    found = []
+    files = []
     with suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 if "memfd:phalanx-snapshot" in str(path.readlink()):
-                    found.append(path)
-    return found
+                    files.append(path)
+    return files
 
 
 def spoil(memory: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from phalanx.config import ConfigError
 
 
-class Network:
+class NodeNamespaces:
     """Namespaces for ``nodes`` nodes, numbered as they are."""
 
     def __init__(self, nodes: int) -> None:

@@ -188,15 +188,15 @@ class Trainer:
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
         """Made once: every step may be saved, and nothing of it is ever given other memory."""
-        found = {f"model.{w.name}": w.like(w.master) for w in self.engine.weights}
+        tensors = {f"model.{w.name}": w.like(w.master) for w in self.engine.weights}
         for part in self.engine.parts:
             for name, module in part.named_modules():
                 if isinstance(module, Router):
-                    found[f"model.{name}.expert_bias"] = module.expert_bias
-        found |= self.optimizer.tensors()
-        found |= {"guard.mean": self.guard.mean, "guard.good_steps": self.guard.good_steps}
-        found |= {"scale.value": self.loss_scale.value, "scale.good": self.loss_scale.good_steps}
-        return found
+                    tensors[f"model.{name}.expert_bias"] = module.expert_bias
+        tensors |= self.optimizer.tensors()
+        tensors |= {"guard.mean": self.guard.mean, "guard.good_steps": self.guard.good_steps}
+        tensors |= {"scale.value": self.loss_scale.value, "scale.good": self.loss_scale.good_steps}
+        return tensors
 
     def extra(self) -> Extra:
         """All other state, for the checkpoint's manifest."""
@@ -242,7 +242,7 @@ class Trainer:
         )
 
 
-class Agreed(NamedTuple):
+class AgreedStep(NamedTuple):
     """What all ranks know of a step."""
 
     stop: bool  # all leave after it
@@ -298,13 +298,13 @@ class Agreement:
             values.record_stream(self._stream)
         return values[0].round().float()
 
-    def outcome(self) -> Agreed:
+    def outcome(self) -> AgreedStep:
         """What the others told."""
         if self._copied is not None:
             self._copied.synchronize()
         labels, damaged, stop, shares, may_write, late = self._answer.tolist()
         own, world = float(self._host[3]), self._mesh.world_size
-        return Agreed(
+        return AgreedStep(
             stop=stop > 0,
             labels=round(labels),
             damaged=round(damaged),

@@ -10,11 +10,11 @@ import pytest
 from benchmarks.chaos import JOB, judged
 from phalanx.cli.operate.chaos import verdict
 from phalanx.config import check, load_job
-from phalanx.testing.chaos.run import Outcome
+from phalanx.testing.chaos.run import ChaosOutcome
 
 
-def outcome(state: str, *differences: str) -> Outcome:
-    return Outcome(
+def outcome(state: str, *differences: str) -> ChaosOutcome:
+    return ChaosOutcome(
         plan="random, seed 0",
         done=["kill_worker"],
         state=state,

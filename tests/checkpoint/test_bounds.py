@@ -15,8 +15,8 @@ import torch
 from phalanx.checkpoint import Checkpointer
 from phalanx.checkpoint.write import commit, direct
 from phalanx.checkpoint.write.background import OVERLAP_BYTES
-from phalanx.checkpoint.write.direct import Pace
-from phalanx.checkpoint.write.snapshot import Snapshot
+from phalanx.checkpoint.write.direct import WriteRate
+from phalanx.checkpoint.write.snapshot import ShardSnapshot
 from tests.checkpoint.keeper.test_process import CPU, extra
 from tests.checkpoint.waiting import newest_child
 from tests.ranks import run_ranks
@@ -41,7 +41,7 @@ def test_writes_are_held_to_their_rate_and_idle_time_is_not_saved_up(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(direct, "time", clock)
-    pace = Pace(bytes_per_second=100.0)
+    pace = WriteRate(bytes_per_second=100.0)
     for _ in range(10):
         pace.wait(50)
     assert clock.now == pytest.approx(4.5)  # the last one's bytes are paid for by the next
@@ -49,7 +49,7 @@ def test_writes_are_held_to_their_rate_and_idle_time_is_not_saved_up(
     for _ in range(3):
         pace.wait(50)
     assert clock.now == pytest.approx(101.0)
-    Pace().wait(1 << 40)
+    WriteRate().wait(1 << 40)
     assert clock.now == pytest.approx(101.0)
 
 
@@ -125,13 +125,13 @@ def test_with_overlap_a_save_returns_before_its_copy_and_an_update_waits_for_it(
     assert checkpointer.prepare_background(
         tensors, generation=0, step=0, device=CPU, lease_seconds=5.0, overlap=True
     )
-    may_copy, copied = threading.Event(), Snapshot.copy_into
+    may_copy, copied = threading.Event(), ShardSnapshot.copy_into
 
-    def copy_late(self: Snapshot, *arguments: object) -> None:
+    def copy_late(self: ShardSnapshot, *arguments: object) -> None:
         assert may_copy.wait(90)
         copied(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Snapshot, "copy_into", copy_late)
+    monkeypatch.setattr(ShardSnapshot, "copy_into", copy_late)
     path = checkpointer.save(1, tensors, extra())
     threading.Timer(0.2, may_copy.set).start()
     checkpointer.before_update()

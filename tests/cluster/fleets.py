@@ -5,7 +5,7 @@ from __future__ import annotations
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Held, Node
 from phalanx.cluster.jobs.job import Placement
-from phalanx.cluster.placement.choose import Request, held_by
+from phalanx.cluster.placement.choose import PlacementRequest, held_by
 
 
 def fleet_of(
@@ -34,7 +34,7 @@ def occupy(fleet: Fleet, node: int, gpus: int, job: int = 10**6) -> None:
     fleet.take(job + node, node, Held(taken, 0, 0))
 
 
-def check_valid(fleet: Fleet, request: Request, placement: Placement) -> None:
+def check_valid(fleet: Fleet, request: PlacementRequest, placement: Placement) -> None:
     """All or nothing, on free GPUs of healthy nodes, tensor groups inside a domain."""
     shape = request.shape
     assert len(placement.nodes) == shape.slots(request.replicas)

@@ -22,7 +22,7 @@ from phalanx.cluster.detectors.trends import gradient_explosion
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.protocol.events import NoProgress, SlowRank
 from phalanx.cluster.protocol.hang_limits import fixed_limits
-from phalanx.cluster.watch import GangRecord, Watch
+from phalanx.cluster.watch import GangRecord, StepWatch
 
 MS = 1_000_000
 
@@ -41,8 +41,8 @@ class Noise:
         return times.astype(np.int64)
 
 
-def watch_of(shape: GangShape) -> Watch:
-    watch = Watch()
+def watch_of(shape: GangShape) -> StepWatch:
+    watch = StepWatch()
     nodes = tuple(range(shape.slots(shape.replicas)))
     placement = Placement(nodes, (), replicas=shape.replicas)
     watch.begin(1, 1, shape, placement, fixed_limits(60_000 * MS), 0)
@@ -177,7 +177,7 @@ def test_a_gang_without_steps_is_reported_with_who_is_behind():
 
 
 def test_the_deadline_of_a_hang_follows_the_steps_that_were_measured():
-    watch = Watch()
+    watch = StepWatch()
     placement = Placement((0, 1), (), replicas=2)
     shape = GangShape(replicas=2, slot_gpus=1)
     watch.begin(

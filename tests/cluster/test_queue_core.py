@@ -40,11 +40,11 @@ def drained(drive: Drive, job: Job) -> None:
 def test_a_lender_gets_its_gpus_back_through_a_drain() -> None:
     drive = Drive(2)
     drive.tell(SetQuota(team="owner", gpus=16, request="q"))
-    guests = [drive.running(team="guest", gang=NODE) for _ in range(2)]
+    borrowers = [drive.running(team="guest", gang=NODE) for _ in range(2)]
     drive.wait(HOUR)
     owner = drive.submit(team="owner", gang=NODE)
     (order,) = drive.bodies(Drain)
-    (leaving,) = [job for job in guests if job.state == "draining"]
+    (leaving,) = [job for job in borrowers if job.state == "draining"]
     assert order.job == leaving.id and "owns 0" in str(leaving.why)
     found = drive.core.queue.explain(drive.core.view, owner.id)
     assert found.reason.code == "others_leave" and found.estimated_start_ns is not None
@@ -55,15 +55,15 @@ def test_a_lender_gets_its_gpus_back_through_a_drain() -> None:
     assert found.reason.code == "waits_for_room" and "neither a time limit" in found.unknown
 
 
-def test_an_elastic_guest_gives_up_replicas_only() -> None:
+def test_an_elastic_borrower_gives_up_replicas_only() -> None:
     drive = Drive(4)
     drive.tell(SetQuota(team="owner", gpus=16, request="q"))
     gang = GangShape(replicas=4, least_replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
-    guest = drive.running(team="guest", gang=gang)
+    borrower = drive.running(team="guest", gang=gang)
     drive.wait(HOUR)
     owner = drive.submit(team="owner", gang=NODE)
     assert not drive.bodies(Drain)
-    assert guest.placement is not None and guest.placement.replicas == 3
+    assert borrower.placement is not None and borrower.placement.replicas == 3
     assert owner.state == "forming"
 
 
@@ -351,11 +351,13 @@ def test_a_gang_that_must_leave_and_misses_several_nodes_leaves_once() -> None:
     assert job.state in ("pending", "forming")
 
 
-def test_an_owner_asks_as_soon_as_a_guest_has_run_long_enough_though_nothing_else_happens() -> None:
+def test_an_owner_asks_as_soon_as_a_borrower_has_run_long_enough_though_nothing_else_happens() -> (
+    None
+):
     drive = Drive(2)
     drive.tell(SetQuota(team="owner", gpus=16))
-    guest = drive.running(team="guest", steps=10)
+    borrower = drive.running(team="guest", steps=10)
     drive.submit(team="owner", gang=NODE)
-    assert guest.state == "running"  # nobody is stopped in the first minutes
+    assert borrower.state == "running"  # nobody is stopped in the first minutes
     drive.wait(Policy().queue.least_run_ns + SECOND)
-    assert guest.state == "draining"
+    assert borrower.state == "draining"

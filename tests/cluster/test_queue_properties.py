@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from phalanx.cluster.fleet.node import lowest_bits
 from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec, Placement
-from phalanx.cluster.placement.request import Request, request_of
+from phalanx.cluster.placement.request import PlacementRequest, request_of
 from phalanx.cluster.policy import Qos, Quota
 from phalanx.cluster.queue.decisions import Preempt, Resize, Start
 from phalanx.cluster.queue.fairshare import ONE, STEPS, half_to
@@ -274,7 +274,7 @@ def test_no_victim_of_a_gang_is_needless(data: st.DataObject) -> None:
         jobs += [running(site, node, 4, lost) for lost in losses]
     want = data.draw(st.integers(2, 8))
     shape = GangShape(replicas=want, tensor=8, slot_gpus=8)
-    asked = Request(job=99, shape=shape, replicas=want)
+    asked = PlacementRequest(job=99, shape=shape, replicas=want)
     fleet = site.view.fleet
     found = choose(site.view, asked, [], jobs)
     assert found is not None and len(found.nodes) >= want

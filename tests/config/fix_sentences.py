@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.config import ConfigError, Problem, check, job_from_table
+from phalanx.config import ConfigError, ConfigProblem, check, job_from_table
 
 Settings = dict[str, Any]  # a job's table with dotted keys; "world size" is the number of ranks
 VALUE = r'("[^"]*"|[-\w.]+)'
 KEY = r"((?:train|model|parallel|data|memory|precision|checkpoint|optimizer)\.[\w.\[\]]+)"
 
 
-def problems_of(settings: Settings) -> list[Problem]:
+def problems_of(settings: Settings) -> list[ConfigProblem]:
     table: dict[str, Any] = {}
     for key, value in settings.items():
         if key == "world size":
@@ -30,7 +30,7 @@ def problems_of(settings: Settings) -> list[Problem]:
     return []
 
 
-def alternatives(found: Problem, settings: Settings) -> Iterator[Settings]:
+def alternatives(found: ConfigProblem, settings: Settings) -> Iterator[Settings]:
     """The settings after each of the fixes that a problem names; none may be left unread."""
     for text in found.fix.split(", or "):
         changed = dict(settings)

@@ -45,7 +45,7 @@ from phalanx.cluster.protocol.messages import (
     WorkerRestore,
     WorkerUp,
 )
-from phalanx.control.trust.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey
+from phalanx.control.trust.node_key import NONCE_HEADER, SERVER_HEADER, NodeClaim, NodeKey
 from phalanx.control.wire import agent_messages as wire
 from tests.ports import free_port
 
@@ -274,7 +274,7 @@ class PlayedAgent:
         nonce, server = (
             bytes.fromhex(socket.response.headers[name]) for name in (NONCE_HEADER, SERVER_HEADER)
         )
-        return self.key.sign(Asked(nonce, server, self.node.name, self.machine))
+        return self.key.sign(NodeClaim(nonce, server, self.node.name, self.machine))
 
     async def _receive(self, message: wire.Down) -> None:
         match message:

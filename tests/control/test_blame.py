@@ -13,7 +13,7 @@ import pytest
 from phalanx.checkpoint import latest, stored_tensors
 from phalanx.control.backends.local import LocalNode, open_files
 from phalanx.testing.chaos.verdict import belonging, orphans
-from phalanx.testing.local_cluster import Commits, Stage
+from phalanx.testing.local_cluster import Commits, TrialCluster
 from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import assert_same, losses, undisturbed, write_job
 from tests.control.server.test_replay import reach
@@ -23,10 +23,10 @@ ENDLESS = 10**6
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def cluster(tmp_path: Path) -> Iterator[TrialCluster]:
     """A cluster of four nodes with the policy as it is shipped."""
-    with Stage(tmp_path, nodes=4) as stage:
-        yield stage
+    with TrialCluster(tmp_path, nodes=4) as cluster:
+        yield cluster
     assert orphans(tmp_path) == []
 
 
@@ -36,45 +36,47 @@ def keeper_of(node: LocalNode, job: int) -> int:
     return next(pid for pid in belonging(node.state) if log in open_files(pid))
 
 
-def recovered(stage: Stage, commits: Commits, job: int, generation: int) -> None:
+def recovered(cluster: TrialCluster, commits: Commits, job: int, generation: int) -> None:
     """Until a later generation has committed steps of its own."""
-    stage.wait(
-        lambda: commits.first_after(generation) or stage.job(job)["state"] == "failed",
+    cluster.wait(
+        lambda: commits.first_after(generation) or cluster.job(job)["state"] == "failed",
         "recovery",
         120,
     )
-    assert stage.job(job)["state"] != "failed", stage.get(f"/v1/jobs/{job}/why")
+    assert cluster.job(job)["state"] != "failed", cluster.get(f"/v1/jobs/{job}/why")
 
 
 @pytest.mark.soak
-def test_a_keeper_killed_six_times_costs_no_retry(stage: Stage, tmp_path: Path) -> None:
+def test_a_keeper_killed_six_times_costs_no_retry(cluster: TrialCluster, tmp_path: Path) -> None:
     steps = 150
     expected = undisturbed(tmp_path, steps)
-    job = stage.submit(str(write_job(tmp_path, "disturbed", steps)), "--retries", "0")
-    commits = stage.commits(job, world_size=4)
+    job = cluster.submit(str(write_job(tmp_path, "disturbed", steps)), "--retries", "0")
+    commits = cluster.commits(job, world_size=4)
     for number in range(6):
         newest = commits.newest()
-        reach(stage, commits, (newest.step if newest else 0) + 4)
-        generation = stage.job(job)["generation"]
-        os.kill(keeper_of(stage.node_of(number % 4, job), job), signal.SIGKILL)
-        recovered(stage, commits, job, generation)
-    assert stage.job(job)["retries_used"] == 0
-    causes = {event["cause"] for event in stage.events("WorkerExited", job)}
+        reach(cluster, commits, (newest.step if newest else 0) + 4)
+        generation = cluster.job(job)["generation"]
+        os.kill(keeper_of(cluster.node_of(number % 4, job), job), signal.SIGKILL)
+        recovered(cluster, commits, job, generation)
+    assert cluster.job(job)["retries_used"] == 0
+    causes = {event["cause"] for event in cluster.events("WorkerExited", job)}
     assert causes <= {"keeper_lost", "lost_peer"}
-    assert stage.wait_ended(job, END_SECONDS) == "done"
+    assert cluster.wait_ended(job, END_SECONDS) == "done"
     assert_same(tmp_path / "runs" / "disturbed" / f"job-{job}", expected)
 
 
-def test_a_job_that_is_given_up_writes_what_memory_holds(stage: Stage, tmp_path: Path) -> None:
-    job = stage.submit(str(write_job(tmp_path, "bad", ENDLESS)), "--retries", "0")
-    commits = stage.commits(job, world_size=4)
-    reach(stage, commits, 5)
-    for pid in worker_pids(stage.node_of(1, job), job).values():
+def test_a_job_that_is_given_up_writes_what_memory_holds(
+    cluster: TrialCluster, tmp_path: Path
+) -> None:
+    job = cluster.submit(str(write_job(tmp_path, "bad", ENDLESS)), "--retries", "0")
+    commits = cluster.commits(job, world_size=4)
+    reach(cluster, commits, 5)
+    for pid in worker_pids(cluster.node_of(1, job), job).values():
         os.kill(pid, signal.SIGSEGV)  # as a library does: nobody outside sends that
-    assert stage.wait_ended(job, END_SECONDS) == "failed"
+    assert cluster.wait_ended(job, END_SECONDS) == "failed"
     newest = commits.newest()
     assert newest is not None
-    shown = stage.job(job)
+    shown = cluster.job(job)
     assert shown["durable"] >= newest.step - 1 and "0 retries" in shown["why"]["text"]
     saved = (
         tmp_path / "runs" / "bad" / f"job-{job}" / "checkpoints" / f"step-{shown['durable']:08d}"
@@ -83,20 +85,22 @@ def test_a_job_that_is_given_up_writes_what_memory_holds(stage: Stage, tmp_path:
 
 
 @pytest.mark.soak
-def test_a_run_folder_that_is_away_for_a_while_fails_no_job(stage: Stage, tmp_path: Path) -> None:
+def test_a_run_folder_that_is_away_for_a_while_fails_no_job(
+    cluster: TrialCluster, tmp_path: Path
+) -> None:
     steps = 120
     expected = undisturbed(tmp_path, steps)
-    job = stage.submit(str(write_job(tmp_path, "disturbed", steps)), "--retries", "0")
-    commits = stage.commits(job, world_size=4)
-    reach(stage, commits, 5)
+    job = cluster.submit(str(write_job(tmp_path, "disturbed", steps)), "--retries", "0")
+    commits = cluster.commits(job, world_size=4)
+    reach(cluster, commits, 5)
     folder = tmp_path / "runs" / "disturbed"
     folder.rename(tmp_path / "away")
-    stage.signal_worker(0, job, signal.SIGKILL)
-    stage.wait(lambda: stage.job(job)["why"]["code"] == "storage_wait", "it to wait", 60)
-    assert "bring the folder back" in stage.job(job)["why"]["text"]
-    stage.wait(lambda: "attempt 2" in stage.job(job)["why"]["text"], "the second try", 60)
+    cluster.signal_worker(0, job, signal.SIGKILL)
+    cluster.wait(lambda: cluster.job(job)["why"]["code"] == "storage_wait", "it to wait", 60)
+    assert "bring the folder back" in cluster.job(job)["why"]["text"]
+    cluster.wait(lambda: "attempt 2" in cluster.job(job)["why"]["text"], "the second try", 60)
     (tmp_path / "away").rename(folder)
-    assert stage.wait_ended(job, END_SECONDS) == "done"
+    assert cluster.wait_ended(job, END_SECONDS) == "done"
     assert losses(folder / f"job-{job}") == losses(expected)
 
 
@@ -130,12 +134,12 @@ def test_a_program_that_pauses_too_long_goes_on_from_memory_and_is_saved_in_the_
     tmp_path: Path,
 ) -> None:
     (tmp_path / "pauses.py").write_text(PROGRAM)
-    with Stage(tmp_path, nodes=1, policy=IMPATIENT) as stage:
-        job = stage.submit("--world-size", "1", "--", sys.executable, "pauses.py")
-        assert stage.wait_ended(job, END_SECONDS) == "failed"
-        shown = stage.job(job)
+    with TrialCluster(tmp_path, nodes=1, policy=IMPATIENT) as cluster:
+        job = cluster.submit("--world-size", "1", "--", sys.executable, "pauses.py")
+        assert cluster.wait_ended(job, END_SECONDS) == "failed"
+        shown = cluster.job(job)
         assert "hang" in shown["why"]["text"] and shown["durable"] in (9, 10)
-        (log,) = stage.cluster.nodes[0].state.glob(f"jobs/{job}/worker-0.log")
+        (log,) = cluster.local.nodes[0].state.glob(f"jobs/{job}/worker-0.log")
         starts = [line.split() for line in log.read_text().splitlines() if "starts" in line]
     assert starts[0][2] == "0" and len(starts) >= 3
     for line in starts[1:]:  # the last one, too

@@ -19,8 +19,8 @@ from msgspec import structs
 from phalanx.config import ConfigError, job_from_table, resolve
 from phalanx.control.backends.local import LocalNode
 from phalanx.control.wire.server_file import ServerFile
-from phalanx.testing.chaos import Arena, Plan, also_drawn, random_plan, read_plan
-from phalanx.testing.chaos.injector import Harm
+from phalanx.testing.chaos import ChaosCluster, ChaosPlan, also_drawn, random_plan, read_plan
+from phalanx.testing.chaos.injector import JobFaults
 from phalanx.testing.chaos.plan import MORE_WEIGHTS, WEIGHTS, Action
 from phalanx.testing.chaos.run import play_all
 from phalanx.testing.chaos.verdict import (
@@ -31,7 +31,7 @@ from phalanx.testing.chaos.verdict import (
     orphans,
     shared_memory,
 )
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from tests.control.jobs import JOB, write_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chaos.toml"
@@ -167,7 +167,7 @@ class Counted:
 def test_what_is_killed_again_while_it_is_dead_is_started_once() -> None:
     """A second start would run beside the first, and nobody would know of one of them."""
     ground = Counted()
-    harm = Harm(ground, 1)
+    harm = JobFaults(ground, 1)
     for do in ("kill_controller", "kill_agent", "kill_controller", "kill_node"):
         harm.do(Action(do=do, at_step=1, seconds=0.0))
     harm.due()
@@ -182,18 +182,20 @@ def test_what_is_killed_again_while_it_is_dead_is_started_once() -> None:
 
 
 def make_arena(
-    root: Path, steps: int, plans: list[Plan], *, namespaces: bool = False, copies: int = 1
-) -> Arena:
+    root: Path, steps: int, plans: list[ChaosPlan], *, namespaces: bool = False, copies: int = 1
+) -> ChaosCluster:
     text = JOB.format(name="chaos", steps=steps).replace("every = 0", "every = 20", 1)
     text = text.replace("data = 2\n", f"data = 2\nreplicate = {copies}\n")
-    return Arena(root, job_from_table(tomllib.loads(text)), 4, plans=plans, namespaces=namespaces)
+    return ChaosCluster(
+        root, job_from_table(tomllib.loads(text)), 4, plans=plans, namespaces=namespaces
+    )
 
 
-def judge(arena: Arena, plans: list[Plan]) -> None:
-    with arena:
-        outcomes = play_all(arena, plans, print)
+def judge(cluster: ChaosCluster, plans: list[ChaosPlan]) -> None:
+    with cluster:
+        outcomes = play_all(cluster, plans, print)
     bad = [outcome for outcome in outcomes if not outcome.good]
-    assert not bad and not arena.leaks, (bad, arena.leaks)
+    assert not bad and not cluster.leaks, (bad, cluster.leaks)
 
 
 def test_a_plan_of_harm_loses_nothing(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_plan_of_harm_loses_nothing(tmp_path: Path) -> None:
         Action(do="kill_controller", at_step=14, seconds=0.5),
         Action(do="kill_node", at_step=25, slot=3, seconds=1.0),
     )
-    plans = [Plan(name="three harms", actions=actions)]
+    plans = [ChaosPlan(name="three faults", actions=actions)]
     judge(make_arena(tmp_path, 50, plans), plans)
 
 
@@ -222,7 +224,7 @@ def test_flipped_bits_among_other_harm_leave_no_trace(tmp_path: Path) -> None:
         Action(do="kill_worker", at_step=20, slot=0),
         Action(do="flip_bit", at_step=32, slot=2),  # another node is put aside: none is left
     )
-    plans = [Plan(name="flipped bits", actions=actions)]
+    plans = [ChaosPlan(name="flipped bits", actions=actions)]
     judge(make_arena(tmp_path, 60, plans, copies=2), plans)
 
 
@@ -243,7 +245,7 @@ def test_a_node_that_is_cut_off_trains_on_in_vain(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give nodes networks of their own")
     actions = (Action(do="partition", at_step=10, slot=1, seconds=8.0),)
-    plans = [Plan(name="a partition", actions=actions)]
+    plans = [ChaosPlan(name="a partition", actions=actions)]
     judge(make_arena(tmp_path, 40, plans, namespaces=True), plans)
 
 
@@ -254,7 +256,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
         Action(do="fill_disk", at_step=10, seconds=2.0),
         Action(do="fill_disk", at_step=395, seconds=3.0),
     )
-    plans = [Plan(name="a full disk", actions=actions)]
+    plans = [ChaosPlan(name="a full disk", actions=actions)]
     judge(make_arena(tmp_path, 400, plans), plans)
 
 
@@ -280,19 +282,21 @@ seconds = 1.0
 @pytest.mark.soak
 def test_a_job_that_runs_is_harmed_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(LIVE)
-    with Stage(tmp_path, nodes=4, spares=1) as stage:
-        job = stage.submit(str(write_job(tmp_path, "live", 200)))
+    with TrialCluster(tmp_path, nodes=4, spares=1) as cluster:
+        job = cluster.submit(str(write_job(tmp_path, "live", 200)))
         with pytest.raises(RuntimeError, match="there is no job 77"):
-            stage.command("chaos", "77", "--plan", "random")
-        stage.wait(lambda: stage.job(job)["state"] == "running", "the job to run")
-        said = json.loads(stage.command("chaos", str(job), "--plan", str(tmp_path / "plan.toml")))
-        again = ServerFile.read(stage.state).pid
+            cluster.command("chaos", "77", "--plan", "random")
+        cluster.wait(lambda: cluster.job(job)["state"] == "running", "the job to run")
+        said = json.loads(cluster.command("chaos", str(job), "--plan", str(tmp_path / "plan.toml")))
+        again = ServerFile.read(cluster.state).pid
         assert said["good"], said
         outcome = said["outcome"]
         assert len(outcome["recovered_seconds"]) == 3 and outcome["generations"] >= 3
         assert outcome["differences"] == []
-        stage.wait(lambda: all(n["connected"] for n in stage.get("/v1/nodes")["nodes"]), "nodes")
-        assert stage.wait_ended(job, 120) == "done"
+        cluster.wait(
+            lambda: all(n["connected"] for n in cluster.get("/v1/nodes")["nodes"]), "nodes"
+        )
+        assert cluster.wait_ended(job, 120) == "done"
         os.kill(again, signal.SIGTERM)  # it is not the stage's child
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from phalanx.control.backends.local import processes_of
 from phalanx.testing.chaos.verdict import orphans
-from phalanx.testing.local_cluster import Commits, Stage
+from phalanx.testing.local_cluster import Commits, TrialCluster
 from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import assert_same, undisturbed, write_job
 from tests.control.server.test_replay import END_SECONDS, reach
@@ -23,93 +23,97 @@ STEPS = 120
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def cluster(tmp_path: Path) -> Iterator[TrialCluster]:
     """A cluster of four nodes and two spares."""
-    with Stage(tmp_path, nodes=4, spares=2) as stage:
-        yield stage
+    with TrialCluster(tmp_path, nodes=4, spares=2) as cluster:
+        yield cluster
     assert orphans(tmp_path) == []
 
 
-def running(stage: Stage, root: Path) -> tuple[int, Commits]:
-    job = stage.submit(str(write_job(root, "disturbed", STEPS)))
-    commits = stage.commits(job, world_size=4)
-    reach(stage, commits, 10)
+def running(cluster: TrialCluster, root: Path) -> tuple[int, Commits]:
+    job = cluster.submit(str(write_job(root, "disturbed", STEPS)))
+    commits = cluster.commits(job, world_size=4)
+    reach(cluster, commits, 10)
     return job, commits
 
 
-def goes_on(stage: Stage, job: int, commits: Commits, since: float, generation: int = 1) -> None:
-    stage.wait(lambda: commits.first_after(generation), "recovery", 120)
+def goes_on(
+    cluster: TrialCluster, job: int, commits: Commits, since: float, generation: int = 1
+) -> None:
+    cluster.wait(lambda: commits.first_after(generation), "recovery", 120)
     found = commits.first_after(generation)
     assert found is not None
-    story = [str(event)[:300] for event in stage.get(f"/v1/events?limit=40&job={job}")["events"]]
+    story = [str(event)[:300] for event in cluster.get(f"/v1/events?limit=40&job={job}")["events"]]
     assert found.at - since < AT_ONCE_SECONDS, "\n".join(story)
-    assert stage.get(f"/v1/jobs/{job}")["lost_steps"] == 0
+    assert cluster.get(f"/v1/jobs/{job}")["lost_steps"] == 0
 
 
-def test_the_server_and_a_worker(stage: Stage, tmp_path: Path) -> None:
-    job, commits = running(stage, tmp_path)
-    worker = worker_pids(stage.node_of(1, job), job)[0]
-    assert stage.server is not None
-    stage.server.kill()
+def test_the_server_and_a_worker(cluster: TrialCluster, tmp_path: Path) -> None:
+    job, commits = running(cluster, tmp_path)
+    worker = worker_pids(cluster.node_of(1, job), job)[0]
+    assert cluster.server is not None
+    cluster.server.kill()
     os.kill(worker, signal.SIGKILL)
-    stage.server.wait()
-    stage.start_server()
-    goes_on(stage, job, commits, time.monotonic())
-    assert stage.job(job)["why"]["facts"]["cause"] == "worker_killed"  # and not a hang, or a node
-    stage.command("cancel", str(job))
+    cluster.server.wait()
+    cluster.start_server()
+    goes_on(cluster, job, commits, time.monotonic())
+    assert cluster.job(job)["why"]["facts"]["cause"] == "worker_killed"  # and not a hang, or a node
+    cluster.command("cancel", str(job))
 
 
 @pytest.mark.soak
-def test_the_server_and_a_node(stage: Stage, tmp_path: Path) -> None:
+def test_the_server_and_a_node(cluster: TrialCluster, tmp_path: Path) -> None:
     expected = undisturbed(tmp_path, STEPS)
-    job, commits = running(stage, tmp_path)
-    node = stage.node_of(1, job)
-    assert stage.server is not None
-    stage.server.kill()
-    stage.kill_node(node)
-    stage.server.wait()
-    stage.start_server()
-    goes_on(stage, job, commits, time.monotonic())
-    assert node.name not in stage.job(job)["nodes"]
-    assert stage.wait_ended(job, END_SECONDS) == "done"
+    job, commits = running(cluster, tmp_path)
+    node = cluster.node_of(1, job)
+    assert cluster.server is not None
+    cluster.server.kill()
+    cluster.kill_node(node)
+    cluster.server.wait()
+    cluster.start_server()
+    goes_on(cluster, job, commits, time.monotonic())
+    assert node.name not in cluster.job(job)["nodes"]
+    assert cluster.wait_ended(job, END_SECONDS) == "done"
     assert_same(tmp_path / "runs" / "disturbed" / f"job-{job}", expected)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
 def test_a_node_and_the_spare_that_would_replace_it(
-    stage: Stage, tmp_path: Path, frozen: bool
+    cluster: TrialCluster, tmp_path: Path, frozen: bool
 ) -> None:
     """A spare that stands still keeps its connection: only that it does not answer betrays it."""
     expected = undisturbed(tmp_path, STEPS)
-    job, commits = running(stage, tmp_path)
-    spares = [each for each in stage.get("/v1/nodes")["nodes"] if each["state"] == "spare"]
-    first = stage.node(spares[0]["name"])
+    job, commits = running(cluster, tmp_path)
+    spares = [each for each in cluster.get("/v1/nodes")["nodes"] if each["state"] == "spare"]
+    first = cluster.node(spares[0]["name"])
     if frozen:
         for pid in processes_of(first):
             os.kill(pid, signal.SIGSTOP)
     else:
-        stage.kill_node(first)
-    goes_on(stage, job, commits, stage.kill_node(stage.node_of(1, job)))
+        cluster.kill_node(first)
+    goes_on(cluster, job, commits, cluster.kill_node(cluster.node_of(1, job)))
     if frozen:
         for pid in processes_of(first):
             os.kill(pid, signal.SIGCONT)
-    assert stage.wait_ended(job, END_SECONDS) == "done"
+    assert cluster.wait_ended(job, END_SECONDS) == "done"
     assert_same(tmp_path / "runs" / "disturbed" / f"job-{job}", expected)
 
 
 @pytest.mark.soak
-def test_a_drain_and_a_worker_that_dies_in_it_lose_nothing(stage: Stage, tmp_path: Path) -> None:
+def test_a_drain_and_a_worker_that_dies_in_it_lose_nothing(
+    cluster: TrialCluster, tmp_path: Path
+) -> None:
     expected = undisturbed(tmp_path, STEPS)
-    job, commits = running(stage, tmp_path)
-    worker = worker_pids(stage.node_of(2, job), job)[0]
-    stage.client.post(f"/v1/jobs/{job}/drain", None, dict)
+    job, commits = running(cluster, tmp_path)
+    worker = worker_pids(cluster.node_of(2, job), job)[0]
+    cluster.client.post(f"/v1/jobs/{job}/drain", None, dict)
     os.kill(worker, signal.SIGKILL)
     known = commits.newest()
     assert known is not None
-    stage.wait(lambda: stage.job(job)["state"] == "pending", "the job to leave", 60)
-    assert stage.job(job)["durable"] >= known.step
-    stage.command("resume", str(job))
-    assert stage.wait_ended(job, END_SECONDS) == "done"
-    assert stage.get(f"/v1/jobs/{job}")["lost_steps"] == 0
+    cluster.wait(lambda: cluster.job(job)["state"] == "pending", "the job to leave", 60)
+    assert cluster.job(job)["durable"] >= known.step
+    cluster.command("resume", str(job))
+    assert cluster.wait_ended(job, END_SECONDS) == "done"
+    assert cluster.get(f"/v1/jobs/{job}")["lost_steps"] == 0
     assert_same(tmp_path / "runs" / "disturbed" / f"job-{job}", expected)

@@ -18,7 +18,7 @@ from phalanx.control.agent.config import FaultOptions
 from phalanx.control.agent.faults import FaultSources
 from phalanx.control.agent.faults.gpu_watch import event_fault, gpu_faults
 from phalanx.control.agent.faults.host import (
-    Notice,
+    HostNotice,
     NoticeSource,
     oom_kills,
     own_group,
@@ -317,6 +317,6 @@ def test_a_notice_is_told_again_only_when_the_node_goes_sooner() -> None:
     sources = FaultSources(FaultOptions(), heard.append, links=False)
     second = 10**9
     for at_ns in (100 * second, 100 * second, 160 * second, 100 * second - 1, 40 * second):
-        sources.report(Notice(deadline_ns=at_ns, cause="host_maintenance"))
+        sources.report(HostNotice(deadline_ns=at_ns, cause="host_maintenance"))
     told = [fact.deadline_ns for fact in heard if isinstance(fact, SiteNotice)]
     assert told == [100 * second, 40 * second]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import worker_pids
 
 SCRIPTS = Path(__file__).parent / "frameworks"
@@ -56,16 +56,16 @@ def test_a_script_comes_back_after_a_kill_and_runs_to_its_end(
     for path in SCRIPTS.glob("*.py"):
         shutil.copy(path, tmp_path)
     (tmp_path / "kill-me").touch()
-    with Stage(tmp_path, nodes=1, gpus_per_node=2) as stage:
-        job = stage.submit("--world-size", "2", "--", sys.executable, script)
-        stage.wait((tmp_path / "reached").exists, "the middle of the run", 240)
-        os.kill(worker_pids(stage.node_of(0, job), job)[1], signal.SIGKILL)
+    with TrialCluster(tmp_path, nodes=1, gpus_per_node=2) as cluster:
+        job = cluster.submit("--world-size", "2", "--", sys.executable, script)
+        cluster.wait((tmp_path / "reached").exists, "the middle of the run", 240)
+        os.kill(worker_pids(cluster.node_of(0, job), job)[1], signal.SIGKILL)
         (tmp_path / "kill-me").unlink()
-        assert stage.wait_ended(job, 240) == "done"
-        assert stage.job(job)["generation"] == 2
-        log = output(stage, job)
+        assert cluster.wait_ended(job, 240) == "done"
+        assert cluster.job(job)["generation"] == 2
+        log = output(cluster, job)
         assert resumed in log and "ends at step 20" in log
-        assert set(worker_pids(stage.cluster.nodes[0], job)) == set()
+        assert set(worker_pids(cluster.local.nodes[0], job)) == set()
 
 
 @pytest.mark.soak
@@ -73,17 +73,17 @@ def test_a_script_comes_back_after_a_kill_and_runs_to_its_end(
 def test_a_shell_script_with_a_long_silent_phase_comes_back_and_runs_to_its_end(
     tmp_path: Path,
 ) -> None:
-    with Stage(tmp_path, nodes=1) as stage:
-        job = stage.submit("--", "sh", "-c", SILENT)
-        stage.wait(lambda: "begins" in output(stage, job), "its first word", 60)
+    with TrialCluster(tmp_path, nodes=1) as cluster:
+        job = cluster.submit("--", "sh", "-c", SILENT)
+        cluster.wait(lambda: "begins" in output(cluster, job), "its first word", 60)
         time.sleep(SILENT_SECONDS / 8)
-        stage.signal_worker(0, job)
-        stage.wait(lambda: output(stage, job).count("begins") == 2, "its second start", 60)
-        assert stage.wait_ended(job, 2 * SILENT_SECONDS) == "done"
-        assert output(stage, job).split() == ["begins", "begins", "ends"]
-        assert stage.events("NoProgress", job) == []
+        cluster.signal_worker(0, job)
+        cluster.wait(lambda: output(cluster, job).count("begins") == 2, "its second start", 60)
+        assert cluster.wait_ended(job, 2 * SILENT_SECONDS) == "done"
+        assert output(cluster, job).split() == ["begins", "begins", "ends"]
+        assert cluster.events("NoProgress", job) == []
 
 
-def output(stage: Stage, job: int) -> str:
-    found = stage.root.glob(f"local/nodes/*/jobs/{job}/worker-*.log")
+def output(cluster: TrialCluster, job: int) -> str:
+    found = cluster.root.glob(f"local/nodes/*/jobs/{job}/worker-*.log")
     return "\n".join(path.read_text() for path in found)

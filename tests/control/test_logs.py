@@ -13,7 +13,7 @@ import pytest
 from phalanx.control.agent.inspect import logs as agent_logs
 from phalanx.control.agent.inspect.logs import LogReader
 from phalanx.control.server.http import log_requests
-from phalanx.control.server.http.log_requests import LogRequests, Whereabouts
+from phalanx.control.server.http.log_requests import LogLocation, LogRequests
 from phalanx.control.wire.agent_messages import LogPart, ReadLog, StopLog, decode_down
 
 
@@ -33,13 +33,13 @@ def test_an_agent_follows_every_log_of_a_job_and_reads_it_to_the_end(tmp_path: P
     folder = tmp_path / "jobs" / "7"
     folder.mkdir(parents=True)
     sent: list[LogPart] = []
-    crew: Any = SimpleNamespace(state=tmp_path, jobs={})
+    node_jobs: Any = SimpleNamespace(state=tmp_path, jobs={})
 
     def text() -> bytes:
         return b"".join(part.data for part in sent)
 
     async def scenario() -> None:
-        reader = LogReader(crew, sent.append)  # type: ignore[arg-type]
+        reader = LogReader(node_jobs, sent.append)  # type: ignore[arg-type]
         reader.read(ReadLog(request=1, job=7, follow=True))
         first = folder / "worker-0.log"
         first.write_text("one\n")  # the file comes after the reader
@@ -87,7 +87,7 @@ class Nodes:
 
 def test_a_reader_waits_for_the_start_moves_with_the_job_and_leaves_when_it_has_ended() -> None:
     nodes = Nodes()
-    at = [Whereabouts(None, False, "job 7 has not started: in the queue")]
+    at = [LogLocation(None, False, "job 7 has not started: in the queue")]
     text = bytearray()
 
     async def scenario() -> None:
@@ -97,14 +97,14 @@ def test_a_reader_waits_for_the_start_moves_with_the_job_and_leaves_when_it_has_
 
         reading = asyncio.create_task(read())
         await until(lambda: b"in the queue" in text)
-        at[0] = Whereabouts(1, False)
+        at[0] = LogLocation(1, False)
         await until(lambda: bool(nodes.following))
         nodes.write(1, b"step 1\n")
         await until(lambda: b"step 1" in text)
         nodes.write(2, b"step 2\n")
-        at[0] = Whereabouts(2, False)
+        at[0] = LogLocation(2, False)
         await until(lambda: b"step 2" in text)
-        at[0] = Whereabouts(2, True)
+        at[0] = LogLocation(2, True)
         await asyncio.wait_for(reading, 10)
 
     asyncio.run(scenario())
@@ -115,7 +115,7 @@ def test_a_reader_waits_for_the_start_moves_with_the_job_and_leaves_when_it_has_
 def test_a_job_that_ended_without_a_start_has_no_log_to_follow() -> None:
     async def read() -> bytes:
         requests = LogRequests(lambda node, frame: True)
-        where = Whereabouts(None, True, "job 7 has not started: cancelled")
+        where = LogLocation(None, True, "job 7 has not started: cancelled")
         return b"".join([piece async for piece in requests.follow(lambda: where, 7, 0, 1024)])
 
     assert b"has not started: cancelled" in asyncio.run(asyncio.wait_for(read(), 10))

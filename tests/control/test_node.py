@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.server.http.submission import Wanted, submission
+from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.wire.api_types import Done
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import store_pid, worker_pids
 from tests.control.servers import ServerProcess
 
@@ -29,7 +29,7 @@ DRAM = "2,1,1,-;EDAC MC1: 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#1_DIMM
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialCluster]:
     """Three nodes of two places each; each has a kernel log, a notice and hooks of its own."""
     root = tmp_path_factory.mktemp("stage")
     for number in range(3):
@@ -55,78 +55,80 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             """)
         )
     policy = "[health]\nbreaker_least_nodes = 100\nstrikes = 100\nlemon_score = 1000000\n"
-    with Stage(root, nodes=3, gpus_per_node=2, policy=policy) as stage:
-        yield stage
+    with TrialCluster(root, nodes=3, gpus_per_node=2, policy=policy) as cluster:
+        yield cluster
 
 
-def state_of(stage: Stage, name: str) -> str:
-    return str(stage.get(f"/v1/nodes/{name}")["node"]["state"])
+def state_of(cluster: TrialCluster, name: str) -> str:
+    return str(cluster.get(f"/v1/nodes/{name}")["node"]["state"])
 
 
-def events(stage: Stage, kind: str, job: int = 0) -> list[dict[str, Any]]:
+def events(cluster: TrialCluster, kind: str, job: int = 0) -> list[dict[str, Any]]:
     path = f"/v1/events?limit=500{f'&job={job}' if job else ''}"
-    return [event for event in stage.get(path)["events"] if event["kind"] == kind]
+    return [event for event in cluster.get(path)["events"] if event["kind"] == kind]
 
 
-def running(stage: Stage, job: int) -> bool:
-    return bool(stage.job(job)["state"] == "running" and stage.job(job)["nodes"])
+def running(cluster: TrialCluster, job: int) -> bool:
+    return bool(cluster.job(job)["state"] == "running" and cluster.job(job)["nodes"])
 
 
-def submit(stage: Stage, *argv: str) -> int:
-    job = stage.submit("--world-size", "2", "--slot-gpus", "2", "--", *argv)
-    stage.wait(lambda: stage.job(job)["state"] != "pending", "the job to be placed", 120)
+def submit(cluster: TrialCluster, *argv: str) -> int:
+    job = cluster.submit("--world-size", "2", "--slot-gpus", "2", "--", *argv)
+    cluster.wait(lambda: cluster.job(job)["state"] != "pending", "the job to be placed", 120)
     return job
 
 
-def cancel(stage: Stage, job: int) -> None:
-    command = [sys.executable, "-m", "phalanx", "cancel", str(job), "--state", str(stage.state)]
+def cancel(cluster: TrialCluster, job: int) -> None:
+    command = [sys.executable, "-m", "phalanx", "cancel", str(job), "--state", str(cluster.state)]
     subprocess.run(command, check=True, capture_output=True)
-    stage.wait_ended(job, 120)
+    cluster.wait_ended(job, 120)
 
 
-def test_a_memory_error_moves_the_job_and_the_node_is_examined(stage: Stage) -> None:
-    job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 120)
-    node = stage.node(stage.job(job)["nodes"][0])
+def test_a_memory_error_moves_the_job_and_the_node_is_examined(cluster: TrialCluster) -> None:
+    job = submit(cluster, *SLEEP)
+    cluster.wait(lambda: running(cluster, job), "the job to run", 120)
+    node = cluster.node(cluster.job(job)["nodes"][0])
     with (node.state / "kmsg").open("a") as log:
         log.write(DRAM)
-    stage.wait(lambda: stage.job(job)["nodes"] not in ([], [node.name]), "the job to move", 120)
-    told = [event["body"] for event in events(stage, "DeviceError")]
+    cluster.wait(lambda: cluster.job(job)["nodes"] not in ([], [node.name]), "the job to move", 120)
+    told = [event["body"] for event in events(cluster, "DeviceError")]
     (error,) = [body for body in told if body["cause"] == "dram"]
     assert "EDAC" in error["detail"]
-    stage.wait(lambda: state_of(stage, node.name) == "healthy", "the node to pass its check", 120)
-    assert [event for event in events(stage, "CheckResult") if event["body"]["passed"]]
-    cancel(stage, job)
+    cluster.wait(
+        lambda: state_of(cluster, node.name) == "healthy", "the node to pass its check", 120
+    )
+    assert [event for event in events(cluster, "CheckResult") if event["body"]["passed"]]
+    cancel(cluster, job)
 
 
-def test_gangs_still_form_when_every_store_was_killed(stage: Stage) -> None:
-    for node in stage.cluster.nodes:
+def test_gangs_still_form_when_every_store_was_killed(cluster: TrialCluster) -> None:
+    for node in cluster.local.nodes:
         store = store_pid(node)
         assert store is not None
         os.kill(store, signal.SIGKILL)
-    job = submit(stage, "true")
-    assert stage.wait_ended(job, 60) == "done"
+    job = submit(cluster, "true")
+    assert cluster.wait_ended(job, 60) == "done"
 
 
-def test_a_worker_that_the_kernel_killed_for_memory_is_told_apart(stage: Stage) -> None:
-    job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 120)
-    node = stage.node(stage.job(job)["nodes"][0])
-    stage.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 120)
+def test_a_worker_that_the_kernel_killed_for_memory_is_told_apart(cluster: TrialCluster) -> None:
+    job = submit(cluster, *SLEEP)
+    cluster.wait(lambda: running(cluster, job), "the job to run", 120)
+    node = cluster.node(cluster.job(job)["nodes"][0])
+    cluster.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 120)
     pid = worker_pids(node, job)[1]
     with (node.state / "kmsg").open("a") as log:
         log.write(f"3,2,2,-;Out of memory: Killed process {pid} (python) total-vm:1kB\n")
     os.kill(pid, signal.SIGKILL)
-    stage.wait(lambda: events(stage, "WorkerExited", job), "the worker to be missed", 120)
-    assert events(stage, "WorkerExited", job)[0]["body"]["cause"] == "host_out_of_memory"
-    cancel(stage, job)
+    cluster.wait(lambda: events(cluster, "WorkerExited", job), "the worker to be missed", 120)
+    assert events(cluster, "WorkerExited", job)[0]["body"]["cause"] == "host_out_of_memory"
+    cancel(cluster, job)
 
 
-def test_workers_are_bound_and_hooks_run_once_around_a_job(stage: Stage) -> None:
+def test_workers_are_bound_and_hooks_run_once_around_a_job(cluster: TrialCluster) -> None:
     show = "import os; print('cores', sorted(os.sched_getaffinity(0)), flush=True)"
-    job = submit(stage, sys.executable, "-c", show)
-    assert stage.wait_ended(job, 120) == "done"
-    folders = [node.state for node in stage.cluster.nodes]
+    job = submit(cluster, sys.executable, "-c", show)
+    assert cluster.wait_ended(job, 120) == "done"
+    folders = [node.state for node in cluster.local.nodes]
     (ran,) = [folder for folder in folders if (folder / "jobs" / str(job)).exists()]
     logs = [ran / "jobs" / str(job) / f"worker-{index}.log" for index in range(2)]
     cores = [eval(log.read_text().split("cores", 1)[1]) for log in logs]
@@ -137,20 +139,20 @@ def test_workers_are_bound_and_hooks_run_once_around_a_job(stage: Stage) -> None
     told = lambda: [  # noqa: E731
         line for line in (ran / "hooks").read_text().splitlines() if line.endswith(f" {job}")
     ]
-    stage.wait(lambda: len(told()) == 2, "the epilog", 120)
+    cluster.wait(lambda: len(told()) == 2, "the epilog", 120)
     assert told() == [f"prolog 0,1 {job}", f"epilog 0,1 {job}"]
 
 
-def test_logs_of_a_job_that_ended_are_still_those_of_their_ranks(stage: Stage) -> None:
-    job = submit(stage, sys.executable, "-c", "import os; print('I am', os.environ['RANK'])")
-    assert stage.wait_ended(job, 120) == "done"
+def test_logs_of_a_job_that_ended_are_still_those_of_their_ranks(cluster: TrialCluster) -> None:
+    job = submit(cluster, sys.executable, "-c", "import os; print('I am', os.environ['RANK'])")
+    assert cluster.wait_ended(job, 120) == "done"
 
     def read(rank: int) -> str:
-        return b"".join(stage.client.stream(f"/v1/jobs/{job}/logs", rank=rank)).decode()
+        return b"".join(cluster.client.stream(f"/v1/jobs/{job}/logs", rank=rank)).decode()
 
     # Its processes are forgotten when the epilog has run: from there on only the note is left.
-    (ran,) = [n.state for n in stage.cluster.nodes if (n.state / "jobs" / str(job)).exists()]
-    stage.wait(lambda: f"epilog 0,1 {job}" in (ran / "hooks").read_text(), "the epilog", 120)
+    (ran,) = [n.state for n in cluster.local.nodes if (n.state / "jobs" / str(job)).exists()]
+    cluster.wait(lambda: f"epilog 0,1 {job}" in (ran / "hooks").read_text(), "the epilog", 120)
     assert [read(rank) for rank in (0, 1)] == ["I am 0\n", "I am 1\n"]
     assert read(-1) == "[0] I am 0\n[1] I am 1\n"
     (ran / "jobs" / f"{job}.ranks").unlink()
@@ -158,12 +160,12 @@ def test_logs_of_a_job_that_ended_are_still_those_of_their_ranks(stage: Stage) -
 
 
 def test_followed_logs_come_as_they_are_written_and_end_with_the_job(
-    stage: Stage, tmp_path: Path
+    cluster: TrialCluster, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
     wait = "import os, time\nprint('begun')\nwhile not os.path.exists(%r): time.sleep(0.05)\n"
-    job = submit(stage, sys.executable, "-c", wait % str(gate) + "print('over')")
-    pieces = stage.client.stream(f"/v1/jobs/{job}/logs", rank=1, follow=True)
+    job = submit(cluster, sys.executable, "-c", wait % str(gate) + "print('over')")
+    pieces = cluster.client.stream(f"/v1/jobs/{job}/logs", rank=1, follow=True)
     text = ""
     while "begun" not in text:  # although Python would keep it back in a file
         text += next(pieces).decode()
@@ -171,10 +173,10 @@ def test_followed_logs_come_as_they_are_written_and_end_with_the_job(
     gate.touch()
     text += b"".join(pieces).decode()
     assert text.endswith("begun\nover\n") and text.count("begun") == 1
-    assert stage.wait_ended(job, 120) == "done"
+    assert cluster.wait_ended(job, 120) == "done"
     command = [sys.executable, "-m", "phalanx", "logs", "-f", "--rank", "0", str(job)]
     done = subprocess.run(
-        [*command, "--state", str(stage.state)],
+        [*command, "--state", str(cluster.state)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -191,62 +193,64 @@ def test_followed_logs_come_as_they_are_written_and_end_with_the_job(
     ],
 )
 def test_what_cannot_be_started_is_named_and_tried_once(
-    stage: Stage, program: str, folder: str, words: str
+    cluster: TrialCluster, program: str, folder: str, words: str
 ) -> None:
-    wanted = Wanted(argv=(program,), ranks=2, folder=folder)
-    job = stage.client.post("/v1/jobs", submission(wanted, 2), Done).jobs[0]
-    assert stage.wait_ended(job, 120) == "failed"
-    why = stage.get(f"/v1/jobs/{job}/why")["why"]
+    wanted = RequestedWork(argv=(program,), ranks=2, folder=folder)
+    job = cluster.client.post("/v1/jobs", submission(wanted, 2), Done).jobs[0]
+    assert cluster.wait_ended(job, 120) == "failed"
+    why = cluster.get(f"/v1/jobs/{job}/why")["why"]
     assert why["code"] == "cannot_run" and words in why["text"]
-    assert stage.job(job)["generation"] == 1
+    assert cluster.job(job)["generation"] == 1
 
 
-def test_a_job_goes_elsewhere_when_the_prolog_fails(stage: Stage) -> None:
-    job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 120)
-    first = stage.job(job)["nodes"][0]  # where the next one will go too
-    cancel(stage, job)
-    names = [n.name for n in stage.cluster.nodes if state_of(stage, n.name) == "healthy"]
+def test_a_job_goes_elsewhere_when_the_prolog_fails(cluster: TrialCluster) -> None:
+    job = submit(cluster, *SLEEP)
+    cluster.wait(lambda: running(cluster, job), "the job to run", 120)
+    first = cluster.job(job)["nodes"][0]  # where the next one will go too
+    cancel(cluster, job)
+    names = [n.name for n in cluster.local.nodes if state_of(cluster, n.name) == "healthy"]
     good = next(name for name in names if name != first)
-    tried = [stage.node(name) for name in names if name != good]
+    tried = [cluster.node(name) for name in names if name != good]
     hooks = {node.name: (node.state / "hook").read_text() for node in tried}
     for node in tried:
         (node.state / "hook").write_text("#!/bin/sh\necho no scratch; exit 1\n")
-    job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job) and stage.job(job)["nodes"] == [good], "the good", 90)
-    told = [event["body"]["detail"] for event in events(stage, "DeviceError")]
+    job = submit(cluster, *SLEEP)
+    cluster.wait(
+        lambda: running(cluster, job) and cluster.job(job)["nodes"] == [good], "the good", 90
+    )
+    told = [event["body"]["detail"] for event in events(cluster, "DeviceError")]
     assert [text for text in told if "no scratch" in text]
     for node in tried:
         (node.state / "hook").write_text(hooks[node.name])
-    cancel(stage, job)
+    cancel(cluster, job)
 
 
-def test_a_notice_empties_the_node_in_time(stage: Stage) -> None:
-    job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 120)
-    node = stage.node(stage.job(job)["nodes"][0])
+def test_a_notice_empties_the_node_in_time(cluster: TrialCluster) -> None:
+    job = submit(cluster, *SLEEP)
+    cluster.wait(lambda: running(cluster, job), "the job to run", 120)
+    node = cluster.node(cluster.job(job)["nodes"][0])
     (node.state / "notice").write_text(json.dumps({"deadline_seconds": 30}))
-    stage.wait(lambda: state_of(stage, node.name) == "draining", "the node to be drained", 120)
-    moved = lambda: running(stage, job) and node.name not in stage.job(job)["nodes"]  # noqa: E731
-    stage.wait(moved, "the job to move", 120)
-    (notice,) = events(stage, "NodeNotice")
+    cluster.wait(lambda: state_of(cluster, node.name) == "draining", "the node to be drained", 120)
+    moved = lambda: running(cluster, job) and node.name not in cluster.job(job)["nodes"]  # noqa: E731
+    cluster.wait(moved, "the job to move", 120)
+    (notice,) = events(cluster, "NodeNotice")
     assert notice["body"]["deadline_ns"] > notice["time_ns"]
-    cancel(stage, job)
+    cancel(cluster, job)
 
 
 @pytest.mark.soak
-def test_what_outlived_an_agent_and_is_not_wanted_any_more_ends(stage: Stage) -> None:
-    job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 120)
-    node = stage.node(stage.job(job)["nodes"][0])
-    stage.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 120)
-    stage.kill_agent(node)
-    moved = lambda: running(stage, job) and node.name not in stage.job(job)["nodes"]  # noqa: E731
-    stage.wait(moved, "the job to move", 90)
-    stage.restart_node(node)
-    stage.wait(lambda: not worker_pids(node, job), "its old processes to end", 120)
-    assert running(stage, job)
-    cancel(stage, job)
+def test_what_outlived_an_agent_and_is_not_wanted_any_more_ends(cluster: TrialCluster) -> None:
+    job = submit(cluster, *SLEEP)
+    cluster.wait(lambda: running(cluster, job), "the job to run", 120)
+    node = cluster.node(cluster.job(job)["nodes"][0])
+    cluster.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 120)
+    cluster.kill_agent(node)
+    moved = lambda: running(cluster, job) and node.name not in cluster.job(job)["nodes"]  # noqa: E731
+    cluster.wait(moved, "the job to move", 90)
+    cluster.restart_node(node)
+    cluster.wait(lambda: not worker_pids(node, job), "its old processes to end", 120)
+    assert running(cluster, job)
+    cancel(cluster, job)
 
 
 @pytest.fixture
@@ -336,21 +340,21 @@ def wait_for(ready: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 def test_a_job_whose_start_ends_two_agents_is_quarantined_and_the_third_goes_on(
-    stage: Stage,
+    cluster: TrialCluster,
 ) -> None:
-    nodes = stage.cluster.nodes
+    nodes = cluster.local.nodes
     hooks = {node.name: (node.state / "hook").read_text() for node in nodes}
     for node in nodes:
         (node.state / "hook").write_text("#!/bin/sh\nkill -9 $PPID\n")
-    job = submit(stage, "true")
-    stage.wait(lambda: stage.job(job)["why"]["code"] == "ends_agents", "its quarantine", 120)
+    job = submit(cluster, "true")
+    cluster.wait(lambda: cluster.job(job)["why"]["code"] == "ends_agents", "its quarantine", 120)
     ended = [node for node in nodes if node.agent is None or node.agent.poll() is not None]
     assert len(ended) == 2
     for node in nodes:
         (node.state / "hook").write_text(hooks[node.name])
     for node in ended:
-        stage.cluster.start_agent(node)
-        stage.wait(lambda node=node: state_of(stage, node.name) == "healthy", "the node", 120)
-    assert stage.wait_ended(submit(stage, "true"), 120) == "done"
-    assert stage.job(job)["state"] == "pending"
-    cancel(stage, job)
+        cluster.local.start_agent(node)
+        cluster.wait(lambda node=node: state_of(cluster, node.name) == "healthy", "the node", 120)
+    assert cluster.wait_ended(submit(cluster, "true"), 120) == "done"
+    assert cluster.job(job)["state"] == "pending"
+    cancel(cluster, job)

@@ -14,28 +14,28 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.host.users import own_name
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with Stage(tmp_path_factory.mktemp("stage"), nodes=2) as stage:
-        yield stage
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialCluster]:
+    with TrialCluster(tmp_path_factory.mktemp("stage"), nodes=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
-def job(stage: Stage) -> int:
-    number = stage.submit("--world-size", "2", "--team", "red", "--", *SLEEP)
-    stage.wait(lambda: stage.job(number)["state"] == "running", "the job")
+def job(cluster: TrialCluster) -> int:
+    number = cluster.submit("--world-size", "2", "--team", "red", "--", *SLEEP)
+    cluster.wait(lambda: cluster.job(number)["state"] == "running", "the job")
     return number
 
 
 def shell(
-    stage: Stage, *arguments: str, token: Path | None = None, typed: str = ""
+    cluster: TrialCluster, *arguments: str, token: Path | None = None, typed: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "phalanx", "shell", "--state", str(stage.state), *arguments]
+    command = [sys.executable, "-m", "phalanx", "shell", "--state", str(cluster.state), *arguments]
     environment = dict(os.environ)
     if token is not None:
         environment["PHALANX_TOKEN_FILE"] = str(token)
@@ -45,40 +45,50 @@ def shell(
     )  # fmt: skip
 
 
-def audited(stage: Stage, action: str = "shell") -> list[dict[str, object]]:
-    lines = (stage.state / "audit.jsonl").read_text().splitlines()
+def audited(cluster: TrialCluster, action: str = "shell") -> list[dict[str, object]]:
+    lines = (cluster.state / "audit.jsonl").read_text().splitlines()
     return [entry for entry in map(json.loads, lines) if entry["action"].startswith(action)]
 
 
-def make_token(stage: Stage, name: str, role: str, team: str) -> Path:
-    path = stage.root / f"{name}.token"
+def make_token(cluster: TrialCluster, name: str, role: str, team: str) -> Path:
+    path = cluster.root / f"{name}.token"
     command = [sys.executable, "-m", "phalanx", "token", "create", name, "--role", role]
-    command += ["--team", team, "--out", str(path), "--state", str(stage.state)]
+    command += ["--team", team, "--out", str(path), "--state", str(cluster.state)]
     subprocess.run(command, check=True, capture_output=True)
     return path
 
 
-def test_the_audit_log_says_which_job_was_made(stage: Stage, job: int) -> None:
-    assert [entry.get("detail") for entry in audited(stage, "POST /v1/jobs")] == [f"job {job}"]
+def test_the_audit_log_says_which_job_was_made(cluster: TrialCluster, job: int) -> None:
+    assert [entry.get("detail") for entry in audited(cluster, "POST /v1/jobs")] == [f"job {job}"]
 
 
 def test_a_program_runs_in_the_jobs_environment_on_the_node_that_is_named(
-    stage: Stage, job: int
+    cluster: TrialCluster, job: int
 ) -> None:
-    name = stage.job(job)["nodes"][1]
+    name = cluster.job(job)["nodes"][1]
     script = "echo $PHALANX_JOB on $PHALANX_NODE; tty; pwd; exit 7"
-    done = shell(stage, str(job), "--node", name, "--", "sh", "-c", script)
+    done = shell(cluster, str(job), "--node", name, "--", "sh", "-c", script)
     assert done.returncode == 7, done.stderr
     assert f"{job} on {name}" in done.stdout
     assert "/dev/pts/" in done.stdout
-    opened = [entry for entry in audited(stage) if entry["status"] == 101]
+    opened = [entry for entry in audited(cluster) if entry["status"] == 101]
     assert name in str(opened[-1]["detail"]) and opened[-1]["name"]
 
 
-def test_a_terminal_is_typed_into_and_closes_with_the_shell(stage: Stage, job: int) -> None:
+def test_a_terminal_is_typed_into_and_closes_with_the_shell(
+    cluster: TrialCluster, job: int
+) -> None:
     pid, master = pty.fork()
     if pid == 0:
-        command = [sys.executable, "-m", "phalanx", "shell", "--state", str(stage.state), str(job)]
+        command = [
+            sys.executable,
+            "-m",
+            "phalanx",
+            "shell",
+            "--state",
+            str(cluster.state),
+            str(job),
+        ]
         os.environ["SHELL"] = "/bin/sh"
         os.execv(sys.executable, command)
     said, deadline, typed = b"", time.monotonic() + 120, False
@@ -94,33 +104,35 @@ def test_a_terminal_is_typed_into_and_closes_with_the_shell(stage: Stage, job: i
     assert b"42" in said and os.waitstatus_to_exitcode(status) == 0
 
 
-def test_more_output_than_anybody_reads_at_once_arrives_whole(stage: Stage, job: int) -> None:
-    done = shell(stage, str(job), "--", "seq", "1", "200000")
+def test_more_output_than_anybody_reads_at_once_arrives_whole(
+    cluster: TrialCluster, job: int
+) -> None:
+    done = shell(cluster, str(job), "--", "seq", "1", "200000")
     assert done.returncode == 0
     assert done.stdout.split()[-1] == "200000" and len(done.stdout.split()) == 200_000
 
 
-def test_other_teams_and_readers_get_no_shell(stage: Stage, job: int) -> None:
+def test_other_teams_and_readers_get_no_shell(cluster: TrialCluster, job: int) -> None:
     for name, role, team in (("eve", "user", "blue"), ("bob", "read", "red")):
-        done = shell(stage, str(job), "--", "id", token=make_token(stage, name, role, team))
+        done = shell(cluster, str(job), "--", "id", token=make_token(cluster, name, role, team))
         assert done.returncode == 1 and "uid=" not in done.stdout
-    refused = [entry for entry in audited(stage) if entry["status"] in (403, 404)]
+    refused = [entry for entry in audited(cluster) if entry["status"] in (403, 404)]
     assert {entry["name"] for entry in refused} == {"eve", "bob"}
-    mate = shell(stage, str(job), "--", "id", token=make_token(stage, "ann", "user", "red"))
+    mate = shell(cluster, str(job), "--", "id", token=make_token(cluster, "ann", "user", "red"))
     assert mate.returncode == 1 and "not ann's" in mate.stderr  # a team shares no accounts
-    own = make_token(stage, own_name(), "user", "red")
-    assert "uid=" in shell(stage, str(job), "--", "id", token=own).stdout
+    own = make_token(cluster, own_name(), "user", "red")
+    assert "uid=" in shell(cluster, str(job), "--", "id", token=own).stdout
 
 
-def test_what_cannot_be_opened_is_said(stage: Stage, job: int) -> None:
-    assert "there is no job 99" in shell(stage, "99").stderr
-    assert "is not on nowhere" in shell(stage, str(job), "--node", "nowhere").stderr
-    missing = shell(stage, str(job), "--", "/no/such/program")
+def test_what_cannot_be_opened_is_said(cluster: TrialCluster, job: int) -> None:
+    assert "there is no job 99" in shell(cluster, "99").stderr
+    assert "is not on nowhere" in shell(cluster, str(job), "--node", "nowhere").stderr
+    missing = shell(cluster, str(job), "--", "/no/such/program")
     assert missing.returncode == 1 and "No such file" in missing.stderr
 
 
-def test_no_shell_outlives_whoever_opened_it(stage: Stage, job: int) -> None:
-    command = [sys.executable, "-m", "phalanx", "shell", "--state", str(stage.state), str(job)]
+def test_no_shell_outlives_whoever_opened_it(cluster: TrialCluster, job: int) -> None:
+    command = [sys.executable, "-m", "phalanx", "shell", "--state", str(cluster.state), str(job)]
     seconds = str(1_000_000 + os.getpid())  # of no other program
     process = subprocess.Popen(
         [*command, "--", "sleep", seconds], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -128,7 +140,7 @@ def test_no_shell_outlives_whoever_opened_it(stage: Stage, job: int) -> None:
     running = lambda: subprocess.run(  # noqa: E731
         ["pgrep", "-f", f"^sleep {seconds}"], capture_output=True, check=False
     ).stdout.split()
-    stage.wait(running, "the program to start")
+    cluster.wait(running, "the program to start")
     process.kill()
     process.wait()
-    stage.wait(lambda: not running(), "the program to end")
+    cluster.wait(lambda: not running(), "the program to end")

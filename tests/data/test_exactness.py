@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from phalanx.config import BatchRamp, BlendSource, Data, Stage
 from phalanx.data import Cursor, DataError, SampleReader
 from phalanx.data.feed import StepReader, step_buffers
-from phalanx.data.order.draws import Draws
+from phalanx.data.order.draws import SampleDraws
 from tests.data.corpora import CountingSource, real_samples
 
 DP_SIZES = (1, 2, 3, 4, 6, 8, 16, 64, 780, 781)
@@ -119,7 +119,7 @@ def test_a_run_cut_and_resumed_at_other_sizes_reads_the_uncut_sequence(
     chance = random.Random(seed)
     uncut = open_reader(data, monkeypatch).batch(0, 30 * BATCH)[:, 0].tolist()
     read: list[int] = []
-    saved = msgspec.json.encode(Cursor(0, (), Draws(data, "train", SOURCES).fingerprint(0)))
+    saved = msgspec.json.encode(Cursor(0, (), SampleDraws(data, "train", SOURCES).fingerprint(0)))
     while len(read) < 30 * BATCH:
         reader = open_reader(data, monkeypatch)  # a new process knows only the cursor
         cursor = msgspec.json.decode(saved, type=Cursor)
@@ -154,7 +154,7 @@ def test_a_ramped_run_cut_and_resumed_at_other_sizes_reads_the_uncut_sequence(
     total, steps_made = 22, 0
     uncut = open_reader(data, monkeypatch).batch(0, RAMP.samples(total))[:, 0].tolist()
     read: list[int] = []
-    saved = msgspec.json.encode(Cursor(0, (), Draws(data, "train", SOURCES).fingerprint(0)))
+    saved = msgspec.json.encode(Cursor(0, (), SampleDraws(data, "train", SOURCES).fingerprint(0)))
     while steps_made < total:
         reader = open_reader(data, monkeypatch)  # a new process knows only the cursor
         cursor = msgspec.json.decode(saved, type=Cursor)
@@ -205,7 +205,7 @@ def test_each_source_is_drawn_epoch_by_epoch_through_all_stages(
 def test_samples_seen_of_each_source_follow_from_the_cursor(
     consumed: int, skips: list[tuple[int, int]]
 ) -> None:
-    draws = Draws(CURRICULUM, "train", SOURCES)
+    draws = SampleDraws(CURRICULUM, "train", SOURCES)
     cursor = Cursor(consumed)
     for first, length in skips:
         cursor = cursor.skip(first, first + length)
@@ -230,7 +230,7 @@ def test_samples_skipped_after_a_rollback_are_never_read_again(
 
 def test_what_lies_ahead_may_change_and_what_was_read_may_not() -> None:
     def fingerprint(data: Data, consumed: int) -> str:
-        return Draws(data, "train", SOURCES).fingerprint(consumed)
+        return SampleDraws(data, "train", SOURCES).fingerprint(consumed)
 
     first, second = CURRICULUM.stages
     other = msgspec.structs.replace(
@@ -243,12 +243,12 @@ def test_what_lies_ahead_may_change_and_what_was_read_may_not() -> None:
         assert fingerprint(changed, 0) != fingerprint(CURRICULUM, 0)
     grown = {**SOURCES, "web": CountingSource(98)}
     grown["web"].fingerprint = "counting, grown"
-    assert Draws(CURRICULUM, "train", grown).fingerprint(0) != fingerprint(CURRICULUM, 0)
+    assert SampleDraws(CURRICULUM, "train", grown).fingerprint(0) != fingerprint(CURRICULUM, 0)
 
 
 def test_going_on_with_other_data_needs_to_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = open_reader(BLOCKED, monkeypatch)
-    foreign = Cursor(46, (), Draws(CURRICULUM, "train", SOURCES).fingerprint(46))
+    foreign = Cursor(46, (), SampleDraws(CURRICULUM, "train", SOURCES).fingerprint(46))
     with pytest.raises(DataError, match=r"shuffle=global.*shuffle=blocked:10:3.*allow_other_data"):
         step_of_all(reader, BLOCKED, foreign, 1)
     allowed = msgspec.structs.replace(BLOCKED, allow_other_data=True)
@@ -261,7 +261,7 @@ def test_the_cursor_of_a_long_run_with_many_rollbacks_stays_below_256_bytes() ->
     data = msgspec.structs.replace(
         BLOCKED, seed=2**63 - 1, sequence=131072, block_tokens=1 << 25, window_blocks=128
     )
-    draws = Draws(data, "train", SOURCES)
+    draws = SampleDraws(data, "train", SOURCES)
     cursor = Cursor(0, (), draws.fingerprint(10**17))
     chance = random.Random(0)
     skipped = 0
@@ -286,7 +286,7 @@ def test_sources_of_a_blend_and_splits_are_shuffled_apart(
     alike = dict.fromkeys(blend, CountingSource(500))
     orders = []
     for split in ("train", "validation"):
-        which, indices = Draws(data, split, alike).locate(np.arange(1000))
+        which, indices = SampleDraws(data, split, alike).locate(np.arange(1000))
         orders += [indices[which == source] for source in (0, 1)]
     for one, other in combinations(orders, 2):
         assert np.mean(one == other) < 0.1

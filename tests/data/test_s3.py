@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from phalanx.cli.app import app
 from phalanx.config import Data, Store
 from phalanx.data import DataError, SampleReader
-from phalanx.data.errors import StoreError
+from phalanx.data.errors import ObjectStoreError
 from phalanx.data.remote.staging import stage
 from phalanx.data.remote.store import open_store
 from tests.data.corpora import write_corpus
@@ -114,7 +114,7 @@ def test_wrong_keys_are_refused_at_once(
     url = server.upload(corpus, "secret")
     use(server.port, monkeypatch)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(StoreError, match="access is refused"):
+    with pytest.raises(ObjectStoreError, match="access is refused"):
         reader(url, tmp_path)
 
 

@@ -18,7 +18,7 @@ from phalanx.data import DataError, ShardStream, verify
 from phalanx.data.tokenize import run as tokenize
 from phalanx.data.tokenize import vocabulary
 from phalanx.data.tokenize.inputs import find_files
-from phalanx.data.tokenize.run import Progress, TokenizeOptions, tokenize_files
+from phalanx.data.tokenize.run import TokenizeOptions, TokenizeProgress, tokenize_files
 
 ROOT = Path(__file__).parents[2]
 SHARD_BYTES = 2000
@@ -69,7 +69,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def stop_after(runs: int) -> object:
     seen = 0
 
-    def report(done: Progress) -> None:
+    def report(done: TokenizeProgress) -> None:
         nonlocal seen
         seen += 1
         if seen == runs:

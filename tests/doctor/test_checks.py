@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from phalanx.doctor import CHECKS, Patient, check_node
-from phalanx.doctor.collective import Outcome, check_collective, judge
+from phalanx.doctor import CHECKS, CheckOptions, check_node
+from phalanx.doctor.collective import CollectiveOutcome, check_collective, judge
 from phalanx.doctor.compute import check_product, check_repeats, known_product
 from phalanx.doctor.gpus import check_gpu, check_gpus, parse_smi
 from phalanx.doctor.memory import check_memory, graded
 from phalanx.doctor.storage import check_disk, check_mounts, network_mounts, probe
-from phalanx.doctor.system import Clock, check_clock, read_clock
+from phalanx.doctor.system import KernelClock, check_clock, read_clock
 from tests.ranks import run_alone
 
 SMI = """\
@@ -53,14 +53,19 @@ def test_a_collective_reports_both_bandwidths() -> None:
 
 
 def test_bus_bandwidth_is_what_each_link_carries() -> None:
-    found = judge("nccl", 8_000_000_000, [Outcome(2.0, True)] * 8)
+    found = judge("nccl", 8_000_000_000, [CollectiveOutcome(2.0, True)] * 8)
     assert found.measured["algbw_gb_per_second"] == 4.0
     assert found.measured["busbw_gb_per_second"] == 7.0
 
 
 def test_a_wrong_sum_or_a_rank_that_hangs_fails_the_collective() -> None:
-    assert judge("gloo", 8, [Outcome(1.0, True), Outcome(1.0, False)]).cause == "silent_corruption"
-    hung = judge("gloo", 8, [Outcome(1.0, True), Outcome(0.0, False, "did not end")])
+    assert (
+        judge("gloo", 8, [CollectiveOutcome(1.0, True), CollectiveOutcome(1.0, False)]).cause
+        == "silent_corruption"
+    )
+    hung = judge(
+        "gloo", 8, [CollectiveOutcome(1.0, True), CollectiveOutcome(0.0, False, "did not end")]
+    )
     assert hung.verdict == "fail" and hung.cause == "system_service"
 
 
@@ -118,9 +123,9 @@ def test_a_mount_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_clock_that_nobody_keeps_is_a_warning() -> None:
-    assert check_clock(Clock(True, 0.001, 0.01)).verdict == "pass"
-    assert check_clock(Clock(False, 0.0, 16.0)).verdict == "warn"
-    assert check_clock(Clock(True, 0.0, 0.01), server_skew_seconds=7200.0).verdict == "warn"
+    assert check_clock(KernelClock(True, 0.001, 0.01)).verdict == "pass"
+    assert check_clock(KernelClock(False, 0.0, 16.0)).verdict == "warn"
+    assert check_clock(KernelClock(True, 0.0, 0.01), server_skew_seconds=7200.0).verdict == "warn"
     assert check_clock(None).verdict == "skip"
     assert read_clock() is not None
 
@@ -159,12 +164,12 @@ def test_a_gpu_that_is_gone_is_missed() -> None:
 def test_a_check_that_throws_is_a_finding_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: Patient) -> list[object]:
+    def broken(_: CheckOptions) -> list[object]:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     monkeypatch.setitem(CHECKS, "matmul", broken)  # type: ignore[arg-type]
     report = check_node(
-        Patient(node="n", folder=tmp_path, quick=True), ("matmul", "disk", "limits")
+        CheckOptions(node="n", folder=tmp_path, quick=True), ("matmul", "disk", "limits")
     )
     assert report.findings[0].check == "matmul"
     assert len(report.findings) == 3
@@ -173,6 +178,6 @@ def test_a_check_that_throws_is_a_finding_and_the_others_go_on(
 
 
 def test_a_drill_fails_the_check_it_names(tmp_path: Path) -> None:
-    patient = Patient(node="n", folder=tmp_path, quick=True, inject=("disk", "matmul"))
-    report = check_node(patient, ("matmul", "disk", "limits"))
+    options = CheckOptions(node="n", folder=tmp_path, quick=True, inject=("disk", "matmul"))
+    report = check_node(options, ("matmul", "disk", "limits"))
     assert {finding.check for finding in report.failed} == {"matmul cpu", "disk"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.control.jobs import losses, undisturbed
-from tests.faults.trial import SLOTS, STEPS, Phase, Process, Trial, staged
+from tests.faults.trial import SLOTS, STEPS, Phase, Process, Trial, trial_cluster
 
 pytestmark = pytest.mark.soak
 ENDLESS = 10**6  # steps
@@ -21,25 +21,25 @@ ENDLESS = 10**6  # steps
 
 def test_two_nodes_that_hold_each_others_replicas(tmp_path: Path, expected: Path) -> None:
     """What both held is lost: the job says how many steps, and goes on from its checkpoint."""
-    with staged(tmp_path, spares=2) as stage:
-        trial = Trial(stage, tmp_path)
-        trial.wait(lambda: stage.job(trial.job)["durable"] >= 40, "a checkpoint")
+    with trial_cluster(tmp_path, spares=2) as cluster:
+        trial = Trial(cluster, tmp_path)
+        trial.wait(lambda: cluster.job(trial.job)["durable"] >= 40, "a checkpoint")
         trial.reach(50)
         nodes = [trial.node(0), trial.node(1)]
         before = trial.step
         for node in nodes:
-            stage.kill_node(node)
+            cluster.kill_node(node)
         trial.goes_on(90)
         assert lost_steps(trial, before), trial.story()
         for node in nodes:
-            stage.restart_node(node)
+            cluster.restart_node(node)
         trial.ends_like(expected)
         trial.leaves_nothing()
 
 
 def test_all_keepers_during_a_flush(tmp_path: Path, expected: Path) -> None:
-    with staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path)
+    with trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path)
         with trial.phase(Phase.FLUSHING):
             before = trial.step
             for pid in [trial.pid(Process.KEEPER, slot) for slot in range(SLOTS)]:
@@ -51,8 +51,8 @@ def test_all_keepers_during_a_flush(tmp_path: Path, expected: Path) -> None:
 
 
 def test_all_workers_at_once_lose_nothing(tmp_path: Path, expected: Path) -> None:
-    with staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path)
+    with trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path)
         trial.reach(20)
         before = trial.step
         for pid in [trial.pid(Process.WORKER, slot) for slot in range(SLOTS)]:
@@ -64,28 +64,28 @@ def test_all_workers_at_once_lose_nothing(tmp_path: Path, expected: Path) -> Non
 
 
 def test_the_server_together_with_a_node(tmp_path: Path, expected: Path) -> None:
-    with staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path)
+    with trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path)
         trial.reach(20)
         node, before = trial.node(1), trial.step
-        stage.kill_server()
-        stage.kill_node(node)
-        stage.start_server()
+        cluster.kill_server()
+        cluster.kill_node(node)
+        cluster.start_server()
         trial.goes_on(40)
         assert not lost_steps(trial, before)
-        stage.restart_node(node)
+        cluster.restart_node(node)
         trial.ends_like(expected)
         trial.leaves_nothing()
 
 
 def test_the_server_together_with_a_worker(tmp_path: Path, expected: Path) -> None:
-    with staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path)
+    with trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path)
         trial.reach(20)
         worker, before = trial.pid(Process.WORKER), trial.step
-        stage.kill_server()
+        cluster.kill_server()
         os.kill(worker, signal.SIGKILL)
-        stage.start_server()
+        cluster.start_server()
         trial.goes_on(40)
         assert not lost_steps(trial, before)
         trial.ends_like(expected)
@@ -93,8 +93,8 @@ def test_the_server_together_with_a_worker(tmp_path: Path, expected: Path) -> No
 
 
 def test_a_kill_every_three_seconds_does_not_end_a_job(tmp_path: Path, expected: Path) -> None:
-    with staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path)
+    with trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path)
         trial.reach(5)
         assert kill_every(trial, 3.0, 180) >= 5
         trial.ends_like(expected)
@@ -106,28 +106,28 @@ def test_ten_minutes_of_kills_every_three_seconds_do_not_end_a_job(tmp_path: Pat
     """However few steps it makes: none of them differs, and no retry is spent."""
     constant = "schedule.kind=constant"  # of runs of different lengths, too
     expected = undisturbed(tmp_path, STEPS, constant)
-    with staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path, constant, steps=ENDLESS)
+    with trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path, constant, steps=ENDLESS)
         trial.reach(5)
         kills, before = kill_every(trial, 3.0, 600), trial.step
         assert kills >= 60 and trial.state == "running", trial.story()
         trial.goes_on(90)
-        assert trial.step > before and stage.job(trial.job)["retries_used"] == 0, trial.story()
+        assert trial.step > before and cluster.job(trial.job)["retries_used"] == 0, trial.story()
         made = losses(trial.folder)
         again = {step: loss for step, loss in losses(expected).items() if step in made}
         assert again and {step: made[step] for step in again} == again
-        stage.command("cancel", str(trial.job))
-        assert stage.wait_ended(trial.job, 60) == "cancelled"
+        cluster.command("cancel", str(trial.job))
+        assert cluster.wait_ended(trial.job, 60) == "cancelled"
 
 
 def test_a_full_disk_for_checkpoints_is_borne(tmp_path: Path, expected: Path) -> None:
     (tmp_path / "runs").mkdir()
-    with small_disk(tmp_path / "runs") as ballast, staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path)
+    with small_disk(tmp_path / "runs") as ballast, trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path)
         trial.reach(5)
         fill(ballast)
         trial.reach(100)
-        assert stage.job(trial.job)["durable"] == 0
+        assert cluster.job(trial.job)["durable"] == 0
         ballast.unlink()
         trial.ends_like(expected)
         trial.leaves_nothing()
@@ -136,8 +136,8 @@ def test_a_full_disk_for_checkpoints_is_borne(tmp_path: Path, expected: Path) ->
 def test_a_full_disk_at_the_server_is_borne(tmp_path: Path, expected: Path) -> None:
     """Orders are refused, facts wait, and a worker that dies meanwhile is replaced after."""
     (tmp_path / "server").mkdir()
-    with small_disk(tmp_path / "server") as ballast, staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path)
+    with small_disk(tmp_path / "server") as ballast, trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path)
         trial.reach(20)
         fill(ballast)
         at = trial.step
@@ -163,7 +163,7 @@ def kill_every(trial: Trial, pause_seconds: float, seconds: float) -> int:
 
 def lost_steps(trial: Trial, committed: int) -> bool:
     """Whether a committed step had to be made again; then a notice says how many."""
-    ready = [fact["step"] for fact in trial.stage.events("GangReady", trial.job)]
+    ready = [fact["step"] for fact in trial.cluster.events("GangReady", trial.job)]
     lost = committed - ready[-1]
     if lost <= 0:
         return False

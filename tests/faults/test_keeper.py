@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
-from tests.faults.trial import STEPS, Process, Trial, staged
+from tests.faults.trial import STEPS, Process, Trial, trial_cluster
 
 BUSY_SECONDS = 8.0  # that a busy machine may add
 
@@ -24,8 +24,8 @@ def notices(trial: Trial) -> list[str]:
 def test_training_goes_on_while_a_keeper_stands_still_and_has_snapshots_again_after(
     tmp_path: Path, expected: Path
 ) -> None:
-    with staged(tmp_path, spares=0) as stage:
-        trial = Trial(stage, tmp_path)
+    with trial_cluster(tmp_path, spares=0) as cluster:
+        trial = Trial(cluster, tmp_path)
         trial.reach(5)
         keeper = trial.pid(Process.KEEPER)
         os.kill(keeper, signal.SIGSTOP)
@@ -38,31 +38,31 @@ def test_training_goes_on_while_a_keeper_stands_still_and_has_snapshots_again_af
         os.kill(keeper, signal.SIGCONT)
         trial.reach(min(trial.made + 3, STEPS - 10))
         trial.wait(lambda: "keeper_answers" in notices(trial), "a notice")
-        assert stage.job(trial.job)["generation"] == 1
+        assert cluster.job(trial.job)["generation"] == 1
         trial.ends_like(expected)
         trial.leaves_nothing()
 
 
 @pytest.mark.soak
 def test_a_keeper_that_stays_stopped_is_replaced(tmp_path: Path, expected: Path) -> None:
-    with staged(tmp_path, spares=0) as stage:
-        trial = Trial(stage, tmp_path, steps=600)
+    with trial_cluster(tmp_path, spares=0) as cluster:
+        trial = Trial(cluster, tmp_path, steps=600)
         trial.reach(5)
         os.kill(trial.pid(Process.KEEPER), signal.SIGSTOP)
         trial.wait(lambda: trial.commits.first_after(1), "a new keeper and snapshots", 60)
         assert notices(trial) == ["keeper_silent", "keeper_replaced"]
-        stage.command("cancel", str(trial.job))
+        cluster.command("cancel", str(trial.job))
 
 
 @pytest.mark.soak
 def test_a_keeper_that_is_killed_six_times_costs_no_retries(tmp_path: Path, expected: Path) -> None:
-    with staged(tmp_path, spares=0) as stage:
-        trial = Trial(stage, tmp_path)
+    with trial_cluster(tmp_path, spares=0) as cluster:
+        trial = Trial(cluster, tmp_path)
         trial.reach(5)
         for number in range(6):
-            generation = stage.job(trial.job)["generation"]
+            generation = cluster.job(trial.job)["generation"]
             trial.kill(Process.KEEPER, slot=number % 4)
             trial.wait(lambda at=generation: trial.commits.first_after(at), "recovery", 60)
-        assert stage.job(trial.job)["retries_used"] == 0, trial.story()
+        assert cluster.job(trial.job)["retries_used"] == 0, trial.story()
         trial.ends_like(expected)
         trial.leaves_nothing()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.trial import Phase, Process, Trial, staged
+from tests.faults.trial import Phase, Process, Trial, trial_cluster
 
 STOPPED_SECONDS = 30.0
 KILLED_SECONDS = 40.0  # to go on in, on a busy machine
@@ -27,8 +27,8 @@ def cell(process: Process, phase: Phase, marks: bool = True) -> object:
 def test_whatever_is_killed_the_job_ends_as_if_nothing_happened(
     tmp_path: Path, expected: Path, process: Process, phase: Phase
 ) -> None:
-    with staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path)
+    with trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path)
         with trial.phase(phase):
             trial.kill(process)
         trial.goes_on(KILLED_SECONDS)
@@ -41,8 +41,8 @@ def test_whatever_is_killed_the_job_ends_as_if_nothing_happened(
 def test_whatever_stands_still_the_job_ends_as_if_nothing_happened(
     tmp_path: Path, expected: Path, process: Process, phase: Phase
 ) -> None:
-    with staged(tmp_path) as stage:
-        trial = Trial(stage, tmp_path)
+    with trial_cluster(tmp_path) as cluster:
+        trial = Trial(cluster, tmp_path)
         with trial.phase(phase):
             trial.stop(process, STOPPED_SECONDS)
         trial.goes_on(STOPPED_SECONDS + KILLED_SECONDS)

@@ -31,7 +31,7 @@ from phalanx.testing.chaos.verdict import (
     orphans,
     shared_memory,
 )
-from phalanx.testing.local_cluster import Commits, Stage
+from phalanx.testing.local_cluster import Commits, TrialCluster
 from phalanx.testing.local_processes import keeper_pid, store_pid, worker_pids, zygote_pid
 from tests.control.jobs import assert_same, losses, set_options, write_job
 
@@ -69,12 +69,14 @@ class Phase(StrEnum):
 class Trial:
     """A job under trial; everything that was harmed is started again or goes on by itself."""
 
-    def __init__(self, stage: Stage, root: Path, *settings: str, steps: int = STEPS) -> None:
-        self.stage, self.root = stage, root
+    def __init__(
+        self, cluster: TrialCluster, root: Path, *settings: str, steps: int = STEPS
+    ) -> None:
+        self.cluster, self.root = cluster, root
         self._files = self._open_files()
         path = write_job(root, "disturbed", steps)
-        self.job = stage.submit(str(path), *set_options((*SLOW_FLUSH, *settings)))
-        self.commits: Commits = stage.commits(self.job, SLOTS)
+        self.job = cluster.submit(str(path), *set_options((*SLOW_FLUSH, *settings)))
+        self.commits: Commits = cluster.commits(self.job, SLOTS)
         self._healing: list[tuple[float, Callable[[], object]]] = []
         self._drained = False
 
@@ -94,7 +96,7 @@ class Trial:
         return max(losses(self.folder), default=0)
 
     def node(self, slot: int) -> LocalNode:
-        return self.stage.node_of(slot, self.job)
+        return self.cluster.node_of(slot, self.job)
 
     # Phases.
 
@@ -113,21 +115,21 @@ class Trial:
             return bool(ready())
 
         try:
-            self.stage.wait(healed, what, seconds)
+            self.cluster.wait(healed, what, seconds)
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
 
     def notices(self) -> list[dict[str, Any]]:
         """What people were told about the job: codes, sentences and facts."""
-        events = self.stage.get(f"/v1/events?limit=1000&job={self.job}")["events"]
+        events = self.cluster.get(f"/v1/events?limit=1000&job={self.job}")["events"]
         orders = [order for event in events for order in event["commands"]]
         return [order["why"] for order in orders if order["kind"] == "Notify"]
 
     def story(self) -> str:
         """What the server says of the job."""
         with suppress(ClientError):
-            said = self.stage.get(f"/v1/events?limit=60&job={self.job}")["events"]
-            return "\n".join(map(str, [self.stage.job(self.job), *said]))
+            said = self.cluster.get(f"/v1/events?limit=60&job={self.job}")["events"]
+            return "\n".join(map(str, [self.cluster.job(self.job), *said]))
         return "the server does not answer"
 
     @contextmanager
@@ -152,7 +154,7 @@ class Trial:
                 yield
             case Phase.DRAINING:
                 self._drained = True
-                self.stage.command("drain", str(self.job))
+                self.cluster.command("drain", str(self.job))
                 self.wait(lambda: self._gang("draining"), "a gang that drains", 30)
                 yield
 
@@ -160,7 +162,7 @@ class Trial:
         os.kill(self._worker(slot), signal.SIGKILL)
 
     def _gang(self, phase: str) -> bool:
-        job = self.stage.job(self.job)
+        job = self.cluster.job(self.job)
         return bool(job["phase"] == phase)
 
     def _flushes(self) -> bool:
@@ -182,8 +184,8 @@ class Trial:
         """A process of a slot's node; the store is where the gang meets."""
         match process:
             case Process.SERVER:
-                assert self.stage.server is not None
-                return self.stage.server.pid
+                assert self.cluster.server is not None
+                return self.cluster.server.pid
             case Process.AGENT:
                 agent = self.node(slot).agent
                 assert agent is not None
@@ -200,7 +202,7 @@ class Trial:
         return found
 
     def _worker(self, slot: int) -> int:
-        self.stage.wait(lambda: worker_pids(self.node(slot), self.job), "a worker", 30)
+        self.cluster.wait(lambda: worker_pids(self.node(slot), self.job), "a worker", 30)
         return worker_pids(self.node(slot), self.job)[0]
 
     def _keeper(self, slot: int) -> int:
@@ -210,7 +212,7 @@ class Trial:
 
     def _host(self) -> LocalNode:
         """The node where the ranks of the newest generation meet; they may not have come yet."""
-        self.stage.wait(lambda: self._meets_at() is not None, "ranks that meet", 20)
+        self.cluster.wait(lambda: self._meets_at() is not None, "ranks that meet", 20)
         found = self._meets_at()
         assert found is not None, "its ranks meet nowhere any more"
         return found
@@ -218,7 +220,7 @@ class Trial:
     def _meets_at(self) -> LocalNode | None:
         worker = psutil.Process(self._worker(2))
         ports = {each.raddr.port for each in worker.net_connections("tcp") if each.raddr}
-        for node in self.stage.cluster.nodes:
+        for node in self.cluster.local.nodes:
             store = store_pid(node)
             if store is not None and ports & listening({store: ""}).keys():
                 return node
@@ -228,11 +230,11 @@ class Trial:
         """SIGKILL; whoever supervises it elsewhere (systemd, say) starts it again soon."""
         node = self._host() if process is Process.STORE else self.node(slot)
         if process is Process.SERVER:
-            self.stage.kill_server()
-            self._later(1.0, self.stage.start_server)
+            self.cluster.kill_server()
+            self._later(1.0, self.cluster.start_server)
         elif process is Process.AGENT:
-            self.stage.kill_agent(node)
-            self._later(1.0, lambda: self.stage.cluster.start_agent(node))
+            self.cluster.kill_agent(node)
+            self._later(1.0, lambda: self.cluster.local.start_agent(node))
         else:
             os.kill(self.pid(process, slot), signal.SIGKILL)
         if process is Process.ZYGOTE:
@@ -256,7 +258,7 @@ class Trial:
         assert node.agent is not None
         with suppress(subprocess.TimeoutExpired):
             node.agent.wait(2.0)
-            self.stage.restart_node(node)
+            self.cluster.restart_node(node)
 
     def _later(self, seconds: float, heal: Callable[[], object]) -> None:
         # Not in a thread: servers and agents end with the thread that started them.
@@ -281,7 +283,7 @@ class Trial:
     def state(self) -> str:
         """Of the job; "held" when it was drained, "" while the server is dead."""
         with suppress(ClientError):
-            job = self.stage.job(self.job)
+            job = self.cluster.job(self.job)
             return "held" if job["why"]["code"] == "held" else str(job["state"])
         return ""
 
@@ -293,7 +295,7 @@ class Trial:
             left = ("held", "done", "failed")
             self.wait(lambda: self.state in left, "it to leave", deadline - time.monotonic())
             if self.state == "held":
-                self.stage.command("resume", str(self.job))
+                self.cluster.command("resume", str(self.job))
         ended = ("done", "failed", "cancelled")
         self.wait(lambda: self.state in ended, "its end", deadline - time.monotonic())
         assert self.state == "done", self.story()
@@ -301,7 +303,7 @@ class Trial:
 
     def leaves_nothing(self) -> None:
         """No process, socket, draft or descriptor of the job stays."""
-        nodes = self.stage.cluster.nodes
+        nodes = self.cluster.local.nodes
         folders = [node.state / "jobs" / str(self.job) for node in nodes]
         sockets = [runtime_folder(node.state) / str(self.job) for node in nodes]
 
@@ -322,8 +324,8 @@ class Trial:
 
     def _open_files(self) -> dict[int, int]:
         """Descriptors of the server and of all agents."""
-        pids = [node.agent.pid for node in self.stage.cluster.nodes if node.agent is not None]
-        pids += [self.stage.server.pid] if self.stage.server is not None else []
+        pids = [node.agent.pid for node in self.cluster.local.nodes if node.agent is not None]
+        pids += [self.cluster.server.pid] if self.cluster.server is not None else []
         found = {}
         for pid in pids:
             with suppress(OSError):
@@ -340,12 +342,14 @@ class Trial:
 
 
 @contextmanager
-def staged(root: Path, *, nodes: int = SLOTS, spares: int = 1, policy: str = "") -> Iterator[Stage]:
+def trial_cluster(
+    root: Path, *, nodes: int = SLOTS, spares: int = 1, policy: str = ""
+) -> Iterator[TrialCluster]:
     """A cluster under the shipped policy; after it no process, port or memory is left."""
     before, ports = shared_memory(), dict[int, int]()
     rules = f"[spares]\nnodes = {spares}\n{policy}"
-    with Stage(root, nodes=nodes, spares=spares, policy=rules) as stage:
-        yield stage
+    with TrialCluster(root, nodes=nodes, spares=spares, policy=rules) as cluster:
+        yield cluster
         ports |= listening(belonging(root))
     assert not (left := orphans(root)), left
     assert not (open_ports := leaked_ports(ports)), open_ports

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.config import Model, Moe, resolve_model
-from phalanx.model import Block, Context, Transformer
+from phalanx.model import Block, ForwardContext, Transformer
 from phalanx.model.layers import rope_tables
 from phalanx.parallel.recompute import apply_recompute
 from phalanx.plan import Mapping, Software, Workload
@@ -32,7 +32,7 @@ def kept_by_a_block(model: Model, recompute: str) -> float:
         torch.nn.init.normal_(parameter, std=0.02)
     apply_recompute(part, recompute)
     cos, sin = rope_tables(model, torch.arange(SEQUENCE, device="cuda"))
-    context = Context(cos, sin, None, None, torch.tensor(1.0, device="cuda"))
+    context = ForwardContext(cos, sin, None, None, torch.tensor(1.0, device="cuda"))
     x = torch.randn(1, SEQUENCE, model.dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     held = []
     for layer in part.layers.values():

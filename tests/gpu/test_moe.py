@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phalanx.config import Moe
-from phalanx.model import Context, MoeLayer
+from phalanx.model import ForwardContext, MoeLayer
 from phalanx.model.moe import grouped_linear
 
 pytestmark = [
@@ -43,7 +43,7 @@ def test_routing_makes_no_host_synchronisation(balance: Any) -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     x = torch.randn(2, 128, DIM, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     empty, weight = torch.empty(0), torch.ones((), device="cuda")
-    context = Context(empty, empty, None, torch.ones(2, 128, device="cuda").bool(), weight)
+    context = ForwardContext(empty, empty, None, torch.ones(2, 128, device="cuda").bool(), weight)
     layer(x, context).sum().backward()  # first calls may set things up
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import assert_same, generations, set_options, undisturbed, write_job
 
@@ -33,22 +33,22 @@ def contexts(folder: Path, count: int) -> bool:
 
 def test_a_killed_worker_is_restored_from_host_memory(tmp_path: Path) -> None:
     expected = undisturbed(tmp_path, STEPS, *SETTINGS)
-    with Stage(tmp_path, nodes=1) as stage:
+    with TrialCluster(tmp_path, nodes=1) as cluster:
         path = write_job(tmp_path, "disturbed", STEPS)
-        job = stage.submit(str(path), *set_options(SETTINGS))
-        commits = stage.commits(job, world_size=1)
-        folder = stage.cluster.nodes[0].state / "jobs" / str(job)
+        job = cluster.submit(str(path), *set_options(SETTINGS))
+        commits = cluster.commits(job, world_size=1)
+        folder = cluster.local.nodes[0].state / "jobs" / str(job)
         for generation in (1, 2):
-            stage.wait(partial(commits.first_after, generation - 1), "steps", 200)
-            stage.wait(partial(contexts, folder, generation), "a context that stands by", 60)
+            cluster.wait(partial(commits.first_after, generation - 1), "steps", 200)
+            cluster.wait(partial(contexts, folder, generation), "a context that stands by", 60)
             before = commits.newest()
             assert before is not None
-            stage.signal_worker(0, job, signal.SIGKILL)
-            stage.wait(partial(commits.first_after, generation), "recovery", 60)
+            cluster.signal_worker(0, job, signal.SIGKILL)
+            cluster.wait(partial(commits.first_after, generation), "recovery", 60)
             after = commits.first_after(generation)
             assert after is not None and after.step >= before.step
-        assert len(worker_pids(stage.cluster.nodes[0], job)) == 1
-        assert stage.wait_ended(job, 200) == "done"
+        assert len(worker_pids(cluster.local.nodes[0], job)) == 1
+        assert cluster.wait_ended(job, 200) == "done"
     run = tmp_path / "runs" / "disturbed" / f"job-{job}"
     assert set(generations(run).values()) == {1, 2, 3}
     assert_same(run, expected)

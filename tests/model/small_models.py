@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from phalanx.config import Model, resolve_model
-from phalanx.model import Context, Transformer, fill, initial_std, key_of
+from phalanx.model import ForwardContext, Transformer, fill, initial_std, key_of
 
 SHAPE: dict[str, Any] = {
     "dim": 32,
@@ -44,6 +44,8 @@ def built(config: Model, sequence: int, *, seed: int = 0, gain: float = 10.0) ->
     return model
 
 
-def plain_context(model: Transformer, real: torch.Tensor | None = None) -> Context:
+def plain_context(model: Transformer, real: torch.Tensor | None = None) -> ForwardContext:
     """What the model would hand to its blocks for samples without packed documents."""
-    return Context(model.cos, model.sin, mask=None, real=real, token_weight=model.token_weight)
+    return ForwardContext(
+        model.cos, model.sin, mask=None, real=real, token_weight=model.token_weight
+    )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.config import Moe
-from phalanx.model import Context, MoeLayer
+from phalanx.model import ForwardContext, MoeLayer
 from phalanx.model.moe import grouped_linear
 
 DIM, EXPERTS, TOP_K, FFN = 12, 6, 2, 16
@@ -33,9 +33,11 @@ def hidden(seed: int = 1) -> Tensor:
     return torch.randn(BATCH, SEQUENCE, DIM, generator=torch.Generator().manual_seed(seed))
 
 
-def context(real: Tensor | None = None) -> Context:
+def context(real: Tensor | None = None) -> ForwardContext:
     empty = torch.empty(0)
-    return Context(empty, empty, mask=None, real=real, token_weight=torch.tensor(TOKEN_WEIGHT))
+    return ForwardContext(
+        empty, empty, mask=None, real=real, token_weight=torch.tensor(TOKEN_WEIGHT)
+    )
 
 
 def some_weightless() -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.observe.node.node_records import Said
+from phalanx.observe.node.node_records import TimedRecord
 from phalanx.train.report.records import StepParts, StepRecord
 
 SECOND_NS = 1_000_000_000
@@ -40,6 +40,6 @@ def step_record(step: int, rank: int = 0, **more: Any) -> StepRecord:
     return StepRecord(**(values | more))
 
 
-def said(step: int, rank: int = 0, time_ns: int = 0, **more: Any) -> Said:
+def said(step: int, rank: int = 0, time_ns: int = 0, **more: Any) -> TimedRecord:
     """The same as an agent reads it."""
-    return Said(time_ns or step * SECOND_NS, step_record(step, rank, **more))
+    return TimedRecord(time_ns or step * SECOND_NS, step_record(step, rank, **more))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from phalanx.control.client.client import Client, ClientError
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from phalanx.train import StepRecord, read_records
 from tests.control.jobs import write_job
 
@@ -23,22 +23,22 @@ STEPS = 24
 class Done:
     """A finished job and its stage."""
 
-    def __init__(self, stage: Stage, job: int, folder: Path) -> None:
-        self.stage, self.job, self.folder = stage, job, folder
+    def __init__(self, cluster: TrialCluster, job: int, folder: Path) -> None:
+        self.cluster, self.job, self.folder = cluster, job, folder
 
     def get(self, path: str) -> Any:
-        return self.stage.get(path.format(job=self.job))
+        return self.cluster.get(path.format(job=self.job))
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     root = tmp_path_factory.mktemp("observed")
-    with Stage(root, nodes=2, gpus_per_node=2) as stage:
-        job = stage.submit(str(write_job(root, "seen", STEPS)))
-        assert stage.wait_ended(job, 300) == "done"
+    with TrialCluster(root, nodes=2, gpus_per_node=2) as cluster:
+        job = cluster.submit(str(write_job(root, "seen", STEPS)))
+        assert cluster.wait_ended(job, 300) == "done"
         folder = root / "runs" / "seen" / f"job-{job}"
-        done = Done(stage, job, folder)
-        stage.wait(lambda: len(steps_of(done)) == STEPS, "the last steps to be stored", 120)
+        done = Done(cluster, job, folder)
+        cluster.wait(lambda: len(steps_of(done)) == STEPS, "the last steps to be stored", 120)
         yield done
 
 
@@ -59,7 +59,7 @@ def test_the_servers_curve_is_the_runs_own(done: Done) -> None:
 
 def test_followed_logs_show_the_training_and_end_with_it(done: Done) -> None:
     path = f"/v1/jobs/{done.job}/logs"
-    text = b"".join(done.stage.client.stream(path, rank=0, follow=True)).decode()
+    text = b"".join(done.cluster.client.stream(path, rank=0, follow=True)).decode()
     for step in (1, STEPS // 2, STEPS):
         assert f"step {step}/{STEPS}  loss " in text
     assert "first step after" in text
@@ -80,9 +80,9 @@ def test_a_team_sees_nothing_of_anothers_metrics(
     done: Done, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = {"name": "eve", "role": "user", "team": "other"}
-    made = done.stage.client.post("/v1/tokens", body, dict)
+    made = done.cluster.client.post("/v1/tokens", body, dict)
     monkeypatch.setenv("PHALANX_TOKEN", made["secret"])
-    eve = Client(done.stage.url, done.stage.state)
+    eve = Client(done.cluster.url, done.cluster.state)
     for path in ("metrics", "ranks"):
         with pytest.raises(ClientError) as refused:
             eve.get(f"/v1/jobs/{done.job}/{path}", dict)
@@ -110,7 +110,7 @@ def test_the_timeline_of_a_job_that_is_over_ends_with_it(done: Done) -> None:
         return float(done.get("/v1/jobs/{job}/ledger?bins=4")["timeline"][-1]["to"])
 
     before = end()
-    done.stage.wait(lambda: end() == before or end() == end(), "its last sums to be kept", 120)
+    done.cluster.wait(lambda: end() == before or end() == end(), "its last sums to be kept", 120)
 
 
 def test_a_teams_ledger_over_time_sums_to_its_share(done: Done) -> None:
@@ -135,10 +135,10 @@ def test_events_are_told_as_they_were_known_at_a_moment(done: Done) -> None:
 
 def test_two_jobs_differ_in_the_setting_that_was_changed_and_nothing_else(done: Done) -> None:
     path = write_job(done.folder.parents[2], "again", STEPS + 1)
-    other = done.stage.submit(str(path))
-    assert done.stage.wait_ended(other, 300) == "done"
+    other = done.cluster.submit(str(path))
+    assert done.cluster.wait_ended(other, 300) == "done"
     both = [done.job, other]
-    done.stage.wait(
+    done.cluster.wait(
         lambda: all(done.get(f"/v1/runs/{job}")["provenance"] for job in both), "their origin", 120
     )
     found = done.get(f"/v1/runs/diff?a={done.job}&b={other}")["differences"]
@@ -150,7 +150,7 @@ def test_two_jobs_differ_in_the_setting_that_was_changed_and_nothing_else(done: 
 def test_of_too_many_jobs_the_newest_are_listed(done: Done) -> None:
     spec = {"name": "later", "gang": {"slot_gpus": 2, "tensor": 2, "replicas": 2}}
     body = {"spec": spec, "work": {"kind": "Script", "argv": ["sleep", "600"]}}
-    made = [done.stage.client.post("/v1/jobs", body, dict)["jobs"][0] for _ in range(3)]
+    made = [done.cluster.client.post("/v1/jobs", body, dict)["jobs"][0] for _ in range(3)]
     try:
         found = done.get("/v1/jobs?state=all&limit=2&newest=true")["jobs"]
         assert [job["id"] for job in found] == made[-2:]
@@ -158,7 +158,7 @@ def test_of_too_many_jobs_the_newest_are_listed(done: Done) -> None:
         assert oldest[0]["id"] == done.job
     finally:
         for job in made:
-            done.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
+            done.cluster.client.post(f"/v1/jobs/{job}/cancel", None, dict)
 
 
 def run_cli(done: Done, *arguments: str) -> Any:
@@ -169,7 +169,7 @@ def test_the_run_is_tracked_with_its_origin_and_placement(done: Done) -> None:
     def found() -> Any:
         return done.get("/v1/runs/{job}")
 
-    done.stage.wait(lambda: found()["provenance"] and found()["checkpoints"], "its origin", 120)
+    done.cluster.wait(lambda: found()["provenance"] and found()["checkpoints"], "its origin", 120)
     run = found()
     assert run["state"] == "done"
     assert run["config"]["train"]["steps"] == STEPS
@@ -187,7 +187,7 @@ def test_the_run_is_tracked_with_its_origin_and_placement(done: Done) -> None:
 
 
 def run_cli_text(done: Done, *arguments: str) -> str:
-    command = [sys.executable, "-m", "phalanx", *arguments, "--state", str(done.stage.state)]
+    command = [sys.executable, "-m", "phalanx", *arguments, "--state", str(done.cluster.state)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stdout + made.stderr
     return made.stdout

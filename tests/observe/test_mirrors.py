@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from tests.control.jobs import losses, write_job
 from tests.train.test_trackers_soak import READ_WANDB, needs, read_back
 
@@ -40,12 +40,12 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("WANDB_MODE", "offline")
         patched.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")
-        with Stage(root, nodes=2, gpus_per_node=2) as stage:
-            job = stage.submit(str(write_job(root, NAME, STEPS)), *settings)
-            commits = stage.commits(job, 4)
-            stage.wait(lambda: (n := commits.newest()) and n.step >= 6, "some steps")
-            stage.signal_worker(0, job, signal.SIGKILL)
-            assert stage.wait_ended(job, 120) == "done"
+        with TrialCluster(root, nodes=2, gpus_per_node=2) as cluster:
+            job = cluster.submit(str(write_job(root, NAME, STEPS)), *settings)
+            commits = cluster.commits(job, 4)
+            cluster.wait(lambda: (n := commits.newest()) and n.step >= 6, "some steps")
+            cluster.signal_worker(0, job, signal.SIGKILL)
+            assert cluster.wait_ended(job, 120) == "done"
         yield root / "runs" / NAME / f"job-{job}"
 
 

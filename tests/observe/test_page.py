@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from phalanx.control.client.client import Client
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from tests.control.jobs import write_job
 from tests.observe.browser import Tab, browser, chromium, tab
 
@@ -28,28 +28,28 @@ STATES = "document.querySelector('canvas.map').map.fleet"
 class Run:
     """A job that runs on two nodes and a spare; one of its workers was killed."""
 
-    def __init__(self, stage: Stage, job: int) -> None:
-        self.stage, self.job = stage, job
-        self.commits = stage.commits(job, 4)
+    def __init__(self, cluster: TrialCluster, job: int) -> None:
+        self.cluster, self.job = cluster, job
+        self.commits = cluster.commits(job, 4)
 
     def wait_steps(self, count: int) -> None:
         """Until so many more steps are safe."""
         newest = self.commits.newest()
         until = (newest.step if newest else 0) + count
-        self.stage.wait(lambda: (n := self.commits.newest()) and n.step >= until, "steps", 180)
+        self.cluster.wait(lambda: (n := self.commits.newest()) and n.step >= until, "steps", 180)
 
     def kill_worker(self, slot: int) -> None:
         """SIGKILL, and wait until the gang goes on."""
-        generation = self.stage.job(self.job)["generation"]
-        self.stage.signal_worker(slot, self.job, signal.SIGKILL)
-        self.stage.wait(lambda: self.commits.first_after(generation), "the run to go on", 180)
+        generation = self.cluster.job(self.job)["generation"]
+        self.cluster.signal_worker(slot, self.job, signal.SIGKILL)
+        self.cluster.wait(lambda: self.commits.first_after(generation), "the run to go on", 180)
 
     @property
     def token(self) -> str:
-        return (self.stage.state / "admin.token").read_text().strip()
+        return (self.cluster.state / "admin.token").read_text().strip()
 
     def events(self) -> list[dict[str, Any]]:
-        return list(self.stage.get(f"/v1/events?job={self.job}&limit=1000")["events"])
+        return list(self.cluster.get(f"/v1/events?job={self.job}&limit=1000")["events"])
 
 
 def validated_job(root: Path) -> Path:
@@ -66,8 +66,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """The run that all tests look at."""
     chromium()
     root = tmp_path_factory.mktemp("stage")
-    with Stage(root, nodes=2, gpus_per_node=2, spares=1) as stage:
-        found = Run(stage, stage.submit(str(validated_job(root))))
+    with TrialCluster(root, nodes=2, gpus_per_node=2, spares=1) as cluster:
+        found = Run(cluster, cluster.submit(str(validated_job(root))))
         found.wait_steps(5)
         found.kill_worker(1)
         yield found
@@ -83,25 +83,25 @@ def chrome(run: Run) -> Iterator[Any]:
 @pytest.fixture
 def at(run: Run, chrome: Any) -> Iterator[Tab]:
     """A browser of which nothing may go wrong, and which asks nobody else for anything."""
-    with tab(chrome, run.stage.url) as opened:
+    with tab(chrome, run.cluster.url) as opened:
         yield opened
         assert opened.problems == []
         assert opened.elsewhere == []
 
 
 def test_a_login_link_signs_in_once_and_leaves_the_address(run: Run, chrome: Any) -> None:
-    link = run.stage.client.post("/v1/login-links", None, dict)["url"]
-    with tab(chrome, run.stage.url) as first:
+    link = run.cluster.client.post("/v1/login-links", None, dict)["url"]
+    with tab(chrome, run.cluster.url) as first:
         first.page.goto(link + f"/job/{run.job}")
         first.wait_for_text("watched")
         code = link.rsplit("/", 1)[1]
-        assert first.page.url == f"{run.stage.url}/#/job/{run.job}"
+        assert first.page.url == f"{run.cluster.url}/#/job/{run.job}"
         assert code not in first.page.evaluate("JSON.stringify([sessionStorage, localStorage])")
         assert not any(code in each for each in first.requested)
         first.page.reload()
         first.wait_for_text("watched")
         assert first.problems == []
-    with tab(chrome, run.stage.url) as second:
+    with tab(chrome, run.cluster.url) as second:
         second.page.goto(link)
         second.wait_for_text("This link was used already")
 
@@ -109,11 +109,11 @@ def test_a_login_link_signs_in_once_and_leaves_the_address(run: Run, chrome: Any
 def test_a_page_ends_with_the_token_that_it_was_opened_with(
     run: Run, chrome: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = run.stage.client
+    client = run.cluster.client
     mine = client.post("/v1/tokens", {"name": "guest", "role": "read"}, dict)
     monkeypatch.setenv("PHALANX_TOKEN", mine["secret"])
-    link = Client(run.stage.url, run.stage.state).post("/v1/login-links", None, dict)["url"]
-    with tab(chrome, run.stage.url) as opened:
+    link = Client(run.cluster.url, run.cluster.state).post("/v1/login-links", None, dict)["url"]
+    with tab(chrome, run.cluster.url) as opened:
         opened.page.goto(link + "/jobs")
         opened.wait_for_text("watched")
         client.delete(f"/v1/tokens/{mine['token']['id']}", dict)
@@ -121,8 +121,8 @@ def test_a_page_ends_with_the_token_that_it_was_opened_with(
 
 
 def test_a_wrong_token_is_refused_and_the_right_one_opens_the_fleet(run: Run, chrome: Any) -> None:
-    with tab(chrome, run.stage.url) as opened:
-        opened.page.goto(run.stage.url)
+    with tab(chrome, run.cluster.url) as opened:
+        opened.page.goto(run.cluster.url)
         opened.page.fill("#token", "phx_admin_guess")
         opened.page.keyboard.press("Enter")
         opened.wait_for_text("this token is not known here")
@@ -134,7 +134,7 @@ def test_a_wrong_token_is_refused_and_the_right_one_opens_the_fleet(run: Run, ch
 def test_a_second_tab_of_the_same_visitor_needs_no_token(run: Run, at: Tab) -> None:
     at.sign_in(run.token)
     other = at.page.context.new_page()
-    other.goto(f"{run.stage.url}/#/jobs")
+    other.goto(f"{run.cluster.url}/#/jobs")
     other.get_by_text("watched").first.wait_for()
 
 
@@ -152,7 +152,7 @@ def test_the_fleet_shows_every_node_and_leads_to_its_history(run: Run, at: Tab) 
 def test_a_killed_worker_appears_as_an_incident_while_one_looks(run: Run, at: Tab) -> None:
     at.sign_in(run.token, f"job/{run.job}")
     before = at.page.locator(".finding").count()
-    node = run.stage.node_of(0, run.job).name
+    node = run.cluster.node_of(0, run.job).name
     run.kill_worker(0)
     at.page.wait_for_function("n => document.querySelectorAll('.finding').length > n", arg=before)
     newest = at.page.locator(".finding").first
@@ -165,19 +165,19 @@ def test_a_killed_worker_appears_as_an_incident_while_one_looks(run: Run, at: Ta
 
 def test_an_incident_ends_with_the_first_step_of_the_gang_that_formed_again(run: Run) -> None:
     def incidents() -> list[dict[str, Any]]:
-        found = run.stage.get(f"/v1/jobs/{run.job}/incidents")["findings"]
+        found = run.cluster.get(f"/v1/jobs/{run.job}/incidents")["findings"]
         return [each for each in found if each["kind"] == "incident"]
 
     def curve() -> dict[str, Any]:
         names = f"/v1/jobs/{run.job}/metrics?names=generation"
-        return dict(run.stage.get(names)["series"]["generation"])
+        return dict(run.cluster.get(names)["series"]["generation"])
 
-    run.stage.wait(
+    run.cluster.wait(
         lambda: (found := incidents()) and "resumed_seconds" in found[0]["evidence"], "its end", 120
     )
     incident = incidents()[0]
     told = incident["evidence"]
-    run.stage.wait(lambda: told["generation"] in curve()["value"], "its steps to be stored", 120)
+    run.cluster.wait(lambda: told["generation"] in curve()["value"], "its steps to be stored", 120)
     steps = curve()
     first = steps["time"][steps["value"].index(told["generation"])]
     assert told["resumed_seconds"] == pytest.approx(first - incident["time"], abs=0.02)
@@ -200,7 +200,7 @@ def test_every_rank_of_a_step_is_fetched_from_the_nodes(run: Run, at: Tab) -> No
         "--steps",
         f"{step}:{step + 1}",
     ]
-    asked += ["--state", str(run.stage.state)]
+    asked += ["--state", str(run.cluster.state)]
     told = subprocess.run([*asked, "--json"], capture_output=True, text=True, check=True).stdout
     found = [json.loads(line) for line in told.splitlines()]
     assert {(each["rank"], each["step"]) for each in found} >= {(r, step) for r in range(4)}
@@ -219,7 +219,7 @@ def test_a_profile_comes_from_the_nodes_through_the_server(run: Run, tmp_path: P
         "--out",
         str(tmp_path / "p.json"),
         "--state",
-        str(run.stage.state),
+        str(run.cluster.state),
     ]
     subprocess.run(command, check=True, timeout=400)
     merged = json.loads((tmp_path / "p.json").read_bytes())
@@ -247,7 +247,7 @@ def test_events_carry_their_decisions_and_reasons(run: Run, at: Tab) -> None:
 
 def test_the_slider_shows_the_fleet_as_it_was(run: Run, at: Tab) -> None:
     first = next(each for each in run.events() if each["kind"] == "GangReady")
-    earlier = run.stage.get("/v1/fleet")["first_ns"]
+    earlier = run.cluster.get("/v1/fleet")["first_ns"]
     at.sign_in(run.token, f"events?at={earlier}")
     assert run.job not in at.page.evaluate(f"() => {STATES}.job")
     at.show(f"events?at={first['time_ns'] + 300_000_000}")
@@ -262,7 +262,7 @@ def test_names_from_users_are_text_and_never_markup(run: Run, at: Tab) -> None:
     name = "<img src=x onerror='window.harmed=1'><svg onload='window.harmed=2'>"
     spec = {"name": name, "gang": {"slot_gpus": 1, "replicas": 3}}
     body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
-    job = run.stage.client.post("/v1/jobs", body, dict)["jobs"][0]
+    job = run.cluster.client.post("/v1/jobs", body, dict)["jobs"][0]
     try:
         at.sign_in(run.token, "jobs")
         assert name in at.text()
@@ -273,16 +273,16 @@ def test_names_from_users_are_text_and_never_markup(run: Run, at: Tab) -> None:
         assert at.page.evaluate("window.harmed") is None
         assert at.page.locator("#main img, #main script").count() == 0
     finally:
-        run.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
+        run.cluster.client.post(f"/v1/jobs/{job}/cancel", None, dict)
 
 
 def test_the_queue_says_who_waits_and_why(run: Run, at: Tab) -> None:
     spec = {"name": "waiting", "gang": {"slot_gpus": 2, "tensor": 2, "replicas": 3}}
     body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
-    job = run.stage.client.post("/v1/jobs", body, dict)["jobs"][0]
+    job = run.cluster.client.post("/v1/jobs", body, dict)["jobs"][0]
     try:
-        why = lambda: run.stage.get(f"/v1/jobs/{job}/why")  # noqa: E731
-        run.stage.wait(lambda: why()["waits_for"], "the queue to look at it")
+        why = lambda: run.cluster.get(f"/v1/jobs/{job}/why")  # noqa: E731
+        run.cluster.wait(lambda: why()["waits_for"], "the queue to look at it")
         at.sign_in(run.token, "queue")
         at.wait_for_text("waiting")
 
@@ -293,9 +293,9 @@ def test_the_queue_says_who_waits_and_why(run: Run, at: Tab) -> None:
             return now["waits_for"]["text"].split(";")[0] in text and now["start"] in text
 
         for view in ("queue", f"job/{job}"):  # one estimate, wherever one looks
-            run.stage.wait(partial(shown, view), "the page to say what it waits for, until when")
+            run.cluster.wait(partial(shown, view), "the page to say what it waits for, until when")
     finally:
-        run.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
+        run.cluster.client.post(f"/v1/jobs/{job}/cancel", None, dict)
 
 
 def test_curves_grow_while_one_looks(run: Run, at: Tab) -> None:
@@ -314,7 +314,7 @@ def test_the_loss_on_unseen_text_is_a_line_on_the_loss(run: Run, at: Tab) -> Non
     steps, values = at.page.evaluate(f"[{lines}[1].x, {lines}[1].y]")
     assert all(step % 5 == 0 for step in steps) and None not in values
     assert "on unseen text" in at.page.locator("dl.figures").first.inner_text()
-    found = run.stage.client.get(f"/v1/runs/{run.job}", dict)["summary"]
+    found = run.cluster.client.get(f"/v1/runs/{run.job}", dict)["summary"]
     assert found["validation_step"] % 5 == 0 and found["validation_loss"] > 0
 
 
@@ -336,11 +336,11 @@ def test_committed_steps_that_were_lost_are_listed_with_the_reason(run: Run, at:
 def test_runs_are_laid_over_each_other_with_their_differences(run: Run, at: Tab) -> None:
     spec = {"name": "other", "gang": {"slot_gpus": 2, "tensor": 2, "replicas": 3}}
     body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
-    job = run.stage.client.post("/v1/jobs", body, dict)["jobs"][0]
-    run.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
+    job = run.cluster.client.post("/v1/jobs", body, dict)["jobs"][0]
+    run.cluster.client.post(f"/v1/jobs/{job}/cancel", None, dict)
     at.sign_in(run.token, f"compare?jobs={run.job},{job}")
     at.wait_for_text("What differs")
-    wanted = run.stage.get(f"/v1/runs/diff?a={run.job}&b={job}")["differences"]
+    wanted = run.cluster.get(f"/v1/runs/diff?a={run.job}&b={job}")["differences"]
     rows = "document.querySelectorAll('section[aria-label=\"What differs\"] tbody tr')"
     at.page.wait_for_function(f"count => {rows}.length === count", arg=len(wanted))
 
@@ -399,21 +399,21 @@ def test_a_page_of_an_older_version_says_so(run: Run, at: Tab) -> None:
         text = answer.text().replace(f'content="/page/{version}"', 'content="/page/older"')
         route.fulfill(response=answer, body=text)
 
-    at.page.route(run.stage.url + "/", older)
+    at.page.route(run.cluster.url + "/", older)
     at.sign_in(run.token)
     at.wait_for_text("this page is of an older version")
-    at.page.unroute(run.stage.url + "/")
+    at.page.unroute(run.cluster.url + "/")
     at.page.click("text=Reload")
     at.wait_for_text("Needs attention")
     assert "older version" not in at.text()
 
 
 def test_the_page_survives_a_restart_of_the_server(run: Run, chrome: Any) -> None:
-    with tab(chrome, run.stage.url) as opened:
+    with tab(chrome, run.cluster.url) as opened:
         opened.sign_in(run.token, f"job/{run.job}")
-        run.stage.kill_server()
+        run.cluster.kill_server()
         opened.wait_for_text("the server is away")
-        run.stage.start_server()
+        run.cluster.start_server()
         opened.page.wait_for_function(
             "() => document.querySelector('.live').textContent === 'live'"
         )
@@ -428,7 +428,7 @@ def test_the_page_survives_a_restart_of_the_server(run: Run, chrome: Any) -> Non
 
 @pytest.mark.parametrize("size", ["phone", "wall"])
 def test_no_view_is_wider_than_its_screen(run: Run, chrome: Any, size: str) -> None:
-    with tab(chrome, run.stage.url, size, dark=True) as opened:
+    with tab(chrome, run.cluster.url, size, dark=True) as opened:
         opened.sign_in(run.token)
         for view in ("fleet", "jobs", f"job/{run.job}", *VIEWS):
             opened.show(view)
@@ -440,10 +440,10 @@ def test_no_view_is_wider_than_its_screen(run: Run, chrome: Any, size: str) -> N
 def test_the_ledger_of_an_ended_job_is_the_command_lines_to_the_nanosecond(
     run: Run, at: Tab
 ) -> None:
-    run.stage.client.post(f"/v1/jobs/{run.job}/cancel", None, dict)
-    run.stage.wait(lambda: run.stage.job(run.job)["state"] == "cancelled", "the end", 180)
+    run.cluster.client.post(f"/v1/jobs/{run.job}/cancel", None, dict)
+    run.cluster.wait(lambda: run.cluster.job(run.job)["state"] == "cancelled", "the end", 180)
     command = [sys.executable, "-m", "phalanx", "ledger", str(run.job), "--json"]
-    command += ["--state", str(run.stage.state)]
+    command += ["--state", str(run.cluster.state)]
     told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     at.sign_in(run.token, f"goodput?job={run.job}")
     shown = at.page.evaluate(

@@ -16,12 +16,12 @@ from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.events import LossSpike, Progress, SlowRank
 from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.reasons import Reason
-from phalanx.cluster.watch import Watch
+from phalanx.cluster.watch import StepWatch
 from phalanx.control.agent.jobs.keeper_watch import ward_ranks
 from phalanx.control.server.agent_link.gang_watch import slowness
 from phalanx.control.server.agent_link.step_records import Metrics
-from phalanx.observe.node.node_records import Said, merge, unpack
-from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.node.node_messages import NodeRecords
+from phalanx.observe.node.node_records import TimedRecord, merge, unpack
 from phalanx.observe.node.ring import RingWriter
 from phalanx.observe.node.worker_ring import RingRecords, RingSink
 from phalanx.observe.store.gang_steps import GangSteps
@@ -196,7 +196,7 @@ def test_a_node_speaks_for_its_own_ranks_only() -> None:
 
 def watching(world: int) -> tuple[Metrics, list[object]]:
     """A gang of one rank a node."""
-    watch, found = Watch(), list[object]()
+    watch, found = StepWatch(), list[object]()
     metrics = Metrics(watch, found.extend)
     shape = GangShape(slot_gpus=1)
     placement = Placement(nodes=tuple(range(world)), gpus=(1,) * world, replicas=world)
@@ -205,7 +205,7 @@ def watching(world: int) -> tuple[Metrics, list[object]]:
     return metrics, found
 
 
-def tell(metrics: Metrics, node: int, each: Said) -> None:
+def tell(metrics: Metrics, node: int, each: TimedRecord) -> None:
     message = merge(node, 1, 1, {node: [each]})
     assert message is not None
     metrics.receive(message, NOW)
@@ -239,9 +239,9 @@ def test_what_a_slow_rank_costs_its_gang_goes_into_the_ledger() -> None:
     assert metrics.with_stragglers(progress) == progress  # once
 
 
-def uneven() -> tuple[Metrics, Watch, list[object]]:
+def uneven() -> tuple[Metrics, StepWatch, list[object]]:
     """Three ranks on nodes of two: the last node has one."""
-    watch, found = Watch(), list[object]()
+    watch, found = StepWatch(), list[object]()
     metrics = Metrics(watch, found.extend)
     shape = GangShape(replicas=3, slot_gpus=2)
     placement = Placement(nodes=(0, 1), gpus=(), replicas=3)

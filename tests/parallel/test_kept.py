@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from phalanx.config import Model, Moe, resolve_model
-from phalanx.model import Block, Context, Transformer
+from phalanx.model import Block, ForwardContext, Transformer
 from phalanx.model.layers import rope_tables
 from phalanx.parallel.dryrun import pretended_group
 from phalanx.parallel.tensor import apply_tensor_parallel
@@ -31,7 +31,7 @@ def saved_shapes(model: Model) -> list[tuple[int, ...]]:
         apply_tensor_parallel(part, init_device_mesh("cpu", (TENSOR,)))
         block = cast(Block, part.layers["0"])
         cos, sin = rope_tables(model, torch.arange(SEQUENCE))
-        context = Context(cos, sin, None, None, torch.tensor(1.0))
+        context = ForwardContext(cos, sin, None, None, torch.tensor(1.0))
         x = torch.randn(1, SEQUENCE // TENSOR, model.dim, requires_grad=True)
         shapes: list[tuple[int, ...]] = []
 

@@ -21,7 +21,7 @@ from phalanx.control.server.security.audit import (
     DAY_NS,
     NAME,
     Audit,
-    Keeping,
+    AuditRetention,
     older_files,
     read_anchor,
 )
@@ -177,7 +177,7 @@ def test_long_paths_are_cut(tmp_path: Path) -> None:
 
 def test_files_go_by_age_and_never_before_their_time(tmp_path: Path) -> None:
     clock = Clock()
-    keeping = Keeping(days=100, most_bytes=3000, least_days=30)
+    keeping = AuditRetention(days=100, most_bytes=3000, least_days=30)
     audit = Audit(tmp_path / NAME, 1500, keeping, clock)
 
     def fill(count: int) -> None:

@@ -16,8 +16,8 @@ from msgspec import Struct
 from phalanx.cluster.protocol import messages as m
 from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire.shell_messages import ShellOutput
+from phalanx.observe.node.node_messages import NodeRecords, RunRecord
 from phalanx.observe.node.node_sample import NodeSample
-from phalanx.observe.node.node_words import NodeRecords, RunRecord
 from phalanx.train.report.records import CheckpointRecord
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 

@@ -20,18 +20,18 @@ from phalanx.config import ConfigError
 from phalanx.config.toml_text import MOST_DEPTH, parse_toml
 from phalanx.control.server.alarms import Alarms
 from phalanx.control.server.controller import Controller, UnavailableError
-from phalanx.control.server.history.chronicle import first_look
+from phalanx.control.server.history.run_history import first_look
 from phalanx.control.server.replay import recover
 from phalanx.control.server.security.body_limits import (
     MOST_FIELDS,
     MOST_ITEMS,
     MOST_VALUES,
-    DoorError,
+    OversizedBodyError,
     check,
 )
 from phalanx.control.server.store.sqlite import SqliteStore
 from phalanx.control.wire.payload import Train, encode_payload
-from phalanx.observe.tracker.findings import Finding
+from phalanx.observe.tracker.findings import RunFinding
 from tests.control.servers import WORK, ServerProcess
 
 HOSTILE_TOML = [
@@ -97,7 +97,7 @@ def deep_list(levels: int) -> list[Any]:
     ids=range(11),
 )
 def test_what_is_too_much_is_refused(value: Any) -> None:
-    with pytest.raises(DoorError):
+    with pytest.raises(OversizedBodyError):
         check(value)
 
 
@@ -139,7 +139,7 @@ class Following:
         self.store = SqliteStore(folder / "log.sqlite")
         self.epoch = self.store.lead("http://x", "1").epoch
         self.heard: list[int] = []
-        self.told: list[Finding] = []
+        self.told: list[RunFinding] = []
 
     def fails(self, event: Event, commands: object) -> None:
         raise RecursionError(f"event {event.sequence}")

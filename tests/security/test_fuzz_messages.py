@@ -23,8 +23,8 @@ from phalanx.checkpoint.keeper.messages import FromKeeper, ToKeeper
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.messages import LocalFact
-from phalanx.control.agent.jobs.local_job import Here
-from phalanx.control.agent.jobs.worker_events import Ears
+from phalanx.control.agent.jobs.local_job import LocalJob
+from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.spawn.zygote import Zygote
 from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire import worker_messages as worker_link
@@ -158,11 +158,13 @@ def test_an_agent_hears_whatever_workers_say(tmp_path: Path) -> None:
     async def speak(bodies: list[bytes]) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, told: complaints.append(str(told)))
-        ears = Ears(facts.append, lambda here, pid: pid, lambda here, hand: None)
-        here = Here(1, tmp_path, tmp_path)
+        worker_events = WorkerEvents(
+            facts.append, lambda local_job, pid: pid, lambda local_job, process: None
+        )
+        local_job = LocalJob(1, tmp_path, tmp_path)
 
         async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await ears._meet(here, reader, writer)
+            await worker_events._meet(local_job, reader, writer)
 
         path = str(tmp_path / "agent.sock")
         Path(path).unlink(missing_ok=True)

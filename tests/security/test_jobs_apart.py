@@ -22,8 +22,8 @@ from torch.distributed import TCPStore
 
 from phalanx.cluster.protocol.messages import WorkerLeft
 from phalanx.control.agent.config import read_agent_config
-from phalanx.control.agent.jobs.local_job import Here
-from phalanx.control.agent.jobs.worker_events import Ears
+from phalanx.control.agent.jobs.local_job import LocalJob
+from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.safe_files import Owner
 from phalanx.control.agent.spawn.job_environment import passed_on
 from phalanx.control.agent.spawn.start import Processes
@@ -68,7 +68,7 @@ device = "cpu"
 def test_a_connection_speaks_only_for_the_job_whose_socket_it_came_to(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = spoken(tmp_path, job=2, root_of=lambda here, pid: pid)
+    said = spoken(tmp_path, job=2, root_of=lambda local_job, pid: pid)
     assert said == []
     assert "speaks for job 2" in caplog.text
 
@@ -78,51 +78,51 @@ def test_a_process_that_is_not_the_job_s_own_is_refused(
 ) -> None:
     monkeypatch.setattr("phalanx.control.agent.jobs.worker_events.KNOWN_SECONDS", 0.1)
     with caplog.at_level(logging.WARNING):
-        assert spoken(tmp_path, job=1, root_of=lambda here, pid: 0) == []
+        assert spoken(tmp_path, job=1, root_of=lambda local_job, pid: 0) == []
     assert "is not one of the job's" in caplog.text
 
 
 def test_the_kernel_says_who_speaks_and_not_the_message(tmp_path: Path) -> None:
-    here = Here(1, tmp_path / "job", tmp_path / "sockets")
-    here.folder.mkdir()
-    spoken(tmp_path, job=1, root_of=lambda here, pid: pid, here=here, pid=1)
-    assert here.hands[0].pid == os.getpid()  # of init it said it was
+    local_job = LocalJob(1, tmp_path / "job", tmp_path / "sockets")
+    local_job.folder.mkdir()
+    spoken(tmp_path, job=1, root_of=lambda local_job, pid: pid, local_job=local_job, pid=1)
+    assert local_job.processes[0].pid == os.getpid()  # of init it said it was
 
 
 def spoken(
-    folder: Path, *, job: int, root_of: Any, here: Here | None = None, pid: int = 0
+    folder: Path, *, job: int, root_of: Any, local_job: LocalJob | None = None, pid: int = 0
 ) -> list[Any]:
     """What an agent takes from a process that says it is a worker of ``job``, at job 1's socket."""
     said: list[Any] = []
-    if here is None:
-        here = Here(1, folder / "job", folder / "sockets")
-        here.folder.mkdir()
+    if local_job is None:
+        local_job = LocalJob(1, folder / "job", folder / "sockets")
+        local_job.folder.mkdir()
 
     async def scenario() -> None:
-        await Ears(said.append, root_of, lambda *_: None).listen(here, "")
-        reader, writer = await asyncio.open_unix_connection(str(here.agent_socket))
+        await WorkerEvents(said.append, root_of, lambda *_: None).listen(local_job, "")
+        reader, writer = await asyncio.open_unix_connection(str(local_job.agent_socket))
         present = Present(job=job, index=0, pid=pid, generation=1, rank=0)
         left = WorkerLeft(job=job, generation=1, rank=0, step=0, cause="user_error", detail="")
         writer.write(framed(present) + framed(left))
         writer.write_eof()
         await reader.read()
         writer.close()
-        here.close()
+        local_job.close()
 
     asyncio.run(scenario())
     return said
 
 
 def test_whoever_descends_from_a_worker_speaks_for_it(tmp_path: Path) -> None:
-    here = Here(1, tmp_path, tmp_path)
+    local_job = LocalJob(1, tmp_path, tmp_path)
     zygote: Any = type("Z", (), {"children": {"job1/worker0": Child(key="", pid=os.getpid())}})
     processes = Processes.__new__(Processes)
     processes._zygote = zygote
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
-            assert processes.root_of(here, child.pid) == os.getpid()
-            assert processes.root_of(Here(2, tmp_path, tmp_path), child.pid) == 0
-            assert processes.root_of(here, os.getppid()) == 0
+            assert processes.root_of(local_job, child.pid) == os.getpid()
+            assert processes.root_of(LocalJob(2, tmp_path, tmp_path), child.pid) == 0
+            assert processes.root_of(local_job, os.getppid()) == 0
         finally:
             child.kill()
 

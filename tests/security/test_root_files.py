@@ -21,8 +21,8 @@ from phalanx.control.agent.inspect.log_keeping import compress_ended, cut, expir
 from phalanx.control.agent.inspect.logs import LogReader
 from phalanx.control.agent.inspect.output_pump import Pump
 from phalanx.control.agent.jobs.keeper_watch import is_listened_to, keeper_pid, what_is_kept
-from phalanx.control.agent.jobs.local_job import Here
-from phalanx.control.agent.jobs.worker_events import Ears
+from phalanx.control.agent.jobs.local_job import LocalJob
+from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.safe_files import Owner, UnsafeFileError, files_as, make_folder, open_log
 from phalanx.control.wire.agent_messages import LogPart, LookAt, ReadLog
 from phalanx.observe.node.ring import RingReader, RingWriter
@@ -61,12 +61,12 @@ def folder(open_folder: Path, owner: Owner) -> Path:
     return path
 
 
-def job(open_folder: Path, owner: Owner) -> Here:
+def job(open_folder: Path, owner: Owner) -> LocalJob:
     folder = open_folder / "jobs" / "7"
     folder.mkdir(parents=True, exist_ok=True)
-    here = Here(7, folder, open_folder / "sockets")
-    here.owner = owner
-    return here
+    local_job = LocalJob(7, folder, open_folder / "sockets")
+    local_job.owner = owner
+    return local_job
 
 
 def plant(kind: str, path: Path, target: Path) -> None:
@@ -106,10 +106,10 @@ def test_a_planted_log_is_not_cut(kind: str, folder: Path, shadow: Path) -> None
 def test_a_planted_log_is_shown_to_nobody(kind: str, folder: Path, shadow: Path) -> None:
     plant(kind, folder / "worker-0.log", shadow)
     sent: list[LogPart] = []
-    crew: Any = SimpleNamespace(state=folder.parents[1], jobs={})
+    node_jobs: Any = SimpleNamespace(state=folder.parents[1], jobs={})
 
     async def scenario() -> None:
-        reader = LogReader(crew, sent.append)  # type: ignore[arg-type]
+        reader = LogReader(node_jobs, sent.append)  # type: ignore[arg-type]
         reader.read(ReadLog(request=1, job=7))
         async with asyncio.timeout(10):
             while not (sent and sent[-1].end):
@@ -168,23 +168,23 @@ def test_evidence_is_written_into_no_planted_folder_and_chowns_nothing(
 def test_evidence_replaces_a_planted_file(
     kind: str, open_folder: Path, shadow: Path, owner: Owner
 ) -> None:
-    here = job(open_folder, owner)
-    os.close(make_folder(here.folder / "evidence"))
-    mine = here.folder / "evidence" / "generation-1"
+    local_job = job(open_folder, owner)
+    os.close(make_folder(local_job.folder / "evidence"))
+    mine = local_job.folder / "evidence" / "generation-1"
     os.close(make_folder(mine, 0o700, owner))
     plant(kind, mine / "rank-0.process", shadow)
-    look_at(here)
+    look_at(local_job)
     assert "State:" in (mine / "rank-0.process").read_text()
     assert not (mine / "rank-0.process").is_symlink()
 
 
-def look_at(here: Here) -> None:
-    here.generation, hand = 1, here.hand(0, 0)
-    hand.pid, here.hands[0] = os.getpid(), hand
+def look_at(local_job: LocalJob) -> None:
+    local_job.generation, process = 1, local_job.new_process(0, 0)
+    process.pid, local_job.processes[0] = os.getpid(), process
     seen: list[object] = []
 
     async def scenario() -> None:
-        evidence = Evidence({7: here}, seen.append)
+        evidence = Evidence({7: local_job}, seen.append)
         evidence.look(LookAt(job=7, generation=1), 0)
         async with asyncio.timeout(10):
             while not seen:
@@ -196,51 +196,53 @@ def look_at(here: Here) -> None:
 def test_a_user_can_read_a_log_and_neither_replace_it_nor_add_a_file(
     open_folder: Path, owner: Owner
 ) -> None:
-    here = job(open_folder, owner)
-    here.sockets = open_folder / "sockets"
-    here.make_folders(owner)
-    with os.fdopen(open_log(here.log(0), owner), "wb") as file:
+    local_job = job(open_folder, owner)
+    local_job.sockets = open_folder / "sockets"
+    local_job.make_folders(owner)
+    with os.fdopen(open_log(local_job.log(0), owner), "wb") as file:
         file.write(b"step 1\n")
-    assert as_user(owner, lambda: here.log(0).read_bytes()) == 0
-    assert as_user(owner, lambda: (here.own_folder / "mine").write_text("x")) == 0
-    assert as_user(owner, here.log(0).unlink) != 0
-    assert as_user(owner, lambda: here.log(0).rename(here.folder / "other")) != 0
-    assert as_user(owner, lambda: (here.folder / "worker-1.log").symlink_to("/etc/shadow")) != 0
-    assert as_user(owner, here.own_folder.rmdir) != 0
+    assert as_user(owner, lambda: local_job.log(0).read_bytes()) == 0
+    assert as_user(owner, lambda: (local_job.own_folder / "mine").write_text("x")) == 0
+    assert as_user(owner, local_job.log(0).unlink) != 0
+    assert as_user(owner, lambda: local_job.log(0).rename(local_job.folder / "other")) != 0
+    assert (
+        as_user(owner, lambda: (local_job.folder / "worker-1.log").symlink_to("/etc/shadow")) != 0
+    )
+    assert as_user(owner, local_job.own_folder.rmdir) != 0
     other = Owner(owner.uid + 1, owner.gid + 1)
-    assert as_user(other, lambda: here.log(0).read_bytes()) != 0
-    assert as_user(other, lambda: list(here.own_folder.iterdir())) != 0
+    assert as_user(other, lambda: local_job.log(0).read_bytes()) != 0
+    assert as_user(other, lambda: list(local_job.own_folder.iterdir())) != 0
 
 
 def test_no_socket_s_owner_is_changed_behind_a_link(
     open_folder: Path, shadow: Path, owner: Owner, users: tuple[str, str]
 ) -> None:
     """The user replaces the agent's socket by a link again and again while the agent makes it."""
-    here = job(open_folder, owner)
-    here.make_folders(owner)
+    local_job = job(open_folder, owner)
+    local_job.make_folders(owner)
     pid = os.fork()
     if pid == 0:
         os.setgroups([])
         os.setgid(owner.gid)
         os.setuid(owner.uid)
-        draft = here.sockets / "draft"
+        draft = local_job.sockets / "draft"
         until = time.monotonic() + 20
         while time.monotonic() < until:
             try:
                 draft.symlink_to(shadow)
-                draft.rename(here.agent_socket)
+                draft.rename(local_job.agent_socket)
             except OSError:
                 pass
         os._exit(0)
 
     async def scenario() -> None:
         for _ in range(200):
-            here.server = None
+            local_job.server = None
             try:
-                await ears().listen(here, users[0])
+                await worker_events().listen(local_job, users[0])
             except OSError:
                 continue
-            here.close()
+            local_job.close()
 
     try:
         asyncio.run(scenario())
@@ -249,24 +251,24 @@ def test_no_socket_s_owner_is_changed_behind_a_link(
         os.waitpid(pid, 0)
 
 
-def ears() -> Ears:
-    return Ears(lambda fact: None, lambda number: pytest.fail("not asked"), lambda *_: None)
+def worker_events() -> WorkerEvents:
+    return WorkerEvents(lambda fact: None, lambda number: pytest.fail("not asked"), lambda *_: None)
 
 
 def test_a_keeper_s_socket_leads_to_no_other_user_s_process(
     open_folder: Path, owner: Owner
 ) -> None:
     """Root would be taken for root there, or kill what it finds."""
-    here = job(open_folder, owner)
-    here.make_folders(owner)
+    local_job = job(open_folder, owner)
+    local_job.make_folders(owner)
     service = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     service.bind(str(open_folder / "docker.sock"))  # of root
     service.listen(8)
-    here.keeper_socket.symlink_to(open_folder / "docker.sock")
-    assert not is_listened_to(here.keeper_socket)
+    local_job.keeper_socket.symlink_to(open_folder / "docker.sock")
+    assert not is_listened_to(local_job.keeper_socket)
     with pytest.raises(PermissionError):
-        keeper_pid(here.keeper_socket)
-    assert asyncio.run(what_is_kept(here.keeper_socket, 7)) is None
+        keeper_pid(local_job.keeper_socket)
+    assert asyncio.run(what_is_kept(local_job.keeper_socket, 7)) is None
     service.close()
 
 
@@ -276,10 +278,10 @@ def test_a_planted_ring_is_not_read(kind: str, open_folder: Path, owner: Owner) 
     other.mkdir()
     ring = RingWriter(other / "steps-0")  # another's ring: it has the right form
     ring.append(b"secret")
-    here = job(open_folder, owner)
-    here.make_folders(owner)
-    plant(kind, here.sockets / "steps-0", other / "steps-0")
-    reader = RingReader(here.sockets / "steps-0")
+    local_job = job(open_folder, owner)
+    local_job.make_folders(owner)
+    plant(kind, local_job.sockets / "steps-0", other / "steps-0")
+    reader = RingReader(local_job.sockets / "steps-0")
     assert reader.read().bodies == [] and reader.history() == []
 
 

@@ -16,12 +16,12 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from phalanx.control.server.security.auth import HOUR_NS, KEEP_HOURS, AuthError, Tokens
-from phalanx.control.server.store.interface import Store, open_store
+from phalanx.control.server.store.interface import EventStore, open_store
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[EventStore]:
     found = open_store("", tmp_path)
     found.lead("http://a", "1")
     yield found
@@ -116,7 +116,7 @@ def test_sessions_and_links_end_with_what_they_were_made_with(server: ServerProc
     assert server.call("POST", "/v1/login-links", token=made)[0] == 401
 
 
-def test_tokens_that_are_over_are_forgotten_after_a_day(store: Store) -> None:
+def test_tokens_that_are_over_are_forgotten_after_a_day(store: EventStore) -> None:
     now = time.time_ns()
     tokens = Tokens(store, lambda: now)
     admin, _ = tokens.create("admin", "root")
@@ -137,7 +137,7 @@ def test_tokens_that_are_over_are_forgotten_after_a_day(store: Store) -> None:
     assert store.keys().damaged == ()  # type: ignore[attr-defined]
 
 
-def test_what_was_made_with_a_forgotten_token_is_worth_nothing(store: Store) -> None:
+def test_what_was_made_with_a_forgotten_token_is_worth_nothing(store: EventStore) -> None:
     tokens = Tokens(store)
     parent = tokens.create("user", "parent")[1]
     secret, _ = tokens.create("user", "session", parent=parent.id)

@@ -14,13 +14,13 @@ from websockets.sync.client import connect
 
 from phalanx.control.server.http import http_connection
 from phalanx.control.server.http.live import FIRST_SECONDS
-from phalanx.control.server.security.connection_gate import GRACE_SECONDS, Gate
+from phalanx.control.server.security.connection_gate import GRACE_SECONDS, ConnectionGate
 from phalanx.control.server.security.rate_limits import RateLimit
 from tests.control.servers import ServerProcess
 from tests.security.test_tls import WideServer
 
 
-class Guest:
+class Connection:
     """A connection that notes when it is told to go."""
 
     def __init__(self) -> None:
@@ -32,33 +32,41 @@ class Guest:
 
 def test_the_oldest_stranger_makes_room() -> None:
     now = [0.0]
-    gate = Gate(3, 10, lambda: now[0])
-    guests = [Guest() for _ in range(5)]
-    for index, guest in enumerate(guests[:4]):
-        assert gate.enter(guest, f"address {index}")
-    assert not any(guest.gone for guest in guests)  # a fleet that connects at once is let in
+    gate = ConnectionGate(3, 10, lambda: now[0])
+    connections = [Connection() for _ in range(5)]
+    for index, connection in enumerate(connections[:4]):
+        assert gate.enter(connection, f"address {index}")
+    assert not any(
+        connection.gone for connection in connections
+    )  # a fleet that connects at once is let in
     now[0] += GRACE_SECONDS + 1
-    gate.leave(guests[0])  # has shown a token
-    gate.enter(guests[4], "another")
-    assert [guest.gone for guest in guests] == [False, True, False, False, False]
+    gate.leave(connections[0])  # has shown a token
+    gate.enter(connections[4], "another")
+    assert [connection.gone for connection in connections] == [False, True, False, False, False]
     assert len(gate) == 3 and gate.dismissed == 1
 
 
 def test_one_address_makes_room_for_itself() -> None:
     now = [0.0]
-    gate = Gate(100, 2, lambda: now[0])
-    other = Guest()
+    gate = ConnectionGate(100, 2, lambda: now[0])
+    other = Connection()
     gate.enter(other, "other")
-    mine = [Guest() for _ in range(5)]
-    for guest in mine:
+    mine = [Connection() for _ in range(5)]
+    for connection in mine:
         now[0] += GRACE_SECONDS + 1
-        gate.enter(guest, "mine")
-    assert [guest.gone for guest in mine] == [True, True, True, False, False] and not other.gone
+        gate.enter(connection, "mine")
+    assert [connection.gone for connection in mine] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ] and not other.gone
 
 
 def test_far_too_many_are_turned_away_at_once() -> None:
-    gate = Gate(2, 100, lambda: 0.0)
-    assert [gate.enter(Guest(), str(n)) for n in range(17)] == [True] * 16 + [False]
+    gate = ConnectionGate(2, 100, lambda: 0.0)
+    assert [gate.enter(Connection(), str(n)) for n in range(17)] == [True] * 16 + [False]
 
 
 def test_a_limit_counts_by_cost_and_can_be_asked() -> None:

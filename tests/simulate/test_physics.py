@@ -12,7 +12,7 @@ from phalanx.simulate.runner import played
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.shape import big_job
 from phalanx.simulate.show.result import SeedResult
-from phalanx.simulate.world.harm import Harm
+from phalanx.simulate.world.fault_injector import FaultInjector
 from phalanx.simulate.world.runs import full_step_ns
 from phalanx.simulate.world.world import World
 
@@ -70,7 +70,7 @@ def test_a_node_that_is_repaired_before_anybody_missed_it_says_that_its_workers_
 
 
 def test_a_gang_that_nobody_finds_breaks_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Harm, "back", lambda self, node, cause: None)
+    monkeypatch.setattr(FaultInjector, "back", lambda self, node, cause: None)
     result, _ = play(*DEATHS, "repair.hours=0.45")
     assert [told for told in result.found if told.startswith("liveness")]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phalanx.checkpoint import Checkpointer, latest
-from phalanx.checkpoint.keeper.client import Outcome
+from phalanx.checkpoint.keeper.client import SaveOutcome
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train.rank import loop
@@ -44,8 +44,8 @@ def test_a_run_whose_steps_are_all_made_saves_what_only_memory_has(
 
 def _told_in_another_order(job: Job, folder: Path) -> str:
     class Late(Checkpointer):
-        def finish(self) -> list[Outcome]:
-            return [Outcome(step=step, path=f"step {step}") for step in (2, 1)]
+        def finish(self) -> list[SaveOutcome]:
+            return [SaveOutcome(step=step, path=f"step {step}") for step in (2, 1)]
 
     device = torch.device("cpu")
     trainer = Trainer(job, build_mesh(job, device), device)

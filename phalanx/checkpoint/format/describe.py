@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from phalanx.checkpoint.format.geometry import Entry, Stand, Table, digest_of, encode_table, to_runs
+from phalanx.checkpoint.format.geometry import (
+    MeshPosition,
+    TensorEntry,
+    TensorTable,
+    digest_of,
+    encode_table,
+    to_runs,
+)
 from phalanx.checkpoint.format.layout import WHOLE, Layout, cutting_order
 
 DTYPES = {
@@ -40,16 +47,16 @@ class Description:
         self._coordinates: list[tuple[int, ...]] = []
         # Sorted: ranks that hold the same tensors have the same table, whatever order they use.
         entries = tuple(self._entry(name, tensors[name]) for name in sorted(tensors))
-        self.table = Table(entries, tuple(self._layouts))
+        self.table = TensorTable(entries, tuple(self._layouts))
         self.encoded = encode_table(self.table)
         self.digest = digest_of(self.encoded)
-        self.stand = Stand(tuple(self._bases), tuple(self._coordinates))
+        self.stand = MeshPosition(tuple(self._bases), tuple(self._coordinates))
 
-    def _entry(self, name: str, tensor: Tensor) -> Entry:
+    def _entry(self, name: str, tensor: Tensor) -> TensorEntry:
         if tensor.dtype not in NAMES:
             raise ValueError(f"{name} has the type {tensor.dtype}, which shards cannot hold")
         layout = self._layout(tensor)
-        entry = Entry(name, NAMES[tensor.dtype], tuple(tensor.shape), layout)
+        entry = TensorEntry(name, NAMES[tensor.dtype], tuple(tensor.shape), layout)
         block = self._layouts[layout].block(entry.shape, self._coordinates[layout])
         if block.sizes != tuple(local_part(tensor).shape):
             held = tuple(local_part(tensor).shape)

@@ -31,14 +31,14 @@ from phalanx.checkpoint.format.tier import (
 )
 from phalanx.checkpoint.write.direct import sync_folder
 from phalanx.checkpoint.write.quota import used_bytes
-from phalanx.checkpoint.write.retention import Policy, decide
+from phalanx.checkpoint.write.retention import RetentionPolicy, decide
 
 LOCK_FILE = "writer.lock"
 
 log = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
+class StepFolder(NamedTuple):
     """A step's folder, complete or not."""
 
     step: int
@@ -65,12 +65,12 @@ def checkpoint_path(folder: Path, step: int, generation: int) -> Path:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints that may be trusted so far as is known, oldest step first."""
     fences = read_fences(folder)
-    found: dict[int, Found] = {}
+    by_step: dict[int, StepFolder] = {}
     for seen in sorted(scan(folder)):
         outdated = any(f.generation > seen.generation and f.from_step < seen.step for f in fences)
         if seen.complete and not outdated and not (seen.path / BAD_FILE).exists():
-            found[seen.step] = seen  # of two gangs the later one, which sorts behind
-    return [found[step].path for step in sorted(found)]
+            by_step[seen.step] = seen  # of two gangs the later one, which sorts behind
+    return [by_step[step].path for step in sorted(by_step)]
 
 
 def latest(folder: Path) -> Path | None:
@@ -86,16 +86,16 @@ def older_than(path: Path) -> Path | None:
     return beside[-1] if beside else None
 
 
-def scan(folder: Path) -> Iterator[Found]:
+def scan(folder: Path) -> Iterator[StepFolder]:
     """Every step's folder, complete or not."""
     for path in folder.glob("step-*"):
         if (found := _found(path)) is not None:
             yield found
 
 
-def _found(path: Path) -> Found | None:
+def _found(path: Path) -> StepFolder | None:
     match = re.fullmatch(r"step-(\d+)(?:\.g(\d+))?", path.name)
-    return Found(int(match[1]), int(match[2] or 0), path) if match else None
+    return StepFolder(int(match[1]), int(match[2] or 0), path) if match else None
 
 
 def read_fences(folder: Path) -> list[Fence]:
@@ -147,7 +147,7 @@ def remove(path: Path) -> None:
     FolderTier(path.parent).delete(path.name)
 
 
-def prune(folder: Path, policy: Policy, newest: Path) -> list[Path]:
+def prune(folder: Path, policy: RetentionPolicy, newest: Path) -> list[Path]:
     """Retire what the policy does not keep, and what never became complete before ``newest``.
 
     ``newest`` was just committed and is never removed. Returns what is to be cleared away.

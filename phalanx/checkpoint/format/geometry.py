@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from phalanx.checkpoint.format.layout import Block, Layout, row_dim
+from phalanx.checkpoint.format.layout import Layout, TensorBlock, row_dim
 from phalanx.data.corpus.checksum import crc32c
 
 LEAST_PART_BYTES = 1 << 20  # copies share the writing of a block in parts of at least this
@@ -28,7 +28,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """A tensor as the whole mesh holds it."""
 
     name: str
@@ -41,14 +41,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         return ITEM_BYTES[self.dtype]
 
 
-class Table(msgspec.Struct, frozen=True, array_like=True):
+class TensorTable(msgspec.Struct, frozen=True, array_like=True):
     """What every rank of a group holds."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     layouts: tuple[Layout, ...]
 
 
-class Group(msgspec.Struct, frozen=True):
+class RankGroup(msgspec.Struct, frozen=True):
     """Ranks with the same table, and the first rank of each of their meshes by layout."""
 
     table: str  # digest of the table
@@ -56,33 +56,33 @@ class Group(msgspec.Struct, frozen=True):
     bases: tuple[Runs, ...]
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """The part of a tensor that one rank writes."""
 
     name: str
     dtype: str
-    box: Block  # in the whole tensor
-    local: Block  # in the rank's own block
+    box: TensorBlock  # in the whole tensor
+    local: TensorBlock  # in the rank's own block
     bytes: int
 
 
-class Holding(NamedTuple):
+class PartHolder(NamedTuple):
     """A rank that wrote a part of what is wanted."""
 
     rank: int
     name: str
-    written: Block  # all it wrote of this tensor
-    wanted: Block  # the share of it that is wanted
+    written: TensorBlock  # all it wrote of this tensor
+    wanted: TensorBlock  # the share of it that is wanted
 
 
-class Stand(NamedTuple):
+class MeshPosition(NamedTuple):
     """Where a rank stands in the meshes of its table's layouts."""
 
     bases: tuple[int, ...]
     coordinates: tuple[tuple[int, ...], ...]
 
 
-def encode_table(table: Table) -> bytes:
+def encode_table(table: TensorTable) -> bytes:
     return msgspec.json.encode(table)
 
 
@@ -91,7 +91,7 @@ def digest_of(encoded: bytes) -> str:
     return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
 
-def form_groups(ranks: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Group, ...]:
+def form_groups(ranks: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[RankGroup, ...]:
     """Groups out of every rank's (digest of its table, first rank of its meshes by layout)."""
     members: dict[str, list[int]] = {}
     bases: dict[str, list[dict[int, None]]] = {}
@@ -101,7 +101,7 @@ def form_groups(ranks: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Group, ..
         for seen, base in zip(of_group, own, strict=True):
             seen[base] = None
     return tuple(
-        Group(digest, to_runs(found), tuple(to_runs(sorted(seen)) for seen in bases[digest]))
+        RankGroup(digest, to_runs(found), tuple(to_runs(sorted(seen)) for seen in bases[digest]))
         for digest, found in members.items()
     )
 
@@ -109,11 +109,11 @@ def form_groups(ranks: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Group, ..
 class Geometry:
     """One group's table, open to questions."""
 
-    def __init__(self, table: Table, group: Group) -> None:
+    def __init__(self, table: TensorTable, group: RankGroup) -> None:
         self.table, self.group = table, group
 
     @cached_property
-    def by_name(self) -> dict[str, Entry]:
+    def by_name(self) -> dict[str, TensorEntry]:
         return {entry.name: entry for entry in self.table.entries}
 
     @cached_property
@@ -124,9 +124,9 @@ class Geometry:
     def _ranks(self) -> list[list[int]]:
         return [from_runs(layout.ranks) for layout in self.table.layouts]
 
-    def written_by(self, stand: Stand) -> list[Piece]:
+    def written_by(self, stand: MeshPosition) -> list[TensorPiece]:
         """The parts that the rank standing there writes, in the order of its file."""
-        found = []
+        pieces = []
         for entry in self.table.entries:
             layout = self.table.layouts[entry.layout]
             coordinate = stand.coordinates[entry.layout]
@@ -136,11 +136,11 @@ class Geometry:
             box = self._part(entry, block, copy)
             if box is not None:
                 size = box.elements * entry.item_bytes
-                found.append(Piece(entry.name, entry.dtype, box, box.within(block), size))
+                pieces.append(TensorPiece(entry.name, entry.dtype, box, box.within(block), size))
         # Wide types first: every element is aligned without gaps, which safetensors forbids.
-        return sorted(found, key=lambda piece: -ITEM_BYTES[piece.dtype])
+        return sorted(pieces, key=lambda piece: -ITEM_BYTES[piece.dtype])
 
-    def holding(self, name: str, wanted: Block) -> Iterator[Holding]:
+    def holding(self, name: str, wanted: TensorBlock) -> Iterator[PartHolder]:
         """Who wrote the box ``wanted`` of a tensor; the shares do not overlap."""
         entry = self.by_name[name]
         layout = self.table.layouts[entry.layout]
@@ -149,7 +149,7 @@ class Geometry:
                 share = box.meets(wanted)
                 if share is not None:
                     rank = self._rank(entry.layout, coordinate, copy)
-                    yield Holding(rank, name, box, share)
+                    yield PartHolder(rank, name, box, share)
 
     def _rank(self, layout: int, coordinate: tuple[int, ...], copy: int) -> int:
         geometry = self.table.layouts[layout]
@@ -157,10 +157,10 @@ class Geometry:
         at = geometry.flat(geometry.with_copy(coordinate, index))
         return self._bases[layout][mesh] + self._ranks[layout][at]
 
-    def _copies(self, entry: Entry) -> int:
+    def _copies(self, entry: TensorEntry) -> int:
         return len(self._bases[entry.layout]) * self.table.layouts[entry.layout].copies
 
-    def _split(self, entry: Entry, block: Block) -> tuple[int, int, int]:
+    def _split(self, entry: TensorEntry, block: TensorBlock) -> tuple[int, int, int]:
         """Into how many parts copies share a block's writing, its rows, and who takes the first."""
         copies = self._copies(entry)
         rows = block.sizes[row_dim(block.sizes)] if block.sizes else 1
@@ -169,13 +169,13 @@ class Geometry:
         first = crc32c(f"{entry.name}{block.offset}".encode()) % copies if copies > 1 else 0
         return parts, rows, first
 
-    def _parts(self, entry: Entry, block: Block) -> Iterator[tuple[int, Block]]:
+    def _parts(self, entry: TensorEntry, block: TensorBlock) -> Iterator[tuple[int, TensorBlock]]:
         parts, rows, first = self._split(entry, block)
         for part in range(parts):
             box = block.rows(rows * part // parts, rows * (part + 1) // parts)
             yield (first + part) % self._copies(entry), box
 
-    def _part(self, entry: Entry, block: Block, copy: int) -> Block | None:
+    def _part(self, entry: TensorEntry, block: TensorBlock, copy: int) -> TensorBlock | None:
         if block.elements == 0:
             return None
         parts, rows, first = self._split(entry, block)

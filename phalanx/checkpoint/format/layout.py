@@ -14,7 +14,7 @@ import msgspec
 WHOLE = -1  # an axis that cuts no dim: its ranks hold copies
 
 
-class Block(NamedTuple):
+class TensorBlock(NamedTuple):
     """A box inside a tensor."""
 
     offset: tuple[int, ...]
@@ -24,24 +24,24 @@ class Block(NamedTuple):
     def elements(self) -> int:
         return math.prod(self.sizes)
 
-    def meets(self, other: Block) -> Block | None:
+    def meets(self, other: TensorBlock) -> TensorBlock | None:
         """The box that two boxes share."""
         low = tuple(map(max, self.offset, other.offset))
         high = tuple(map(min, self._ends(), other._ends()))
         sizes = tuple(b - a for a, b in zip(low, high, strict=True))
-        return Block(low, sizes) if all(size > 0 for size in sizes) else None
+        return TensorBlock(low, sizes) if all(size > 0 for size in sizes) else None
 
-    def within(self, outer: Block) -> Block:
+    def within(self, outer: TensorBlock) -> TensorBlock:
         """This box as seen from the corner of one that contains it."""
         shifted = tuple(a - b for a, b in zip(self.offset, outer.offset, strict=True))
-        return Block(shifted, self.sizes)
+        return TensorBlock(shifted, self.sizes)
 
     @property
     def slices(self) -> tuple[slice, ...]:
         """What selects this box from the whole."""
         return tuple(map(slice, self.offset, self._ends()))
 
-    def rows(self, first: int, last: int) -> Block:
+    def rows(self, first: int, last: int) -> TensorBlock:
         """The part between two indices of ``row_dim``; a box of no dims is one row."""
         if not self.sizes:
             return self
@@ -49,7 +49,7 @@ class Block(NamedTuple):
         offset, sizes = list(self.offset), list(self.sizes)
         offset[dim] += first
         sizes[dim] = last - first
-        return Block(tuple(offset), tuple(sizes))
+        return TensorBlock(tuple(offset), tuple(sizes))
 
     def _ends(self) -> Iterator[int]:
         return (a + n for a, n in zip(self.offset, self.sizes, strict=True))
@@ -69,7 +69,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         whole = (n for n, cut in zip(self.sizes, self.cuts, strict=True) if cut == WHOLE)
         return math.prod(whole)
 
-    def block(self, shape: tuple[int, ...], coordinate: tuple[int, ...]) -> Block:
+    def block(self, shape: tuple[int, ...], coordinate: tuple[int, ...]) -> TensorBlock:
         """What the rank at a coordinate of the mesh holds."""
         offset, sizes = [0] * len(shape), list(shape)
         for axis in self.order:
@@ -77,11 +77,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
             low, high = _piece(sizes[dim], self.sizes[axis], coordinate[axis])
             offset[dim] += low
             sizes[dim] = high - low
-        return Block(tuple(offset), tuple(sizes))
+        return TensorBlock(tuple(offset), tuple(sizes))
 
     def blocks_meeting(
-        self, shape: tuple[int, ...], wanted: Block
-    ) -> Iterator[tuple[tuple[int, ...], Block]]:
+        self, shape: tuple[int, ...], wanted: TensorBlock
+    ) -> Iterator[tuple[tuple[int, ...], TensorBlock]]:
         """The distinct blocks that share elements with ``wanted``, each at its first coordinate."""
         choices = []
         for dim, size in enumerate(shape):
@@ -108,11 +108,11 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     def with_copy(self, coordinate: tuple[int, ...], index: int) -> tuple[int, ...]:
         """The coordinate that holds copy ``index`` of the block at ``coordinate``."""
-        found = list(coordinate)
+        moved = list(coordinate)
         for axis in reversed(range(len(self.sizes))):
             if self.cuts[axis] == WHOLE:
-                index, found[axis] = divmod(index, self.sizes[axis])
-        return tuple(found)
+                index, moved[axis] = divmod(index, self.sizes[axis])
+        return tuple(moved)
 
     def flat(self, coordinate: tuple[int, ...]) -> int:
         """Position of a coordinate in the mesh's flat list of ranks."""
@@ -161,15 +161,15 @@ class _Spans(NamedTuple):
 @lru_cache(maxsize=4096)
 def _spans(size: int, axis_sizes: tuple[int, ...]) -> _Spans:
     """The non-empty intervals that successive cuts make of a dim, in order."""
-    found: list[tuple[int, int, tuple[int, ...]]] = [(0, size, ())]
+    spans: list[tuple[int, int, tuple[int, ...]]] = [(0, size, ())]
     for axis_size in axis_sizes:
-        found = [
+        spans = [
             (start + low, start + high, (*at, index))
-            for start, end, at in found
+            for start, end, at in spans
             for index in range(axis_size)
             for low, high in (_piece(end - start, axis_size, index),)
         ]
-    kept = [span for span in found if span[1] > span[0]]
+    kept = [span for span in spans if span[1] > span[0]]
     return _Spans([a for a, _, _ in kept], [b for _, b, _ in kept], [at for _, _, at in kept])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from phalanx.checkpoint.format.geometry import Group
+from phalanx.checkpoint.format.geometry import RankGroup
 from phalanx.data.corpus.checksum import crc32c
 from phalanx.data.order.cursor import Cursor
 
@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     config_hash: str
     created: str  # UTC, ISO 8601
     session: str  # the writers' name, in the names of all files
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     shards: tuple[Shard, ...] = ()  # by rank
     config: dict[str, Any] = {}
     ranks: int = 0  # of the run, where its files were divided anew; 0: one a shard

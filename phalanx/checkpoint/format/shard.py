@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.checkpoint.format.geometry import Piece
+from phalanx.checkpoint.format.geometry import TensorPiece
 from phalanx.checkpoint.write.direct import ALIGN_BYTES, CHUNK_BYTES
 
 LENGTH_BYTES = 8  # of the header's length, which safetensors puts first
@@ -45,7 +45,7 @@ class Slot(msgspec.Struct, frozen=True):
     start: int  # byte in the file
 
 
-def build_header(pieces: Sequence[Piece], note: dict[str, str]) -> bytes:
+def build_header(pieces: Sequence[TensorPiece], note: dict[str, str]) -> bytes:
     """The head of a file that holds these pieces one after the other, padded to whole pages."""
     fields: dict[str, Any] = {}
     start = 0
@@ -61,8 +61,8 @@ def build_header(pieces: Sequence[Piece], note: dict[str, str]) -> bytes:
     text = msgspec.json.encode(
         {"__metadata__": {"format": FORMAT, "offsets": places} | note, **fields}
     )
-    room = -(-(LENGTH_BYTES + len(text)) // ALIGN_BYTES) * ALIGN_BYTES - LENGTH_BYTES
-    return struct.pack("<Q", room) + text.ljust(room)
+    padded = -(-(LENGTH_BYTES + len(text)) // ALIGN_BYTES) * ALIGN_BYTES - LENGTH_BYTES
+    return struct.pack("<Q", padded) + text.ljust(padded)
 
 
 class _Field(msgspec.Struct):
@@ -76,9 +76,9 @@ def parse_header(head: bytes | memoryview) -> dict[str, Slot]:
     fields = msgspec.json.decode(head[LENGTH_BYTES:], type=dict[str, msgspec.Raw])
     note = msgspec.json.decode(fields.pop("__metadata__"), type=dict[str, str])
     offsets = msgspec.json.decode(note["offsets"], type=dict[str, tuple[int, ...]])
-    found = {}
+    slots = {}
     for name, raw in fields.items():
         field = msgspec.json.decode(raw, type=_Field)
         start = len(head) + field.data_offsets[0]
-        found[name] = Slot(field.dtype, offsets[name], field.shape, start)
-    return found
+        slots[name] = Slot(field.dtype, offsets[name], field.shape, start)
+    return slots

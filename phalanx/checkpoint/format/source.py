@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from phalanx.checkpoint.format.geometry import Group, Table, digest_of
+from phalanx.checkpoint.format.geometry import RankGroup, TensorTable, digest_of
 from phalanx.checkpoint.format.manifest import (
     BadCheckpointError,
     Manifest,
@@ -35,7 +35,7 @@ class ShardReader(Protocol):
     def close(self) -> None: ...
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """A checkpoint to load from. What it cannot give raises OSError, what is wrong is refused."""
 
     @property
@@ -44,7 +44,7 @@ class Source(Protocol):
     @property
     def manifest(self) -> Manifest: ...
 
-    def table(self, group: Group) -> Table:
+    def table(self, group: RankGroup) -> TensorTable:
         """What the ranks of a group hold."""
 
     def sidecar(self, rank: int) -> Sidecar:
@@ -54,7 +54,7 @@ class Source(Protocol):
         """A rank's shard; ``direct``: nobody else on this node reads the same bytes."""
 
 
-def rng_of(source: Source, rank: int) -> bytes:
+def rng_of(source: CheckpointSource, rank: int) -> bytes:
     """The random generators of a rank of the run; empty where they are not known."""
     manifest = source.manifest
     if not manifest.ranks:
@@ -79,14 +79,14 @@ class NamedSource(ABC):
     def open_shard(self, rank: int, direct: bool) -> ShardReader:
         """A rank's shard."""
 
-    def table(self, group: Group) -> Table:
+    def table(self, group: RankGroup) -> TensorTable:
         name = table_name(group.table, self.manifest.session)
         text = self._read(name)
         if digest_of(text) != group.table:
             raise BadCheckpointError(
                 self.where, f"{name} is corrupt: its content does not match its name"
             )
-        return msgspec.json.decode(text, type=Table)
+        return msgspec.json.decode(text, type=TensorTable)
 
     def sidecar(self, rank: int) -> Sidecar:
         shard = self.manifest.shards[rank]
@@ -137,12 +137,12 @@ class FileReader:
         done = 0
         while done < len(buffer):
             # Direct reads are of whole pages; only at the end of a file they come back shorter.
-            room = buffer[done:]
-            if self._direct and len(room) % 4096:
-                room = memoryview(buffer.obj)[done : done + aligned(len(room))]
-            count = os.preadv(self._file, [room], offset + done)
+            target = buffer[done:]
+            if self._direct and len(target) % 4096:
+                target = memoryview(buffer.obj)[done : done + aligned(len(target))]
+            count = os.preadv(self._file, [target], offset + done)
             done += count
-            if count < len(room):
+            if count < len(target):
                 break
         return min(done, len(buffer))
 

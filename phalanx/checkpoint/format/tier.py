@@ -24,8 +24,13 @@ from phalanx.checkpoint.format.manifest import (
     shard_name,
 )
 from phalanx.checkpoint.format.source import FolderSource, NamedSource, ShardReader
-from phalanx.checkpoint.write.direct import Pace, sync_folder, write_file, write_synced
-from phalanx.checkpoint.write.retention import Decision, Entry, Policy, decide
+from phalanx.checkpoint.write.direct import WriteRate, sync_folder, write_file, write_synced
+from phalanx.checkpoint.write.retention import (
+    RetentionDecision,
+    RetentionEntry,
+    RetentionPolicy,
+    decide,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -128,7 +133,7 @@ class FolderTier:
         path = self.root / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # of an attempt that failed
-        write_file(path, size, buffers, Pace())
+        write_file(path, size, buffers, WriteRate())
 
     def delete(self, name: str) -> None:
         shutil.rmtree(self.doom(name))
@@ -301,14 +306,14 @@ def read_scores(folder: Path) -> dict[int, float]:
         lines = (folder / SCORES_FILE).read_bytes().splitlines()
     except OSError:
         return {}
-    found = {}
+    scores = {}
     for line in lines:
         try:
             step, loss = msgspec.json.decode(line, type=tuple[int, float])
         except msgspec.DecodeError:
             continue
-        found[step] = loss
-    return found
+        scores[step] = loss
+    return scores
 
 
 def add_score(folder: Path, step: int, loss: float) -> None:
@@ -317,13 +322,13 @@ def add_score(folder: Path, step: int, loss: float) -> None:
         file.write(msgspec.json.encode((step, loss)) + b"\n")
 
 
-def entries(tier: Tier, scores: dict[int, float], *, sized: bool) -> list[Entry]:
+def entries(tier: Tier, scores: dict[int, float], *, sized: bool) -> list[RetentionEntry]:
     """The complete checkpoints of a tier as retention sees them."""
-    found = []
+    complete = []
     for name in tier.names():
         files = tier.files(name)
-        found.append(
-            Entry(
+        complete.append(
+            RetentionEntry(
                 name,
                 step_of(name),
                 sum(files.values()) if sized else 0,
@@ -332,12 +337,16 @@ def entries(tier: Tier, scores: dict[int, float], *, sized: bool) -> list[Entry]
                 BAD_FILE in files,
             )
         )
-    return found
+    return complete
 
 
 def retain(
-    tier: Tier, policy: Policy, scores: dict[int, float], newest: str = "", other_bytes: int = 0
-) -> Decision:
+    tier: Tier,
+    policy: RetentionPolicy,
+    scores: dict[int, float],
+    newest: str = "",
+    other_bytes: int = 0,
+) -> RetentionDecision:
     """Remove from a tier what its policy does not keep."""
     found = entries(tier, scores, sized=policy.quota_bytes > 0)
     decision = decide(found, policy, newest, other_bytes)

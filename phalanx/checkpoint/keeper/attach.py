@@ -12,7 +12,7 @@ import torch
 
 from phalanx.checkpoint.format.describe import current_rank
 from phalanx.checkpoint.format.manifest import CheckpointError
-from phalanx.checkpoint.keeper.client import Kept, NoKeeperError
+from phalanx.checkpoint.keeper.client import KeeperClient, NoKeeperError
 from phalanx.checkpoint.keeper.start import (
     buddies,
     domain_name,
@@ -25,7 +25,7 @@ from phalanx.checkpoint.ranks import Ranks
 log = logging.getLogger(__name__)
 
 
-class Node(NamedTuple):
+class KeeperNode(NamedTuple):
     """A node's keeper as the other nodes reach it."""
 
     name: str
@@ -35,7 +35,7 @@ class Node(NamedTuple):
     token: bytes
 
 
-class Keeping(NamedTuple):
+class KeeperOptions(NamedTuple):
     """How a keeper is asked for."""
 
     home: Path
@@ -49,19 +49,19 @@ class Attachment:
     """One rank's keeper."""
 
     def __init__(
-        self, ranks: Ranks, folder: Path, keeping: Keeping, shard_bytes: int, lock: int
+        self, ranks: Ranks, folder: Path, keeping: KeeperOptions, shard_bytes: int, lock: int
     ) -> None:
         self.keeping = keeping
         self._ranks, self._folder = ranks, folder
         self._shard_bytes, self._lock = shard_bytes, lock
-        self._buddy: Node | None = None
+        self._buddy: KeeperNode | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def attach(self, step: int) -> Kept:
+    def attach(self, step: int) -> KeeperClient:
         """Connect to the keeper of this node; collective. NoKeeperError where it has no memory."""
         return self._connect(self._agreed_address(), step)
 
-    def attach_anew(self) -> Kept:
+    def attach_anew(self) -> KeeperClient:
         """To a keeper of this rank alone; talks to no other rank."""
         try:
             kept = self._connect(self._start(), step=-1)
@@ -71,9 +71,9 @@ class Attachment:
             kept.pair(self._buddy.host, self._buddy.port, self._buddy.token)
         return kept
 
-    def pair(self, kept: Kept, shift: int) -> None:
+    def pair(self, kept: KeeperClient, shift: int) -> None:
         """Tell the keeper which other one, in another failure domain, holds its replicas."""
-        own = Node(node_name(), domain_name(), own_address(), kept.port, kept.token)
+        own = KeeperNode(node_name(), domain_name(), own_address(), kept.port, kept.token)
         found = dict.fromkeys(self._ranks.gather(own))
         nodes = list(found) if shift else sorted(found)
         if len(nodes) < 2:
@@ -102,8 +102,8 @@ class Attachment:
         address, self._process = start_keeper(self.keeping.home, self.keeping.lease_seconds, output)
         return address
 
-    def _connect(self, address: str, step: int) -> Kept:
-        return Kept(
+    def _connect(self, address: str, step: int) -> KeeperClient:
+        return KeeperClient(
             address,
             current_rank(),
             self._shard_bytes,

@@ -35,7 +35,7 @@ class ChannelError(ConnectionError):
     """The other side is not who it should be, or speaks another way."""
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """What messages are sent over: a socket, or a sealed channel."""
 
     def sendall(self, data: Any, /) -> None: ...
@@ -96,7 +96,9 @@ class Throttle:
         return [data[start : start + step] for start in range(0, len(data), step)]
 
 
-def connect(host: str, port: int, token: bytes, seconds: float, *, encrypt: bool = False) -> Stream:
+def connect(
+    host: str, port: int, token: bytes, seconds: float, *, encrypt: bool = False
+) -> ByteStream:
     """To another node's keeper; sealed where either side wants it."""
     connection = socket.create_connection((host, port), seconds)
     try:
@@ -106,7 +108,7 @@ def connect(host: str, port: int, token: bytes, seconds: float, *, encrypt: bool
         raise
 
 
-def _prove(connection: socket.socket, token: bytes, encrypt: bool) -> Stream:
+def _prove(connection: socket.socket, token: bytes, encrypt: bool) -> ByteStream:
     hello = _receive(connection, HELLO_BYTES)
     sealed = encrypt or bool(hello[0])
     private, public = _key_pair() if sealed else (None, bytes(KEY_BYTES))
@@ -123,7 +125,7 @@ def _prove(connection: socket.socket, token: bytes, encrypt: bool) -> Stream:
     return SealedStream(connection, sending, receiving)
 
 
-def accept(connection: socket.socket, token: bytes, *, encrypt: bool = False) -> Stream:
+def accept(connection: socket.socket, token: bytes, *, encrypt: bool = False) -> ByteStream:
     """Whoever connected, once it has shown that it knows the token."""
     connection.settimeout(PROOF_SECONDS)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # nodes vanish silently
@@ -147,13 +149,13 @@ def accept(connection: socket.socket, token: bytes, *, encrypt: bool = False) ->
 
 
 def _receive(connection: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        data = connection.recv(count - len(found))
+    received = b""
+    while len(received) < count:
+        data = connection.recv(count - len(received))
         if not data:
             raise ChannelError("the other side closed the connection")
-        found += data
-    return found
+        received += data
+    return received
 
 
 def _proof(token: bytes, who: bytes, script: bytes) -> bytes:

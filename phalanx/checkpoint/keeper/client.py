@@ -33,7 +33,7 @@ from phalanx.checkpoint.keeper.messages import (
     Welcome,
 )
 from phalanx.checkpoint.keeper.wire import KeeperStream, send
-from phalanx.checkpoint.write.commit import Order
+from phalanx.checkpoint.write.commit import SaveOrder
 from phalanx.checkpoint.write.deadline import SnapshotDeadline
 from phalanx.checkpoint.write.direct import aligned
 
@@ -42,7 +42,7 @@ POPULATE_BYTES = 256 << 20  # by one thread at a time
 POPULATE_THREADS = 8
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class SaveOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a save."""
 
     step: int
@@ -56,7 +56,7 @@ class NoKeeperError(Exception):
     """The keeper has no memory for this worker."""
 
 
-class Kept:
+class KeeperClient:
     """A worker's connection to its keeper."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Kept:
         self._unacknowledged: dict[int, float] = {}  # their steps, and when they were handed over
         self._deadline = SnapshotDeadline(slot_bytes)
         self._left_out = False  # the newest step has no snapshot: its keeper did not answer
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[SaveOutcome] = []
         self._handed: dict[int, str] = {}  # steps to be written without an outcome, and where
         self.archiving: list[int] = []  # steps that are copied to the second tier
         self.troubles: list[str] = []  # to be told; no checkpoint is lost by them
@@ -177,7 +177,7 @@ class Kept:
         since = min(self._unacknowledged.values())
         return since + self._deadline.seconds - time.monotonic()
 
-    def hand_over(self, slot: int, order: Order) -> None:
+    def hand_over(self, slot: int, order: SaveOrder) -> None:
         """The slot is about to be filled: from now on the keeper sees to it."""
         send(self._connection, Flush(slot, order))
         self._free.remove(slot)
@@ -193,26 +193,26 @@ class Kept:
         """So many bytes of a slot are there."""
         send(self._connection, Filled(slot, count))
 
-    def outcomes(self, timeout_seconds: float | None = 0.0) -> list[Outcome]:
+    def outcomes(self, timeout_seconds: float | None = 0.0) -> list[SaveOutcome]:
         """What became known since the last call."""
         if self._handed or self.archiving or len(self._free) < len(self._slots):
             self._take(self._stream.read(timeout_seconds))
         found, self._outcomes = self._outcomes, []
         return found
 
-    def give_up(self, order: Order, problem: str) -> None:
+    def give_up(self, order: SaveOrder, problem: str) -> None:
         """What was to be handed over is not."""
         if order.write:
-            self._resolve(Outcome(step=order.draft.step, path=order.path, problem=problem))
+            self._resolve(SaveOutcome(step=order.draft.step, path=order.path, problem=problem))
 
     def forget(self, step: int) -> None:
         """Whatever becomes of this step is told by somebody else."""
         self._handed.pop(step, None)
 
-    def lost(self, problem: str) -> list[Outcome]:
+    def lost(self, problem: str) -> list[SaveOutcome]:
         """The keeper is gone: what it told before, and what it had not finished."""
         for step, path in list(self._handed.items()):
-            self._resolve(Outcome(step=step, path=path, problem=problem))
+            self._resolve(SaveOutcome(step=step, path=path, problem=problem))
         found, self._outcomes = self._outcomes, []
         return found
 
@@ -242,7 +242,7 @@ class Kept:
                     self._free.append(message.slot)
                     self.flush_seconds = message.seconds
                 case Committed():
-                    self._resolve(Outcome(step=message.step, path=message.path))
+                    self._resolve(SaveOutcome(step=message.step, path=message.path))
                 case Superseded():
                     self._handed.pop(message.step, None)
                 case Failed():
@@ -250,7 +250,7 @@ class Kept:
                     if message.slot >= 0:
                         self._free.append(message.slot)
                         self.archiving = [s for s in self.archiving if s != message.step]
-                    failed = Outcome(
+                    failed = SaveOutcome(
                         step=message.step,
                         path=message.path,
                         problem=message.problem,
@@ -268,7 +268,7 @@ class Kept:
                 case Replicated():
                     self.replicated_step = message.step
 
-    def _resolve(self, outcome: Outcome) -> None:
+    def _resolve(self, outcome: SaveOutcome) -> None:
         self._handed.pop(outcome.step, None)
         self._outcomes.append(outcome)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from phalanx.checkpoint.format.shard import Sidecar
-from phalanx.checkpoint.write.commit import Order
+from phalanx.checkpoint.write.commit import SaveOrder
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     replica: bool  # of a rank on another node
 
 
-def header_of(order: Order, replica: bool) -> Header:
+def header_of(order: SaveOrder, replica: bool) -> Header:
     """What others are told about a snapshot."""
     draft, side = order.draft, order.sidecar
     return Header(
@@ -58,7 +58,7 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
     """
 
     slot: int
-    order: Order
+    order: SaveOrder
 
 
 class Filled(msgspec.Struct, frozen=True, tag=True):
@@ -140,7 +140,7 @@ class Condemn(msgspec.Struct, frozen=True, tag=True):
 class Put(msgspec.Struct, frozen=True, tag=True):
     """A replica: its bytes follow."""
 
-    order: Order
+    order: SaveOrder
     sidecar: Sidecar  # with checksums
 
 
@@ -244,7 +244,7 @@ class Inventory(msgspec.Struct, frozen=True, tag=True):
 class Details(msgspec.Struct, frozen=True, tag=True):
     """The answer to Detail."""
 
-    order: Order
+    order: SaveOrder
     sidecar: Sidecar
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from phalanx.checkpoint.keeper.channel import Stream
+from phalanx.checkpoint.keeper.channel import ByteStream
 from phalanx.checkpoint.keeper.messages import (
     Ask,
     Condemn,
@@ -26,10 +26,10 @@ from phalanx.checkpoint.keeper.messages import (
     Refused,
     Taken,
 )
-from phalanx.checkpoint.keeper.shelf import Held
+from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot
 from phalanx.checkpoint.keeper.wire import receive_by_peer, receive_into, send, send_together
 from phalanx.checkpoint.write.direct import CHUNK_BYTES, chunk_sums
-from phalanx.checkpoint.write.node_disk import Found, Record, find_record
+from phalanx.checkpoint.write.node_disk import LocatedShard, ShardRecord, find_record
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.keeper.process import Keeper
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 RECEIVE_BYTES = 4 * CHUNK_BYTES
 
 
-class Peer:
+class KeeperPeer:
     """A connection that may ask for snapshots and bring replicas."""
 
-    def __init__(self, keeper: Keeper, connection: Stream) -> None:
+    def __init__(self, keeper: Keeper, connection: ByteStream) -> None:
         self.keeper, self.connection = keeper, connection
-        self.shelf = keeper.shelf
+        self.snapshots = keeper.snapshots
         self._telling = threading.Lock()
 
     def serve(self) -> None:
@@ -69,7 +69,7 @@ class Peer:
             case Ping():
                 self.tell(Pong())
             case Condemn():
-                bad = self.shelf.condemn(message.rank, message.session, message.step)
+                bad = self.snapshots.condemn(message.rank, message.session, message.step)
                 self.tell(Judged(bad))
             case Detail():
                 self._send_detail(message)
@@ -86,27 +86,27 @@ class Peer:
     def _inventory(self) -> Inventory:
         keeper = self.keeper
         return Inventory(
-            [held.header() for held in self.shelf.sealed()],
+            [held.header() for held in self.snapshots.sealed()],
             keeper.port,
             keeper.token,
             keeper.live(),
-            [held.header() for held in self.shelf.condemned()],
+            [held.header() for held in self.snapshots.condemned()],
             keeper.shared,
         )
 
     def _send_detail(self, wanted: Detail) -> None:
-        held: Held | Record | None
+        held: HeldSnapshot | ShardRecord | None
         if wanted.on_disk:
             found = self._find_on_disk(wanted)
             held = None if found is None else found.record
         else:
-            held = self.shelf.find(wanted.rank, wanted.session, wanted.step)
+            held = self.snapshots.find(wanted.rank, wanted.session, wanted.step)
         if held is None or held.sidecar is None:
             self.tell(Refused("no such snapshot"))
         else:
             self.tell(Details(held.order, held.sidecar))
 
-    def _find_on_disk(self, wanted: Detail | Fetch) -> Found | None:
+    def _find_on_disk(self, wanted: Detail | Fetch) -> LocatedShard | None:
         root = self.keeper.local_root
         if root is None:
             return None
@@ -114,11 +114,11 @@ class Peer:
 
     def _send_from_disk(self, wanted: Fetch) -> None:
         """The receiver proves what it gets, as it does for memory."""
-        found = self._find_on_disk(wanted)
+        shard = self._find_on_disk(wanted)
         try:
-            if found is None or wanted.offset < 0:
+            if shard is None or wanted.offset < 0:
                 raise FileNotFoundError(2, "no such shard")
-            with found.shard.open("rb") as file:
+            with shard.shard.open("rb") as file:
                 content = os.pread(file.fileno(), wanted.length, wanted.offset)
             if len(content) < wanted.length:
                 raise OSError(5, "the shard is not so long")
@@ -130,7 +130,7 @@ class Peer:
             self.connection.sendall(content)
 
     def _send_bytes(self, wanted: Fetch) -> None:
-        held = self.shelf.find(wanted.rank, wanted.session, wanted.step)
+        held = self.snapshots.find(wanted.rank, wanted.session, wanted.step)
         end = wanted.offset + wanted.length
         if held is None or wanted.offset < 0 or end > len(held.memory):
             self.tell(Refused("no such snapshot, or not so long"))
@@ -143,7 +143,7 @@ class Peer:
         """Bytes are proved as they come; a replica that is not what was sealed is refused."""
         size, good = put.sidecar.shard_bytes, put.sidecar.chunk_sums
         try:
-            held = self.shelf.receive(put.order)
+            held = self.snapshots.receive(put.order)
         except MemoryError as error:
             self.tell(Refused(str(error)))
             self.connection.close()

@@ -29,10 +29,10 @@ from phalanx.checkpoint.keeper.channel import (
 )
 from phalanx.checkpoint.keeper.messages import Committed, Failed, Noted, Superseded
 from phalanx.checkpoint.keeper.notices import Notices
-from phalanx.checkpoint.keeper.peer import Peer
-from phalanx.checkpoint.keeper.serving import Worker, failed
-from phalanx.checkpoint.keeper.shelf import Held, Shelf
-from phalanx.checkpoint.write.commit import Order, try_commit, withdraw
+from phalanx.checkpoint.keeper.peer import KeeperPeer
+from phalanx.checkpoint.keeper.serving import WorkerPeer, failed
+from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot, SnapshotStore
+from phalanx.checkpoint.write.commit import SaveOrder, try_commit, withdraw
 from phalanx.checkpoint.write.quota import QUOTA_FIX, refusal_of
 
 POLL_SECONDS = 0.1  # for the manifest, while other ranks still write
@@ -53,7 +53,7 @@ class Keeper:
         options: ReplicaOptions,
         key: bytes = b"",
     ) -> None:
-        self.shelf = Shelf()
+        self.snapshots = SnapshotStore()
         self.options = options
         self.throttle = Throttle(options.bytes_per_second)
         self.token = key or secrets.token_bytes(32)
@@ -65,10 +65,10 @@ class Keeper:
         self._lock = threading.Lock()
         self._connections = 0
         self._workers = 0  # that have memory here, or had it and left work behind
-        self._attached: list[Worker] = []  # those with memory here whose connection is open
+        self._attached: list[WorkerPeer] = []  # those with memory here whose connection is open
         self._busy = 0  # flushes handed over and not finished
-        self._pending: list[tuple[Worker, Order]] = []
-        self._watchers: dict[Worker, Notices] = {}
+        self._pending: list[tuple[WorkerPeer, SaveOrder]] = []
+        self._watchers: dict[WorkerPeer, Notices] = {}
         self._wanted = True  # somebody may come: the first worker, or one after a crash
         self._folder_lock = -1  # descriptor
         self._idle_since = time.monotonic()
@@ -82,7 +82,7 @@ class Keeper:
             with suppress(TimeoutError):
                 connection, _ = self._listener.accept()
                 connection.settimeout(None)
-                Worker(self, connection).start()
+                WorkerPeer(self, connection).start()
 
     def _done(self) -> bool:
         with self._lock:
@@ -109,13 +109,13 @@ class Keeper:
         with self._lock:
             self._connections += 1
 
-    def joined(self, worker: Worker) -> None:
+    def joined(self, worker: WorkerPeer) -> None:
         """A worker has memory here."""
         with self._lock:
             self._workers += 1
             self._attached.append(worker)
 
-    def gone(self, worker: Worker) -> None:
+    def gone(self, worker: WorkerPeer) -> None:
         """A worker is gone, whatever of its snapshots is still to be written."""
         with self._lock:
             if worker in self._attached:
@@ -144,23 +144,23 @@ class Keeper:
         with self._lock:
             self._wanted = self._wanted and live
 
-    def watched(self, watcher: Worker) -> None:
+    def watched(self, watcher: WorkerPeer) -> None:
         """Somebody wants to know what is safe: now, and from now on."""
         notices = Notices(watcher.tell, watcher.takes_more)
         with self._lock:
             self._watchers[watcher] = notices
-        for held in self.shelf.sealed():
+        for held in self.snapshots.sealed():
             if held.replica or held.safe:
                 notices.put(noted(held))
 
-    def unwatched(self, watcher: Worker) -> None:
+    def unwatched(self, watcher: WorkerPeer) -> None:
         """A watcher is gone."""
         with self._lock:
             notices = self._watchers.pop(watcher, None)
         if notices is not None:
             notices.close()
 
-    def note(self, held: Held) -> None:
+    def note(self, held: HeldSnapshot) -> None:
         """A snapshot is safe."""
         held.safe = True
         with self._lock:
@@ -180,7 +180,7 @@ class Keeper:
         with self._lock:
             self._busy -= 1
 
-    def finished(self, worker: Worker, order: Order, waits_for_others: bool) -> None:
+    def finished(self, worker: WorkerPeer, order: SaveOrder, waits_for_others: bool) -> None:
         """A flush is over; where others still write, its commit is watched for."""
         with self._lock:
             self._busy -= 1
@@ -194,7 +194,7 @@ class Keeper:
             def serve(connection: socket.socket = connection, host: str = address[0]) -> None:
                 try:
                     stream = accept(connection, self.token, encrypt=self.options.encrypt)
-                    Peer(self, stream).serve()
+                    KeeperPeer(self, stream).serve()
                 except (OSError, ValueError, RecursionError, MemoryError) as error:
                     log.warning("%s is turned away: %s", host, error)
                 finally:
@@ -215,7 +215,7 @@ class Keeper:
                     with self._lock:
                         self._pending.remove((worker, order))
 
-    def _resolve(self, worker: Worker, order: Order, list_now: bool) -> bool:
+    def _resolve(self, worker: WorkerPeer, order: SaveOrder, list_now: bool) -> bool:
         """Tell the worker if its checkpoint became complete, or never will."""
         path, step = Path(order.path), order.draft.step
         try:
@@ -236,7 +236,7 @@ class Keeper:
         return False
 
 
-def noted(held: Held) -> Noted:
+def noted(held: HeldSnapshot) -> Noted:
     """What watchers are told about a snapshot."""
     draft, rank = held.order.draft, held.order.sidecar.rank
     return Noted(rank, draft.generation, draft.step, held.replica)

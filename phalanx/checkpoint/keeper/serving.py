@@ -15,7 +15,7 @@ import msgspec
 
 from phalanx.checkpoint.format.folder import checkpoint_path
 from phalanx.checkpoint.format.manifest import CheckpointError
-from phalanx.checkpoint.keeper.channel import Stream, connect
+from phalanx.checkpoint.keeper.channel import ByteStream, connect
 from phalanx.checkpoint.keeper.messages import (
     Acknowledged,
     Archived,
@@ -39,12 +39,18 @@ from phalanx.checkpoint.keeper.messages import (
     Watch,
     Welcome,
 )
-from phalanx.checkpoint.keeper.peer import Peer
-from phalanx.checkpoint.keeper.shelf import Held, Region, Shelf, WorkerGoneError, sums_of
+from phalanx.checkpoint.keeper.peer import KeeperPeer
+from phalanx.checkpoint.keeper.snapshot_store import (
+    HeldSnapshot,
+    Region,
+    SnapshotStore,
+    WorkerGoneError,
+    sums_of,
+)
 from phalanx.checkpoint.keeper.wire import expect, receive_by_keeper, send
 from phalanx.checkpoint.write.archive import Archiver, Copy
 from phalanx.checkpoint.write.commit import (
-    Order,
+    SaveOrder,
     publish_sidecar,
     try_commit,
     withdraw,
@@ -60,18 +66,20 @@ PEER_SECONDS = 30.0  # that another keeper may be silent while it takes a replic
 log = logging.getLogger(__name__)
 
 
-class Worker(Peer):
+class WorkerPeer(KeeperPeer):
     """A worker of this node: a thread listens to it, another writes what it hands over."""
 
     def __init__(self, keeper: Keeper, connection: socket.socket) -> None:
         super().__init__(keeper, connection)
         self._local = connection
-        self._work: queue.Queue[tuple[int, Held] | None] = queue.Queue()
-        self._later: queue.Queue[tuple[int, Held] | None] = queue.Queue()  # sealed, to be written
+        self._work: queue.Queue[tuple[int, HeldSnapshot] | None] = queue.Queue()
+        self._later: queue.Queue[tuple[int, HeldSnapshot] | None] = (
+            queue.Queue()
+        )  # sealed, to be written
         self._region: Region | None = None
-        self._filling: dict[int, Held] = {}
+        self._filling: dict[int, HeldSnapshot] = {}
         self._buddy: Pair | None = None
-        self._to_buddy: Stream | None = None  # kept open: a snapshot may come with every step
+        self._to_buddy: ByteStream | None = None  # kept open: a snapshot may come with every step
         self._as_planned = False
         self._archiver = Archiver(self._complain, self._archived)
 
@@ -140,7 +148,7 @@ class Worker(Peer):
             case Watch():
                 self.keeper.watched(self)
             case Save():
-                self.tell(save_held(self.shelf, message))
+                self.tell(save_held(self.snapshots, message))
             case Bye():
                 self._as_planned = True
                 return False
@@ -152,7 +160,7 @@ class Worker(Peer):
         for lock in files:
             self.keeper.hold(lock)
         try:
-            self._region = self.shelf.own(hello.rank, hello.slot_bytes, hello.slots)
+            self._region = self.snapshots.own(hello.rank, hello.slot_bytes, hello.slots)
         except MemoryError as error:
             self.tell(Refused(str(error)))
             return
@@ -176,7 +184,7 @@ class Worker(Peer):
                 self._give_up(slot, held, error)
         self._later.put(None)
 
-    def _give_up(self, slot: int, held: Held, error: Exception) -> None:
+    def _give_up(self, slot: int, held: HeldSnapshot, error: Exception) -> None:
         step = held.order.draft.step
         if not isinstance(error, WorkerGoneError):
             log.error("step %d is not saved: %s", step, problem_of(error))
@@ -184,7 +192,7 @@ class Worker(Peer):
         self.tell(failed(slot, held.order, error))
         self.keeper.finished(self, held.order, waits_for_others=False)
 
-    def _seal_promptly(self, slot: int, held: Held) -> None:
+    def _seal_promptly(self, slot: int, held: HeldSnapshot) -> None:
         """Make a snapshot safe in memory; where it is to be written too, that comes later."""
         step, began = held.order.draft.step, time.monotonic()
         held.seal(sums_of(held))
@@ -215,7 +223,7 @@ class Worker(Peer):
         self.keeper.left(self._as_planned)
         self.keeper.disconnected()
 
-    def _write_sealed(self, slot: int, held: Held) -> None:
+    def _write_sealed(self, slot: int, held: HeldSnapshot) -> None:
         """Write a snapshot that is sealed; what changed under the writing is not published."""
         order, began = held.order, time.monotonic()
         assert held.sidecar is not None
@@ -228,7 +236,7 @@ class Worker(Peer):
         self.tell(Durable(slot, order.draft.step, time.monotonic() - began))
         self.keeper.finished(self, order, waits_for_others=not self._commit(held))
 
-    def _keep(self, slot: int, held: Held) -> bool:
+    def _keep(self, slot: int, held: HeldSnapshot) -> bool:
         """Write, replicate, give the slot back, commit; whether nothing is left to wait for.
 
         Where the disk fails, memory and the other node still hold the snapshot.
@@ -256,7 +264,7 @@ class Worker(Peer):
         self.tell(Durable(slot, order.draft.step, time.monotonic() - began))
         return self._commit(held)
 
-    def _write_local(self, held: Held) -> bytes:
+    def _write_local(self, held: HeldSnapshot) -> bytes:
         """Write to the node's own disk; training and the other tiers go on if that fails."""
         if held.order.local is None:
             return b""
@@ -269,7 +277,7 @@ class Worker(Peer):
             raise OSError("the next worker used its memory before it was written")
         return sums
 
-    def _archive(self, held: Held) -> None:
+    def _archive(self, held: HeldSnapshot) -> None:
         if held.order.archive is not None:
             assert held.sidecar is not None
             copy = Copy(held.order, held.sidecar)  # opened before anybody may prune it
@@ -284,7 +292,7 @@ class Worker(Peer):
         self.tell(Archived(step))
         self.keeper.rested()
 
-    def _commit(self, held: Held) -> bool:
+    def _commit(self, held: HeldSnapshot) -> bool:
         order, step = held.order, held.order.draft.step
         if not order.write:
             return True
@@ -295,7 +303,7 @@ class Worker(Peer):
             self.tell(failed(-1, order, error))
         return True
 
-    def _replicate(self, held: Held) -> bool:
+    def _replicate(self, held: HeldSnapshot) -> bool:
         """Have another node's keeper hold the snapshot too; training goes on if it cannot."""
         buddy, step = self._buddy, held.order.draft.step
         if buddy is None:
@@ -313,7 +321,7 @@ class Worker(Peer):
             self.tell(Replicated(step))
         return True
 
-    def _send_replica(self, buddy: Pair, held: Held) -> None:
+    def _send_replica(self, buddy: Pair, held: HeldSnapshot) -> None:
         assert held.sidecar is not None
         encrypt, throttle = self.keeper.options.encrypt, self.keeper.throttle
         if self._to_buddy is None:
@@ -339,11 +347,11 @@ def problem_of(error: Exception) -> str:
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
-def save_held(shelf: Shelf, wanted: Save) -> Saved:
+def save_held(snapshots: SnapshotStore, wanted: Save) -> Saved:
     """Write what this node's own ranks have of a step; the last keeper to do so commits it."""
     path = checkpoint_path(Path(wanted.folder), wanted.step, 0)
-    newest: dict[int, Held] = {}
-    for held in shelf.sealed():
+    newest: dict[int, HeldSnapshot] = {}
+    for held in snapshots.sealed():
         draft, rank = held.order.draft, held.order.sidecar.rank
         if held.replica or draft.step != wanted.step:
             continue
@@ -365,7 +373,7 @@ def save_held(shelf: Shelf, wanted: Save) -> Saved:
     return Saved(str(path))
 
 
-def failed(slot: int, order: Order, error: Exception) -> Failed:
+def failed(slot: int, order: SaveOrder, error: Exception) -> Failed:
     """What a worker is told of a save that failed."""
     number = error.errno or 0 if isinstance(error, OSError | CheckpointError) else 0
     step = order.draft.step

@@ -88,17 +88,17 @@ def find_keepers(home: Path) -> list[str]:
     """Sockets of keepers that live; those of dead ones are removed."""
     if given := os.environ.get("PHALANX_KEEPER"):
         return [given]
-    found = []
+    sockets = []
     for path in sorted(home.glob("*.sock")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(1.0)
             try:
                 probe.connect(str(path))
-                found.append(str(path))
+                sockets.append(str(path))
             except OSError:
                 if time.time() - path.lstat().st_mtime > CONNECT_SECONDS:
                     path.unlink(missing_ok=True)
-    return found
+    return sockets
 
 
 def buddies(domains: list[str]) -> list[int]:

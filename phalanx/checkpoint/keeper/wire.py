@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from phalanx.checkpoint.keeper.channel import Stream
+from phalanx.checkpoint.keeper.channel import ByteStream
 from phalanx.checkpoint.keeper.messages import FromKeeper, Refused, ToKeeper
 
 LENGTH = struct.Struct("<I")
@@ -29,12 +29,12 @@ def framed(message: ToKeeper | FromKeeper) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def send_together(connection: Stream, *messages: FromKeeper) -> None:
+def send_together(connection: ByteStream, *messages: FromKeeper) -> None:
     """Send several messages at once: whoever waits for them wakes up once."""
     connection.sendall(b"".join(map(framed, messages)))
 
 
-def send(connection: Stream, message: ToKeeper | FromKeeper, *files: int) -> None:
+def send(connection: ByteStream, message: ToKeeper | FromKeeper, *files: int) -> None:
     """Send one message, with file descriptors where there are any."""
     frame = framed(message)
     if files:
@@ -54,26 +54,26 @@ def receive_by_keeper(connection: socket.socket) -> tuple[ToKeeper | None, list[
     return (None if body is None else _to_keeper.decode(body)), list(files)
 
 
-def receive_by_peer(connection: Stream) -> ToKeeper | None:
+def receive_by_peer(connection: ByteStream) -> ToKeeper | None:
     """The next message to a keeper from another node; None when it is gone."""
     head = receive_bytes(connection, LENGTH.size)
     body = None if head is None else _receive_body(connection, head)
     return None if body is None else _to_keeper.decode(body)
 
 
-def _receive_body(connection: Stream, head: bytes) -> bytes | None:
+def _receive_body(connection: ByteStream, head: bytes) -> bytes | None:
     """A message behind its length; one that is too long is no message, and ends the connection."""
     size = LENGTH.unpack(head)[0]
     return receive_bytes(connection, size) if size <= MOST_BYTES else None
 
 
-def ask(connection: Stream, message: ToKeeper, kind: type[T]) -> T:
+def ask(connection: ByteStream, message: ToKeeper, kind: type[T]) -> T:
     """The keeper's answer of the kind that belongs to a question; ConnectionError otherwise."""
     send(connection, message)
     return expect(connection, kind)
 
 
-def expect(connection: Stream, kind: type[T]) -> T:
+def expect(connection: ByteStream, kind: type[T]) -> T:
     """The next message, which is of this kind or an error."""
     head = receive_bytes(connection, LENGTH.size)
     body = None if head is None else _receive_body(connection, head)
@@ -120,23 +120,23 @@ class KeeperStream:
 
     def take(self) -> list[FromKeeper]:
         """The whole messages received so far."""
-        found = []
+        messages = []
         while len(self._rest) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self._rest)[0]
             if len(self._rest) < end:
                 break
-            found.append(from_keeper.decode(self._rest[LENGTH.size : end]))
+            messages.append(from_keeper.decode(self._rest[LENGTH.size : end]))
             self._rest = self._rest[end:]
-        return found
+        return messages
 
 
-def receive_bytes(connection: Stream, count: int) -> bytes | None:
+def receive_bytes(connection: ByteStream, count: int) -> bytes | None:
     """Exactly ``count`` bytes; None when the other side is gone."""
     buffer = bytearray(count)
     return bytes(buffer) if receive_into(connection, memoryview(buffer)) else None
 
 
-def receive_into(connection: Stream, buffer: memoryview) -> bool:
+def receive_into(connection: ByteStream, buffer: memoryview) -> bool:
     """Fill a buffer; False when the other side is gone before."""
     done = 0
     while done < len(buffer):

@@ -16,15 +16,15 @@ import torch
 from phalanx.checkpoint.format.describe import current_rank, world_size
 from phalanx.checkpoint.format.folder import mark_bad
 from phalanx.checkpoint.format.manifest import BadCheckpointError, CheckpointError, Manifest
-from phalanx.checkpoint.format.source import Source, rng_of
+from phalanx.checkpoint.format.source import CheckpointSource, rng_of
 from phalanx.checkpoint.format.tier import open_source
 from phalanx.checkpoint.keeper.start import find_keepers, node_name, start_keeper
 from phalanx.checkpoint.ranks import Ranks
-from phalanx.checkpoint.read.load import Stored
+from phalanx.checkpoint.read.load import StoredTensors
 from phalanx.checkpoint.read.memory import (
-    Candidate,
     KeeperSource,
-    Offer,
+    RestoreCandidate,
+    SnapshotOffer,
     candidates,
     condemn_held,
     inventory,
@@ -62,12 +62,15 @@ class Loader:
         return self._load_from(path, lambda: open_source(path), tensors)
 
     def _load_from(
-        self, where: Path | str, opened: Callable[[], Source], tensors: dict[str, torch.Tensor]
+        self,
+        where: Path | str,
+        opened: Callable[[], CheckpointSource],
+        tensors: dict[str, torch.Tensor],
     ) -> Manifest:
         self._bad_ranks = set()
         with self._ranks.together(where):
             source = opened()
-            stored = Stored(source)
+            stored = StoredTensors(source)
             stored.check(tensors)
         self.broke_off = True
         try:
@@ -126,7 +129,7 @@ class Loader:
         for candidate in self._candidates(home, local, local_run, only_run=step != -1):
             if step not in (-1, candidate.step):
                 continue
-            chosen: Candidate | None = candidate
+            chosen: RestoreCandidate | None = candidate
             while chosen is not None and chosen.step > newer_than:
                 try:
                     return self._load_from(home, partial(KeeperSource, chosen), tensors)
@@ -152,9 +155,9 @@ class Loader:
 
     def _candidates(
         self, home: Path, local: Path | None, local_run: str, only_run: bool
-    ) -> list[Candidate]:
+    ) -> list[RestoreCandidate]:
         nodes = self._ranks.gather(node_name())
-        own: list[Offer] = []
+        own: list[SnapshotOffer] = []
         notes: list[str] = []
         if nodes.index(nodes[current_rank()]) == current_rank():
             own, keepers, notes = _offered_here(home)
@@ -164,13 +167,13 @@ class Loader:
                     keeper, _ = start_keeper(home, READING_SECONDS, Path(os.devnull))
                 own += offers_on_disk(local, keeper)
         told = self._ranks.gather((own, notes))
-        found = [offer for each, _ in told for offer in each]
+        offers = [offer for each, _ in told for offer in each]
         self.passed_over += [note for _, each in told for note in each]
-        runs = [offer.run for offer in found if offer.run]
+        runs = [offer.run for offer in offers if offer.run]
         run = local_run if only_run else max([local_run, *runs], key=_age)
-        return candidates([offer for offer in found if offer.run in ("", run)])
+        return candidates([offer for offer in offers if offer.run in ("", run)])
 
-    def _condemn(self, chosen: Candidate, local: Path | None) -> None:
+    def _condemn(self, chosen: RestoreCandidate, local: Path | None) -> None:
         """What is wrong in a keeper's memory or on this node's disk is not tried again."""
         for rank in sorted(self._bad_ranks):
             place = chosen.holders[rank][0]
@@ -180,22 +183,22 @@ class Loader:
                 with suppress(OSError):  # another rank of this node was first
                     condemn(Path(place.folder).parents[1], rank, chosen.session, chosen.step)
 
-    def _without_bad(self, chosen: Candidate) -> Candidate | None:
+    def _without_bad(self, chosen: RestoreCandidate) -> RestoreCandidate | None:
         bad = self._bad_ranks
         if not bad:
             return None
-        rest: Candidate | None = chosen
+        rest: RestoreCandidate | None = chosen
         for rank in sorted(bad):
             rest = rest.without(rank) if rest is not None else None
         return rest
 
 
-def _offered_here(home: Path) -> tuple[list[Offer], list[str], list[str]]:
+def _offered_here(home: Path) -> tuple[list[SnapshotOffer], list[str], list[str]]:
     """What keepers of this node offer, who they are, and what of them is left alone and why.
 
     A run of the same name that is at work needs its own; an agent's keeper is this job's.
     """
-    own: list[Offer] = []
+    own: list[SnapshotOffer] = []
     keepers, notes = [], []
     for path in find_keepers(home):
         held = inventory(path)
@@ -220,4 +223,4 @@ def _age(run: str) -> list[str | int]:
 
 def stored_tensors(path: Path | str) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Full shape and type of every tensor in a checkpoint."""
-    return Stored(open_source(path)).tensors()
+    return StoredTensors(open_source(path)).tensors()

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint.format.describe import DTYPES, local_part, place, world_size
-from phalanx.checkpoint.format.geometry import ITEM_BYTES, Geometry, Holding
-from phalanx.checkpoint.format.layout import Block
+from phalanx.checkpoint.format.geometry import ITEM_BYTES, Geometry, PartHolder
+from phalanx.checkpoint.format.layout import TensorBlock
 from phalanx.checkpoint.format.manifest import BadCheckpointError, CheckpointError, shard_name
 from phalanx.checkpoint.format.shard import Sidecar, Slot, parse_header
-from phalanx.checkpoint.format.source import ShardReader, Source
+from phalanx.checkpoint.format.source import CheckpointSource, ShardReader
 from phalanx.checkpoint.write.direct import CHUNK_BYTES, aligned_buffer, chunk_sums
 
 READ_BYTES = 4 << 20  # read at a time by one thread: proved and handed out while in the caches
@@ -38,10 +38,10 @@ class Span(NamedTuple):
     target: Tensor  # receives it; a view of the tensor to fill
 
 
-class Stored:
+class StoredTensors:
     """The tensors of a checkpoint, wherever it lies."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: CheckpointSource) -> None:
         self.source, self.path = source, source.where
         self.bad_ranks: set[int] = set()  # whose shards were found to be bad
         self._holders: dict[str, list[Geometry]] = {}
@@ -78,7 +78,7 @@ class Stored:
 
     def fill(self, tensors: dict[str, Tensor]) -> None:
         """Copy this rank's blocks into ``tensors``; every byte that is used has been proved."""
-        by_rank: dict[int, list[tuple[Holding, Tensor]]] = {}
+        by_rank: dict[int, list[tuple[PartHolder, Tensor]]] = {}
         wanted_bytes = 0
         for name, tensor in tensors.items():
             layout, _, coordinate = place(tensor)
@@ -93,17 +93,17 @@ class Stored:
 
     def fill_rows(self, name: str, first: int, part: Tensor, copy: int = 0) -> None:
         """Copy rows of a whole tensor, from ``first`` on, into ``part``."""
-        by_rank: dict[int, list[tuple[Holding, Tensor]]] = {}
+        by_rank: dict[int, list[tuple[PartHolder, Tensor]]] = {}
         offset = (first, *(0,) * (part.dim() - 1)) if part.dim() else ()
-        self._share(name, Block(offset, tuple(part.shape)), part, by_rank, copy)
+        self._share(name, TensorBlock(offset, tuple(part.shape)), part, by_rank, copy)
         self._fill(by_rank, direct=False)
 
     def _share(
         self,
         name: str,
-        block: Block,
+        block: TensorBlock,
         target: Tensor,
-        by_rank: dict[int, list[tuple[Holding, Tensor]]],
+        by_rank: dict[int, list[tuple[PartHolder, Tensor]]],
         copy: int = 0,
     ) -> None:
         """Who has which part of a block, and where it goes."""
@@ -113,7 +113,7 @@ class Stored:
             part = target[share.wanted.within(block).slices]
             by_rank.setdefault(share.rank, []).append((share, part))
 
-    def _fill(self, by_rank: dict[int, list[tuple[Holding, Tensor]]], direct: bool) -> None:
+    def _fill(self, by_rank: dict[int, list[tuple[PartHolder, Tensor]]], direct: bool) -> None:
         problems = Problems()
         with ThreadPoolExecutor(READERS) as pool:
             opened = pool.map(
@@ -134,7 +134,7 @@ class Stored:
     def _open(
         self,
         rank: int,
-        shares: list[tuple[Holding, Tensor]],
+        shares: list[tuple[PartHolder, Tensor]],
         direct: bool,
         problems: Problems,
     ) -> _File | None:
@@ -174,7 +174,7 @@ class _File:
         chunks = -(-self.sidecar.header_bytes // CHUNK_BYTES)
         return min(chunks * CHUNK_BYTES, self.sidecar.shard_bytes)
 
-    def read_spans(self, shares: list[tuple[Holding, Tensor]]) -> bool:
+    def read_spans(self, shares: list[tuple[PartHolder, Tensor]]) -> bool:
         """Find what is wanted in the file; False where its header cannot be trusted."""
         size, covered = self.sidecar.header_bytes, self.header_end
         chunks = -(-size // CHUNK_BYTES)
@@ -198,10 +198,10 @@ class _File:
         window: list[Span] = []
         for span in self.spans:
             if window:
-                room = READ_BYTES - window[0].start % READ_BYTES
+                left = READ_BYTES - window[0].start % READ_BYTES
                 reach = span.start + span.bytes - window[0].start
                 gap = span.start - (window[-1].start + window[-1].bytes)
-                if reach > room or gap > CHUNK_BYTES:
+                if reach > left or gap > CHUNK_BYTES:
                     yield window
                     window = []
             window.append(span)
@@ -242,7 +242,7 @@ class _File:
         return f"{self.name} is corrupt in bytes {low} to {high}: {_named(hit)}"
 
 
-def _spans(name: str, slot: Slot, box: Block, target: Tensor) -> Iterator[Span]:
+def _spans(name: str, slot: Slot, box: TensorBlock, target: Tensor) -> Iterator[Span]:
     """A box of a stored part as stretches of its file, each of at most READ_BYTES or a row.
 
     Where rows are longer than a chunk and only some columns are wanted, row by row.

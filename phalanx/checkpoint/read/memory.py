@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from phalanx.checkpoint.format.geometry import Group, Table
+from phalanx.checkpoint.format.geometry import RankGroup, TensorTable
 from phalanx.checkpoint.format.manifest import BadCheckpointError, Manifest, Shard, shard_name
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.format.source import FileReader, ShardReader
 from phalanx.checkpoint.keeper import channel
-from phalanx.checkpoint.keeper.channel import Stream
+from phalanx.checkpoint.keeper.channel import ByteStream
 from phalanx.checkpoint.keeper.messages import (
     Ask,
     Condemn,
@@ -39,7 +39,7 @@ from phalanx.checkpoint.write.node_disk import find_record, find_records
 ANSWER_SECONDS = 30.0
 
 
-class Place(NamedTuple):
+class KeeperPlace(NamedTuple):
     """A keeper, as seen from anywhere in the job."""
 
     node: str
@@ -50,11 +50,11 @@ class Place(NamedTuple):
     folder: str = ""  # of the step, where it lies on the node's disk and not in memory
 
 
-class Offer(NamedTuple):
+class SnapshotOffer(NamedTuple):
     """A snapshot that some keeper holds."""
 
     header: Header
-    place: Place
+    place: KeeperPlace
 
     @property
     def run(self) -> str:
@@ -62,16 +62,16 @@ class Offer(NamedTuple):
         return Path(self.place.folder).parent.name if self.place.folder else ""
 
 
-class Candidate(NamedTuple):
+class RestoreCandidate(NamedTuple):
     """A step of which every rank's snapshot is held by somebody."""
 
     generation: int
     step: int
     session: str
     world_size: int
-    holders: dict[int, list[Place]]  # by rank: its own node's keeper, replicas, disks
+    holders: dict[int, list[KeeperPlace]]  # by rank: its own node's keeper, replicas, disks
 
-    def without(self, rank: int) -> Candidate | None:
+    def without(self, rank: int) -> RestoreCandidate | None:
         """When a rank's first holder turned out bad; None if it was the last."""
         rest = self.holders[rank][1:]
         return self._replace(holders=self.holders | {rank: rest}) if rest else None
@@ -84,26 +84,26 @@ def inventory(path: str) -> Inventory | None:
     return None
 
 
-def offers(path: str, held: Inventory | None = None) -> list[Offer]:
+def offers(path: str, held: Inventory | None = None) -> list[SnapshotOffer]:
     """What a keeper of this node offers; nothing if it is gone."""
     held = held or inventory(path)
     if held is None:
         return []
-    place = Place(node_name(), path, own_address(), held.port, _told(held))
-    return [Offer(header, place) for header in held.headers]
+    place = KeeperPlace(node_name(), path, own_address(), held.port, _told(held))
+    return [SnapshotOffer(header, place) for header in held.headers]
 
 
-def condemn_held(place: Place, rank: int, session: str, step: int) -> bool:
+def condemn_held(place: KeeperPlace, rank: int, session: str, step: int) -> bool:
     """Have a keeper prove a snapshot again and offer it no more; whether it is bad indeed."""
     with suppress(OSError), closing(connect(place)) as connection:
         return ask(connection, Condemn(rank, session, step), Judged).bad
     return False
 
 
-def offers_on_disk(root: Path, keeper: str) -> list[Offer]:
+def offers_on_disk(root: Path, keeper: str) -> list[SnapshotOffer]:
     """What lies on this node's disk of the newest run; ``keeper`` reads it for other nodes."""
-    found = list(find_records(root))
-    newest = max((each.run for each in found), default="")
+    shards = list(find_records(root))
+    newest = max((each.run for each in shards), default="")
     port, token = 0, b""
     if keeper:
         with suppress(OSError), _connect_unix(keeper) as connection:
@@ -111,11 +111,11 @@ def offers_on_disk(root: Path, keeper: str) -> list[Offer]:
             answer = ask(connection, Ask(), Inventory)
             port, token = answer.port, _told(answer)
     return [
-        Offer(
+        SnapshotOffer(
             header_of(each.record.order, replica=False),
-            Place(node_name(), keeper, own_address(), port, token, str(each.folder)),
+            KeeperPlace(node_name(), keeper, own_address(), port, token, str(each.folder)),
         )
-        for each in found
+        for each in shards
         if each.run == newest
     ]
 
@@ -126,13 +126,13 @@ def release(path: str) -> None:
         send(connection, Release())
 
 
-def candidates(found: list[Offer]) -> list[Candidate]:
+def candidates(offers: list[SnapshotOffer]) -> list[RestoreCandidate]:
     """Whole steps, best first: of the newest generation, then the newest step.
 
     A step counts when every rank sealed it; that makes the recovery step the least common one.
     """
-    by_step: dict[tuple[int, int, str, int], dict[int, list[tuple[bool, bool, Place]]]] = {}
-    for header, place in found:
+    by_step: dict[tuple[int, int, str, int], dict[int, list[tuple[bool, bool, KeeperPlace]]]] = {}
+    for header, place in offers:
         key = (header.generation, header.step, header.session, header.world_size)
         held_by = by_step.setdefault(key, {}).setdefault(header.rank, [])
         held_by.append((bool(place.folder), header.replica, place))
@@ -142,14 +142,14 @@ def candidates(found: list[Offer]) -> list[Candidate]:
             holders = {
                 rank: [place for *_, place in sorted(places)] for rank, places in held.items()
             }
-            whole.append(Candidate(generation, step, session, world_size, holders))
+            whole.append(RestoreCandidate(generation, step, session, world_size, holders))
     return sorted(whole, key=lambda c: (c.generation, c.step), reverse=True)
 
 
 class KeeperSource:
     """A checkpoint in the memory of keepers, and on the disks of their nodes."""
 
-    def __init__(self, chosen: Candidate) -> None:
+    def __init__(self, chosen: RestoreCandidate) -> None:
         on_disk = any(places[0].folder for places in chosen.holders.values())
         self.where = f"{'disks of nodes' if on_disk else 'memory of keepers'}, step {chosen.step}"
         self._chosen = chosen
@@ -159,9 +159,9 @@ class KeeperSource:
         shards = tuple(Shard(0, 0) for _ in range(chosen.world_size))
         self.manifest: Manifest = msgspec.structs.replace(draft, shards=shards)
 
-    def table(self, group: Group) -> Table:
+    def table(self, group: RankGroup) -> TensorTable:
         order = self._detail(group.ranks[0][0]).order
-        return msgspec.json.decode(order.table, type=Table)
+        return msgspec.json.decode(order.table, type=TensorTable)
 
     def sidecar(self, rank: int) -> Sidecar:
         return self._detail(rank).sidecar
@@ -190,7 +190,7 @@ class KeeperSource:
             return self._details[rank]
 
 
-def _read_details(place: Place, wanted: Detail) -> Details:
+def _read_details(place: KeeperPlace, wanted: Detail) -> Details:
     root = Path(place.folder).parents[1]
     found = find_record(root, wanted.rank, wanted.session, wanted.step)
     if found is None:
@@ -201,17 +201,17 @@ def _read_details(place: Place, wanted: Detail) -> Details:
 class KeeperShard:
     """One rank's snapshot; every thread that reads has a connection of its own."""
 
-    def __init__(self, chosen: Candidate, rank: int, size: int) -> None:
+    def __init__(self, chosen: RestoreCandidate, rank: int, size: int) -> None:
         self._chosen, self._rank, self.bytes = chosen, rank, size
         self._own = threading.local()
-        self._all: list[Stream] = []
+        self._all: list[ByteStream] = []
 
     def read(self, buffer: memoryview, offset: int) -> int:
         if not hasattr(self._own, "connection"):
             self._own.connection = connect(self._chosen.holders[self._rank][0])
             self._all.append(self._own.connection)
         session, step = self._chosen.session, self._chosen.step
-        connection: Stream = self._own.connection
+        connection: ByteStream = self._own.connection
         on_disk = bool(self._chosen.holders[self._rank][0].folder)
         ask(connection, Fetch(self._rank, session, step, offset, len(buffer), on_disk), Data)
         if not receive_into(connection, buffer):
@@ -223,7 +223,7 @@ class KeeperShard:
             connection.close()
 
 
-def connect(place: Place) -> Stream:
+def connect(place: KeeperPlace) -> ByteStream:
     """To a keeper: by its socket on the same node, otherwise by TCP with its token."""
     if place.node == node_name():
         return _connect_unix(place.path)

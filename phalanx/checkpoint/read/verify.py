@@ -12,7 +12,7 @@ from phalanx.checkpoint.format.manifest import BadCheckpointError, CheckpointErr
 from phalanx.checkpoint.format.shard import parse_header
 from phalanx.checkpoint.format.source import NamedSource, ShardReader
 from phalanx.checkpoint.format.tier import BAD_FILE, VERIFIED_FILE, open_source, open_tier
-from phalanx.checkpoint.read.load import Stored
+from phalanx.checkpoint.read.load import StoredTensors
 from phalanx.checkpoint.tools.compare import unequal_copies
 from phalanx.checkpoint.write.direct import CHUNK_BYTES, WRITE_BYTES, aligned_buffer, chunk_sums
 from phalanx.checkpoint.write.node_disk import is_good, records_in
@@ -20,7 +20,7 @@ from phalanx.checkpoint.write.node_disk import is_good, records_in
 Report = Callable[[int], None]  # bytes done
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of reading every byte."""
 
     path: str
@@ -31,7 +31,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     unread: bool = False  # something may not be read or does not answer, which proves nothing
 
 
-def verify(where: str, report: Report) -> Verdict:
+def verify(where: str, report: Report) -> VerifyResult:
     """Read every byte of a checkpoint and prove it; problems name shard and tensor.
 
     Copies that several pipeline stages wrote are compared too. The verdict is noted down beside
@@ -43,9 +43,9 @@ def verify(where: str, report: Report) -> Verdict:
         if "://" not in where and (parts := list(records_in(Path(where)))):
             problems = [f"{p.shard.name} is not what was written" for p in parts if not is_good(p)]
             size = sum(part.record.sidecar.shard_bytes for part in parts)
-            return Verdict(path=where, bytes=size, tensors=0, problems=problems)
+            return VerifyResult(path=where, bytes=size, tensors=0, problems=problems)
         unread = isinstance(error.__cause__, PermissionError | ConnectionError)
-        return Verdict(path=where, bytes=0, tensors=0, problems=error.problems, unread=unread)
+        return VerifyResult(path=where, bytes=0, tensors=0, problems=error.problems, unread=unread)
     return _Proof(source, report).verdict(where)
 
 
@@ -58,10 +58,10 @@ class _Proof:
         self._bytes = 0
         self._away = False  # something could not be asked, which proves nothing
 
-    def verdict(self, where: str) -> Verdict:
+    def verdict(self, where: str) -> VerifyResult:
         tensors, stored = 0, None
         try:
-            stored = Stored(self._source)
+            stored = StoredTensors(self._source)
             tensors = len(stored.tensors())
         except BadCheckpointError as error:
             self._problems += error.problems
@@ -71,7 +71,7 @@ class _Proof:
             self._problems += unequal_copies(stored)
         problems = list(dict.fromkeys(self._problems))
         note = "" if self._away else remember(where, problems)
-        return Verdict(
+        return VerifyResult(
             path=where,
             bytes=self._bytes,
             tensors=tensors,

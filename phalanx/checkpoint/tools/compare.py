@@ -12,7 +12,7 @@ from torch import Tensor
 from phalanx.checkpoint.format.manifest import Manifest
 from phalanx.checkpoint.format.source import NamedSource, rng_of
 from phalanx.checkpoint.format.tier import open_source
-from phalanx.checkpoint.read.load import Stored
+from phalanx.checkpoint.read.load import StoredTensors
 
 DIFF_BYTES = 64 << 20  # of a tensor, compared at a time
 PLACE = ("step", "generation", "tokens", "cursor", "mesh", "run_ranks", "config_hash", "origin")
@@ -20,7 +20,7 @@ PLACE = ("step", "generation", "tokens", "cursor", "mesh", "run_ranks", "config_
 Report = Callable[[int], None]  # bytes done
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor, or a word about the run, that is not the same in two checkpoints."""
 
     name: str
@@ -30,38 +30,42 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     greatest: float = 0.0  # absolute difference
 
 
-def diff(one: str, other: str, report: Report) -> list[Difference]:
+def diff(one: str, other: str, report: Report) -> list[CheckpointDifference]:
     """What of two checkpoints is not equal to the bit: their place in a run, then tensors."""
     left_source, right_source = open_source(one), open_source(other)
-    found = list(_places(left_source, right_source))
-    left, right = Stored(left_source), Stored(right_source)
+    differences = list(_places(left_source, right_source))
+    left, right = StoredTensors(left_source), StoredTensors(right_source)
     ours, theirs = left.tensors(), right.tensors()
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in theirs or name not in ours:
-            found.append(Difference(name=name, what=f"only in {one if name in ours else other}"))
+            differences.append(
+                CheckpointDifference(name=name, what=f"only in {one if name in ours else other}")
+            )
         elif ours[name] != theirs[name]:
             (shape, dtype), (shape2, dtype2) = ours[name], theirs[name]
             what = f"{tuple(shape)} {dtype} against {tuple(shape2)} {dtype2}"
-            found.append(Difference(name=name, what=what))
+            differences.append(CheckpointDifference(name=name, what=what))
         elif different := _compare(name, left, right):
-            found.append(different)
+            differences.append(different)
         report(_bytes(ours.get(name) or theirs[name]))
-    return found
+    return differences
 
 
-def _places(one: NamedSource, other: NamedSource) -> Iterator[Difference]:
+def _places(one: NamedSource, other: NamedSource) -> Iterator[CheckpointDifference]:
     """What the manifests say differently of the run; not when and into how many files it went."""
     left, right = _words(one.manifest), _words(other.manifest)
     for name in sorted(left.keys() | right.keys(), key=lambda name: (name.count("."), name)):
         ours, theirs = left.get(name, "nothing"), right.get(name, "nothing")
         if ours != theirs:
-            yield Difference(name=name, what=f"{ours} against {theirs}", tensor=False)
+            yield CheckpointDifference(name=name, what=f"{ours} against {theirs}", tensor=False)
     ranks = one.manifest.run_ranks
     if ranks == other.manifest.run_ranks:
         dice = [rank for rank in range(ranks) if rng_of(one, rank) != rng_of(other, rank)]
         if dice:
             shown = ", ".join(map(str, dice[:5])) + (" …" if len(dice) > 5 else "")
-            yield Difference(name="random generators", what=f"of ranks {shown}", tensor=False)
+            yield CheckpointDifference(
+                name="random generators", what=f"of ranks {shown}", tensor=False
+            )
 
 
 def _words(manifest: Manifest) -> dict[str, Any]:
@@ -74,20 +78,20 @@ def _words(manifest: Manifest) -> dict[str, Any]:
 
 def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
     """A tree of settings by dotted keys."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict) and value:
-            found |= _flat(value, f"{before}{name}.")
+            flat |= _flat(value, f"{before}{name}.")
         else:
-            found[before + name] = value
-    return found
+            flat[before + name] = value
+    return flat
 
 
 def _bytes(kind: tuple[torch.Size, torch.dtype]) -> int:
     return kind[0].numel() * kind[1].itemsize
 
 
-def _compare(name: str, left: Stored, right: Stored) -> Difference | None:
+def _compare(name: str, left: StoredTensors, right: StoredTensors) -> CheckpointDifference | None:
     elements, greatest = 0, 0.0
     for a, b in zip(parts(left, name), parts(right, name), strict=True):
         if torch.equal(_bits(a), _bits(b)):
@@ -98,7 +102,7 @@ def _compare(name: str, left: Stored, right: Stored) -> Difference | None:
         greatest = max(greatest, float(apart.max()) if apart.numel() else 0.0)
     if not elements:
         return None
-    return Difference(name=name, what="values", elements=elements, greatest=greatest)
+    return CheckpointDifference(name=name, what="values", elements=elements, greatest=greatest)
 
 
 def _unequal_elements(a: Tensor, b: Tensor) -> int:
@@ -108,7 +112,7 @@ def _unequal_elements(a: Tensor, b: Tensor) -> int:
 
 
 def parts(
-    stored: Stored, name: str, most_bytes: int = DIFF_BYTES, copy: int = 0
+    stored: StoredTensors, name: str, most_bytes: int = DIFF_BYTES, copy: int = 0
 ) -> Iterator[Tensor]:
     """A whole tensor in pieces of rows that fit into little memory; each is proved."""
     shape, dtype = stored.tensors()[name]
@@ -125,7 +129,7 @@ def parts(
         yield part
 
 
-def unequal_copies(stored: Stored) -> Iterator[str]:
+def unequal_copies(stored: StoredTensors) -> Iterator[str]:
     """Tensors that several pipeline stages hold (a tied embedding) and that are not the same."""
     for name, count in stored.copies().items():
         for copy in range(1, count):

@@ -17,7 +17,7 @@ from phalanx.checkpoint.format.folder import latest
 from phalanx.checkpoint.format.manifest import CheckpointError, Extra, Manifest
 from phalanx.checkpoint.format.source import NamedSource, rng_of
 from phalanx.checkpoint.format.tier import open_source
-from phalanx.checkpoint.read.load import Stored
+from phalanx.checkpoint.read.load import StoredTensors
 from phalanx.checkpoint.tools.rewrite import SHARD_BYTES, write_whole
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
@@ -37,10 +37,10 @@ ROUTER_SUFFIX = ".router.weight"
 Report = Callable[[int], None]  # bytes done
 
 
-class Lazy(Mapping[str, Tensor]):
+class LazyTensors(Mapping[str, Tensor]):
     """A checkpoint's tensors, each read and proved when it is asked for, and not kept."""
 
-    def __init__(self, stored: Stored, prefix: str, report: Report = lambda _: None) -> None:
+    def __init__(self, stored: StoredTensors, prefix: str, report: Report = lambda _: None) -> None:
         self._stored, self._prefix, self._report = stored, prefix, report
         self._known = {
             name.removeprefix(prefix): kind
@@ -91,7 +91,7 @@ def export_checkpoint(
         problem = "its manifest does not say which model this is"
         raise CheckpointError(path, problem, "as DCP (--to dcp) it needs to say none")
     model = resolve_model(msgspec.convert(manifest.config["model"], Model))
-    state = Lazy(Stored(source), MODEL_PREFIX, report)
+    state = LazyTensors(StoredTensors(source), MODEL_PREFIX, report)
     context = manifest.config.get("data", {}).get("sequence", 0)
     export_hf(state, model, folder, dtype, max_shard_bytes, context)
     return sum(shape.numel() for shape in state.shapes().values())
@@ -108,17 +108,17 @@ def complete_export(path: Path | str, folder: Path, given: Path | None = None) -
     """Add to exported weights the tokenizer (of the run's corpus, or the one given) and how to
     generate; says which tokenizer that is, or why there is none."""
     config = open_source(path).manifest.config
-    found = FoundTokenizer(given, None) if given is not None else _find_tokenizer(config)
-    end = found.end if found is not None else None
-    if found is not None:
+    tokenizer = FoundTokenizer(given, None) if given is not None else _find_tokenizer(config)
+    end = tokenizer.end if tokenizer is not None else None
+    if tokenizer is not None:
         context = config.get("data", {}).get("sequence", 0)
-        write_tokenizer(found.path, folder, end, context)
+        write_tokenizer(tokenizer.path, folder, end, context)
     write_generation_config(folder, end)
     if end is not None:
         set_end_of_text(folder, end)
-    if found is None:
+    if tokenizer is None:
         return "no tokenizer: the run names none that can be read here; give --tokenizer"
-    return f"tokenizer: {found.path}"
+    return f"tokenizer: {tokenizer.path}"
 
 
 def _find_tokenizer(config: dict[str, Any]) -> FoundTokenizer | None:
@@ -180,7 +180,7 @@ def _with_biases(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, T
 def reshard(path: Path | str, out: Path, shards: int, report: Report = lambda _: None) -> Path:
     """Write a checkpoint anew in about so many shards, one of them in memory at a time."""
     source = open_source(path)
-    state = Lazy(Stored(source), "", report)
+    state = LazyTensors(StoredTensors(source), "", report)
     manifest: Manifest = source.manifest
     return write_whole(
         out,

@@ -33,8 +33,8 @@ from phalanx.checkpoint.format.manifest import (
     unseal,
 )
 from phalanx.checkpoint.format.tier import open_source
-from phalanx.checkpoint.read.load import Stored
-from phalanx.checkpoint.tools.convert import Lazy, Report, extra_of, generators_of, reported
+from phalanx.checkpoint.read.load import StoredTensors
+from phalanx.checkpoint.tools.convert import LazyTensors, Report, extra_of, generators_of, reported
 from phalanx.checkpoint.tools.dcp_metadata import UnsafeMetadataError, read_metadata
 from phalanx.checkpoint.tools.rewrite import SHARD_BYTES, write_whole
 from phalanx.checkpoint.write.direct import write_synced
@@ -48,7 +48,7 @@ MISSING = "step, tokens, data cursor, mesh, configuration and random generators"
 NAMES_SHOWN = 5
 
 
-class Carried(msgspec.Struct, frozen=True, kw_only=True):
+class CarriedState(msgspec.Struct, frozen=True, kw_only=True):
     """What a DCP folder cannot hold of a checkpoint."""
 
     version: int = CARRIED_VERSION
@@ -67,7 +67,7 @@ def export_dcp(path: Path | str, folder: Path, report: Report = lambda _: None) 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(folder, "is there already and not empty", "name a new folder")
     source = open_source(path)
-    state = Lazy(Stored(source), "", report)
+    state = LazyTensors(StoredTensors(source), "", report)
     planner = _Reading(state)
     # A file a tensor: DCP's writer holds on to all that goes into one file.
     writer = FileSystemWriter(folder, single_file_per_rank=False)
@@ -75,7 +75,7 @@ def export_dcp(path: Path | str, folder: Path, report: Report = lambda _: None) 
     try:
         with _unwrapped(folder):
             save_dcp(state.outlines(), storage_writer=writer, planner=planner, no_dist=True)
-        carried = Carried(
+        carried = CarriedState(
             step=manifest.step,
             extra=extra_of(manifest),
             generators=tuple(generators_of(source)),
@@ -92,7 +92,7 @@ def export_dcp(path: Path | str, folder: Path, report: Report = lambda _: None) 
 class _Reading(DefaultSavePlanner):
     """Plans with tensors that have no bytes, and reads each when it is to be written."""
 
-    def __init__(self, state: Lazy) -> None:
+    def __init__(self, state: LazyTensors) -> None:
         super().__init__()
         self._state = state
         self.sums: dict[str, int] = {}
@@ -125,7 +125,9 @@ def import_dcp(
     carried = _read_carried(folder)
     origin = carried.origin if carried is not None else f"the DCP folder {folder}"
     if carried is None:
-        carried = Carried(step=0, extra=Extra(tokens=0, cursor=Cursor(), mesh={}, config_hash=""))
+        carried = CarriedState(
+            step=0, extra=Extra(tokens=0, cursor=Cursor(), mesh={}, config_hash="")
+        )
         note(f"{folder} says nothing of {MISSING}: {WEIGHTS_FIX}")
     if lost := sorted(carried.sums.keys() - tensors.keys()):
         raise BadCheckpointError(folder, f"{DCP_FILE} lacks {_named(lost)}", _CHANGED_FIX)
@@ -189,23 +191,23 @@ class _Reader(FileSystemReader):
         return self._metadata
 
 
-def _read_carried(folder: Path) -> Carried | None:
+def _read_carried(folder: Path) -> CarriedState | None:
     """What we, or the first Phalanx, wrote beside the tensors; None in other people's folders."""
     try:
         content = unseal(folder, CARRIED_FILE, (folder / CARRIED_FILE).read_bytes())
     except FileNotFoundError:
         return _read_first(folder)
     try:
-        found = msgspec.json.decode(content, type=Carried)
+        carried = msgspec.json.decode(content, type=CarriedState)
     except msgspec.DecodeError as error:
         raise BadCheckpointError(folder, f"{CARRIED_FILE} is corrupt: {error}") from None
-    if found.version != CARRIED_VERSION:
-        problem = f"{CARRIED_FILE} has version {found.version}, this Phalanx reads 1"
+    if carried.version != CARRIED_VERSION:
+        problem = f"{CARRIED_FILE} has version {carried.version}, this Phalanx reads 1"
         raise CheckpointError(folder, problem, "import it with the Phalanx that wrote it")
-    return found
+    return carried
 
 
-def _read_first(folder: Path) -> Carried | None:
+def _read_first(folder: Path) -> CarriedState | None:
     """What the manifest of the first Phalanx said, if there is one."""
     try:
         old: dict[str, Any] = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes())
@@ -217,7 +219,7 @@ def _read_first(folder: Path) -> Carried | None:
             generation=old.get("generation", 0),
             config=old.get("config", {}),
         )
-        return Carried(step=int(old["step"]), extra=extra)
+        return CarriedState(step=int(old["step"]), extra=extra)
     except (OSError, KeyError, TypeError, msgspec.MsgspecError):
         return None
 

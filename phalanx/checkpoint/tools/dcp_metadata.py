@@ -89,12 +89,12 @@ class _Unpickler(pickle._Unpickler):
         dtype = vars(torch).get(name) if module == "torch" else None
         if isinstance(dtype, torch.dtype):
             return dtype
-        if (found := self._classes.get((module, name))) is None:
+        if (made := self._classes.get((module, name))) is None:
             raise UnsafeMetadataError(
                 f"names {module}.{name}, which is no part of a checkpoint's metadata: "
                 "nothing of it was run"
             )
-        return found
+        return made
 
 
 def read_metadata(path: Path) -> Metadata:

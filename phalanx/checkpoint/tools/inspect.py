@@ -29,7 +29,7 @@ ROOMS = ("*", "checkpoints/*", "*/checkpoints/*", "*/*/checkpoints/*", "*/*/*/ch
 LEVELS = (*ROOMS, "*/*", "*/*/*")
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class ListedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint in a list."""
 
     path: str
@@ -67,12 +67,12 @@ def find(where: str) -> Iterator[tuple[Tier, str]]:
         yield open_tier(path.parent), path.name
         return
     with os.scandir(path):  # a glob passes over what it may not read
-        found: dict[Path, None] = {}
+        folders: dict[Path, None] = {}
     for pattern in LEVELS:
-        found |= dict.fromkeys(sorted(filter(_is_checkpoint, path.glob(pattern))))
-        if any(step_of(below.name) >= 0 for below in found):  # one that was renamed hides no run
+        folders |= dict.fromkeys(sorted(filter(_is_checkpoint, path.glob(pattern))))
+        if any(step_of(below.name) >= 0 for below in folders):  # one that was renamed hides no run
             break
-    yield from ((open_tier(below.parent), below.name) for below in found)
+    yield from ((open_tier(below.parent), below.name) for below in folders)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -102,7 +102,7 @@ def _find_objects(where: str) -> Iterator[tuple[Tier, str]]:
         places = [f"{tier.where}/{name}" for tier in tiers for name in tier.folders()]
 
 
-def describe(tier: Tier, name: str) -> Listed:
+def describe(tier: Tier, name: str) -> ListedCheckpoint:
     """What a checkpoint says about itself; nothing is proved but the manifest."""
     path, files = f"{tier.where}/{name}", tier.files(name)
     try:
@@ -112,7 +112,7 @@ def describe(tier: Tier, name: str) -> Listed:
             return _describe_parts(path, sum(files.values()), pinned=PIN_FILE in files)
         problems = error.problems if isinstance(error, CheckpointError) else [str(error)]
         step, size = step_of(name), sum(files.values())
-        return Listed(path=path, step=step, problems=problems, bytes=size)
+        return ListedCheckpoint(path=path, step=step, problems=problems, bytes=size)
     notes = []
     if step_of(name) < 0:
         proper = f"step-{manifest.step:08d}" + f".g{manifest.generation}" * bool(
@@ -120,7 +120,7 @@ def describe(tier: Tier, name: str) -> Listed:
         )
         notes.append(f"no run finds it under this name: rename it to {proper}, or resume its path")
     bad = BAD_FILE in files
-    return Listed(
+    return ListedCheckpoint(
         path=path,
         step=manifest.step,
         generation=manifest.generation,
@@ -139,14 +139,16 @@ def describe(tier: Tier, name: str) -> Listed:
     )
 
 
-def _describe_parts(path: str, size: int, *, pinned: bool) -> Listed:
+def _describe_parts(path: str, size: int, *, pinned: bool) -> ListedCheckpoint:
     """What a node's own disk holds of a step, by the words of the ranks that wrote it."""
-    found = list(records_in(Path(path)))
-    if not found:
+    shards = list(records_in(Path(path)))
+    if not shards:
         problems = ["its records are damaged"]
-        return Listed(path=path, step=step_of(Path(path).name), bytes=size, problems=problems)
-    draft = found[0].record.order.draft
-    return Listed(
+        return ListedCheckpoint(
+            path=path, step=step_of(Path(path).name), bytes=size, problems=problems
+        )
+    draft = shards[0].record.order.draft
+    return ListedCheckpoint(
         path=path,
         step=draft.step,
         generation=draft.generation,
@@ -154,11 +156,11 @@ def _describe_parts(path: str, size: int, *, pinned: bool) -> Listed:
         bytes=size,
         ranks=draft.world_size,
         mesh=draft.mesh,
-        shards=len(found),
+        shards=len(shards),
         created=draft.created,
         age_seconds=_age_seconds(draft.created),
         pinned=pinned,
-        parts=len(found),
+        parts=len(shards),
     )
 
 

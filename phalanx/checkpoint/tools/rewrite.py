@@ -18,7 +18,7 @@ from torch import Tensor
 
 from phalanx.checkpoint.format.describe import Description
 from phalanx.checkpoint.format.folder import WriterLock, checkpoint_path
-from phalanx.checkpoint.format.geometry import Group
+from phalanx.checkpoint.format.geometry import RankGroup
 from phalanx.checkpoint.format.manifest import (
     MANIFEST_FILE,
     VERSION,
@@ -31,8 +31,8 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.write.commit import create_manifest, publish_sidecar
-from phalanx.checkpoint.write.direct import Pace, sync_folder, write_file, write_synced
-from phalanx.checkpoint.write.snapshot import Snapshot
+from phalanx.checkpoint.write.direct import WriteRate, sync_folder, write_file, write_synced
+from phalanx.checkpoint.write.snapshot import ShardSnapshot
 from phalanx.data.corpus.checksum import crc32c
 
 SHARD_BYTES = 1 << 30
@@ -117,18 +117,18 @@ def batches(tensors: Iterable[tuple[str, Tensor]], most_bytes: int) -> Iterator[
 
 def _write_shard(
     path: Path, step: int, session: str, rank: int, batch: dict[str, Tensor], generation: int
-) -> tuple[Group, Sidecar]:
+) -> tuple[RankGroup, Sidecar]:
     """One rank's file; its tensors are whole and nobody else has them."""
     try:
         description = Description(batch)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
-    group = Group(description.digest, ((rank, 1, 1),), ((((rank, 1, 1),)),))
-    alone = Group(description.digest, ((0, 1, 1),), (((0, 1, 1),),))
-    snapshot = Snapshot(description, alone)
+    group = RankGroup(description.digest, ((rank, 1, 1),), ((((rank, 1, 1),)),))
+    alone = RankGroup(description.digest, ((0, 1, 1),), (((0, 1, 1),),))
+    snapshot = ShardSnapshot(description, alone)
     write_synced(path / table_name(description.digest, session), description.encoded)
     file = path / shard_name(rank, session)
-    sums = write_file(file, snapshot.bytes, snapshot.stream(batch), Pace())
+    sums = write_file(file, snapshot.bytes, snapshot.stream(batch), WriteRate())
     sidecar = Sidecar(
         rank=rank,
         step=step,

@@ -1,4 +1,4 @@
-"""Copies of written shards in a second tier, made behind everybody's back and tried again.
+"""Copies of written shards in a second tier, made asynchronously and tried again.
 
 The same rules as on the first: every rank's shard, then its sidecar; whoever sees all sidecars
 creates the manifest. A store that is away costs nothing but time, and is complained about.
@@ -30,7 +30,7 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.format.tier import Tier, open_tier, read_scores, retain
-from phalanx.checkpoint.write.commit import Order
+from phalanx.checkpoint.write.commit import SaveOrder
 from phalanx.checkpoint.write.direct import WRITE_BYTES, WRITERS, aligned_buffer, chunk_sums
 from phalanx.checkpoint.write.quota import admit_copy
 from phalanx.data.corpus.checksum import crc32c
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class Copy:
     """One shard to copy. The file is held open, so that pruning the first tier does not hurt."""
 
-    def __init__(self, order: Order, sidecar: Sidecar) -> None:
+    def __init__(self, order: SaveOrder, sidecar: Sidecar) -> None:
         self.order, self.sidecar = order, sidecar
         name = shard_name(sidecar.rank, sidecar.session)
         self._file = os.open(Path(order.path) / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -141,7 +141,7 @@ def archive(tier: Tier, copy: Copy) -> None:
     commit(tier, order, there)
 
 
-def commit(tier: Tier, order: Order, there: dict[str, int]) -> bool:
+def commit(tier: Tier, order: SaveOrder, there: dict[str, int]) -> bool:
     """Create the manifest where every sidecar is; then remove what is no longer kept."""
     name, draft = Path(order.path).name, order.draft
     parsed = (parse_sidecar_name(file, draft.session) for file in there)

@@ -1,4 +1,4 @@
-"""Saves that training hardly notices: a copy into the keeper's memory, the rest behind its back."""
+"""Saves that training hardly notices: a copy into the keeper's memory, the rest asynchronous."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint.format.manifest import CheckpointError, KeeperLostError
-from phalanx.checkpoint.keeper.client import Kept, Outcome
-from phalanx.checkpoint.write.commit import Order
-from phalanx.checkpoint.write.snapshot import Snapshot
+from phalanx.checkpoint.keeper.client import KeeperClient, SaveOutcome
+from phalanx.checkpoint.write.commit import SaveOrder
+from phalanx.checkpoint.write.snapshot import ShardSnapshot
 
 ARCHIVE_SECONDS = 600.0  # that a run waits at its end for copies; the keeper goes on after
 COMMIT_SECONDS = 60.0  # for the manifest, once every rank's shard is known to be durable
@@ -35,15 +35,15 @@ class Background:
     def __init__(
         self,
         folder: Path,
-        kept: Kept,
-        snapshot: Snapshot,
+        kept: KeeperClient,
+        snapshot: ShardSnapshot,
         device: torch.device,
         *,
         overlap: bool = False,
     ) -> None:
         self._folder, self._kept, self._snapshot = folder, kept, snapshot
         self._overlap = overlap
-        self._rooms: dict[int, list[Tensor]] = {}  # of the pieces, by slot
+        self._buffers: dict[int, list[Tensor]] = {}  # of the pieces, by slot
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
@@ -51,10 +51,10 @@ class Background:
         self.waited_seconds = 0.0  # for the last copy, before an update
         self.lost = False  # the keeper is gone
         self._sealing: tuple[int, int] | None = None  # slot and bytes, not told to be whole yet
-        self._failed: Outcome | None = None  # of the newest save
+        self._failed: SaveOutcome | None = None  # of the newest save
         self._late = False  # said
 
-    def save(self, tensors: dict[str, Tensor], order: Order, *, patient: bool = True) -> None:
+    def save(self, tensors: dict[str, Tensor], order: SaveOrder, *, patient: bool = True) -> None:
         """Copy the state and hand it over; waits only where all memory is still being written.
 
         A prompt snapshot that is not to be written is left out then; so is, unless ``patient``,
@@ -69,13 +69,13 @@ class Background:
             self._failed = None
             self._sealing = (slot, self._snapshot.bytes)
             self._kept.hand_over(slot, order)
-            if slot not in self._rooms:
-                self._rooms[slot] = self._snapshot.rooms(buffer)
-            rooms = self._rooms[slot]
+            if slot not in self._buffers:
+                self._buffers[slot] = self._snapshot.buffers(buffer)
+            buffers = self._buffers[slot]
             if self._stream is None:
                 # The keeper writes while we copy: it is told how far we are.
                 told = partial(self._kept.filled, slot)
-                copy = partial(self._snapshot.copy_into, rooms, tensors, told)
+                copy = partial(self._snapshot.copy_into, buffers, tensors, told)
                 if self._overlap and self._snapshot.bytes >= OVERLAP_BYTES:
                     self._copying = self._copier.submit(copy)
                 else:
@@ -83,7 +83,7 @@ class Background:
             else:
                 self._stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self._stream):
-                    self._snapshot.copy_into(rooms, tensors, lambda _: None)
+                    self._snapshot.copy_into(buffers, tensors, lambda _: None)
                     self._copied = torch.cuda.Event()
                     self._copied.record()
                 if not self._overlap:
@@ -93,22 +93,22 @@ class Background:
                 self._seal(wait=True)
                 self._kept.catch_up()
 
-    def _memory_for(self, order: Order, patient: bool) -> tuple[int, Tensor] | None:
+    def _memory_for(self, order: SaveOrder, patient: bool) -> tuple[int, Tensor] | None:
         if not order.prompt:
             return self._kept.slot()
         for_disk = order.write or order.local is not None
-        found = self._kept.prompt_slot(for_disk=for_disk, patient=patient)
-        if found is None and self._kept.late:
+        slot = self._kept.prompt_slot(for_disk=for_disk, patient=patient)
+        if slot is None and self._kept.late:
             seconds, step = self._kept.deadline_seconds, order.draft.step
             problem = f"a keeper has not answered for the snapshot deadline of {seconds:.0f} s"
             self._kept.give_up(order, problem)
             if not self._late:
                 log.warning("step %d has no snapshot: %s; training goes on", step, problem)
             self._late = True
-        elif self._late and found is not None:
+        elif self._late and slot is not None:
             self._late = False
             log.warning("keepers answer again: step %d has a snapshot", order.draft.step)
-        return found
+        return slot
 
     def forget(self, step: int) -> None:
         """This save is tried again elsewhere."""
@@ -136,23 +136,23 @@ class Background:
                 self._seal(wait=True)
             self.waited_seconds = time.perf_counter() - began
 
-    def poll(self, timeout_seconds: float = 0.0) -> list[Outcome]:
+    def poll(self, timeout_seconds: float = 0.0) -> list[SaveOutcome]:
         """What became of saves since the last call; failures are logged here, loudly."""
         try:
             with self._keeper_needed():
                 self._seal(wait=False)
-                found = self._kept.outcomes(timeout_seconds)
+                outcomes = self._kept.outcomes(timeout_seconds)
         except KeeperLostError as error:
             self.lost = True
-            found = self._kept.lost("; ".join(error.problems))
-        for outcome in found:
+            outcomes = self._kept.lost("; ".join(error.problems))
+        for outcome in outcomes:
             if outcome.problem:
                 log.error("checkpoint %s is not saved: %s", outcome.path, outcome.problem)
                 self._failed = outcome
         for trouble in self._kept.troubles:
             log.error("%s", trouble)
         self._kept.troubles.clear()
-        return found
+        return outcomes
 
     def wait_durable(self) -> None:
         """Until this rank's shards are on disk or have failed."""
@@ -179,34 +179,34 @@ class Background:
         """Of the newest save, if it failed."""
         return "" if self._failed is None else self._failed.path
 
-    def wait_complete(self) -> list[Outcome]:
+    def wait_complete(self) -> list[SaveOutcome]:
         """Until the manifest is there, which nothing can hinder once every shard is durable."""
-        found: list[Outcome] = []
+        outcomes: list[SaveOutcome] = []
         deadline = time.monotonic() + COMMIT_SECONDS
         while self._kept.waiting:
-            found += self.poll(timeout_seconds=1.0)
+            outcomes += self.poll(timeout_seconds=1.0)
             if time.monotonic() > deadline:
                 problem = f"no manifest {COMMIT_SECONDS:.0f} s after the last shard was written"
                 raise CheckpointError(self._folder, problem)
         deadline = time.monotonic() + ARCHIVE_SECONDS
         while self._kept.archiving and time.monotonic() < deadline:
-            found += self.poll(timeout_seconds=1.0)
+            outcomes += self.poll(timeout_seconds=1.0)
         if self._kept.archiving:
             log.warning("the keeper still copies steps %s", self._kept.archiving)
-        return found + self.poll()
+        return outcomes + self.poll()
 
     def close(self) -> None:
         """Leave the keeper to its work."""
         with suppress(EOFError, OSError):  # it is gone already
             self._seal(wait=True)
         self._copier.shutdown()
-        self._rooms.clear()
+        self._buffers.clear()
         self._kept.close()
 
     def abandon(self) -> None:
         """Leave, as if this process were killed."""
         self._copier.shutdown()
-        self._rooms.clear()
+        self._buffers.clear()
         self._kept.abandon()
 
     def _seal(self, wait: bool) -> None:

@@ -28,34 +28,34 @@ from phalanx.checkpoint.format.manifest import (
     table_name,
 )
 from phalanx.checkpoint.format.shard import Sidecar
-from phalanx.checkpoint.write.direct import Pace, sync_folder, write_file, write_synced
+from phalanx.checkpoint.write.direct import WriteRate, sync_folder, write_file, write_synced
 from phalanx.checkpoint.write.quota import RESERVED_FILE, admit
-from phalanx.checkpoint.write.retention import Policy
+from phalanx.checkpoint.write.retention import RetentionPolicy
 from phalanx.data.corpus.checksum import crc32c
 
 
-class Archive(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveTier(msgspec.Struct, frozen=True, kw_only=True):
     """A second tier that a checkpoint is copied to."""
 
     url: str  # of this run's checkpoints there
     root: str = ""  # what its quota covers; empty: this run's alone
-    policy: Policy = Policy()
+    policy: RetentionPolicy = RetentionPolicy()
     retry_seconds: float = 3600.0
 
 
-class Local(msgspec.Struct, frozen=True, kw_only=True):
+class LocalDisk(msgspec.Struct, frozen=True, kw_only=True):
     """The disk of a node, which a shard is written to before any shared folder."""
 
     root: str  # of all runs of this name
     run: str
-    policy: Policy = Policy(last=3)
+    policy: RetentionPolicy = RetentionPolicy(last=3)
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class SaveOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of a save, but for the bytes of its tensors."""
 
     path: str  # the checkpoint's folder
-    policy: Policy
+    policy: RetentionPolicy
     draft: Manifest  # all of it but the shards
     sidecar: Sidecar  # all of it but the checksums
     table: bytes = b""  # from the first rank of a group
@@ -64,18 +64,18 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int = 0  # of all ranks' shards
     write: bool = True  # otherwise the snapshot stays in memory
     prompt: bool = False  # sealed in memory and at the buddy first, and only then written
-    archive: Archive | None = None  # where it is copied to when it is on disk
-    local: Local | None = None  # the node's own disk, where it is written first
+    archive: ArchiveTier | None = None  # where it is copied to when it is on disk
+    local: LocalDisk | None = None  # the node's own disk, where it is written first
 
 
-def write_shard(order: Order, buffers: Iterable[memoryview]) -> Sidecar:
+def write_shard(order: SaveOrder, buffers: Iterable[memoryview]) -> Sidecar:
     """Make this rank's file durable, then say so with its sidecar."""
     sidecar = msgspec.structs.replace(order.sidecar, sums=write_bytes(order, buffers))
     publish_sidecar(Path(order.path), sidecar)
     return sidecar
 
 
-def write_bytes(order: Order, buffers: Iterable[memoryview]) -> bytes:
+def write_bytes(order: SaveOrder, buffers: Iterable[memoryview]) -> bytes:
     """Make this rank's file durable; the checksums of its chunks."""
     path, side = Path(order.path), order.sidecar
     admit(order)
@@ -87,13 +87,13 @@ def write_bytes(order: Order, buffers: Iterable[memoryview]) -> bytes:
     file = path / shard_name(side.rank, side.session)
     time.sleep(order.delay_seconds)
     try:
-        return write_file(file, side.shard_bytes, buffers, Pace(order.bytes_per_second))
+        return write_file(file, side.shard_bytes, buffers, WriteRate(order.bytes_per_second))
     except BaseException:
         withdraw(order)  # what fills a disk must not stay on it
         raise
 
 
-def withdraw(order: Order) -> None:
+def withdraw(order: SaveOrder) -> None:
     """Remove what this rank wrote of a save that failed; its folder goes with the last rank's."""
     path, side = Path(order.path), order.sidecar
     if (path / MANIFEST_FILE).exists():
@@ -121,15 +121,15 @@ def publish_sidecar(path: Path, sidecar: Sidecar) -> None:
 
 def seen_shards(path: Path, session: str) -> dict[int, Shard]:
     """The ranks whose sidecars are there, from one listing."""
-    found = {}
+    shards = {}
     with os.scandir(path) as entries:
         for entry in entries:
             if parsed := parse_sidecar_name(entry.name, session):
-                found[parsed[0]] = parsed[1]
-    return found
+                shards[parsed[0]] = parsed[1]
+    return shards
 
 
-def try_commit(order: Order, committed: Callable[[], None] = lambda: None) -> bool:
+def try_commit(order: SaveOrder, committed: Callable[[], None] = lambda: None) -> bool:
     """Create the manifest if every sidecar is there; whether the checkpoint is complete now.
 
     ``committed`` is told first: removing what is no longer kept takes a while.

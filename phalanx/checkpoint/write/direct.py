@@ -34,7 +34,7 @@ def aligned_buffer(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, aligned(max(size, 1))))
 
 
-class Pace:
+class WriteRate:
     """Holds writes back to a rate, so that a shared file system survives many writers."""
 
     def __init__(self, bytes_per_second: float = 0.0) -> None:
@@ -51,7 +51,7 @@ class Pace:
         time.sleep(max(0.0, self._due - size / self._rate - now))
 
 
-def write_file(path: Path, size: int, buffers: Iterable[memoryview], pace: Pace) -> bytes:
+def write_file(path: Path, size: int, buffers: Iterable[memoryview], pace: WriteRate) -> bytes:
     """Write a new file durably; returns the checksums of its chunks.
 
     ``buffers`` are page-aligned and, but for the last, of WRITE_BYTES; the last is padded. A buffer
@@ -69,7 +69,7 @@ def write_file(path: Path, size: int, buffers: Iterable[memoryview], pace: Pace)
 
 
 def _write_parallel(
-    descriptor: int, size: int, buffers: Iterable[memoryview], pace: Pace
+    descriptor: int, size: int, buffers: Iterable[memoryview], pace: WriteRate
 ) -> list[int]:
     sums: list[int] = []
     running: deque[Future[list[int]]] = deque()

@@ -10,19 +10,19 @@ from typing import NamedTuple
 from torch import Tensor
 
 from phalanx.checkpoint.format.describe import Description, current_rank, world_size
-from phalanx.checkpoint.format.geometry import Group, form_groups
+from phalanx.checkpoint.format.geometry import RankGroup, form_groups
 from phalanx.checkpoint.format.manifest import VERSION, Extra, Manifest
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.ranks import Ranks
-from phalanx.checkpoint.write.snapshot import Snapshot
+from phalanx.checkpoint.write.snapshot import ShardSnapshot
 
 
 class Arrangement(NamedTuple):
     """Who writes what, under which name."""
 
     description: Description
-    snapshot: Snapshot
-    groups: tuple[Group, ...]
+    snapshot: ShardSnapshot
+    groups: tuple[RankGroup, ...]
     session: str
     total_bytes: int  # of all ranks' shards
 
@@ -69,6 +69,6 @@ def arrange(ranks: Ranks, path: Path, tensors: dict[str, Tensor]) -> Arrangement
     everyone = ranks.gather((description.digest, description.stand.bases, secrets.token_hex(4)))
     groups = form_groups((digest, bases) for digest, bases, _ in everyone)
     mine = next(group for group in groups if group.table == description.digest)
-    snapshot = Snapshot(description, mine)
+    snapshot = ShardSnapshot(description, mine)
     total_bytes = sum(ranks.gather(snapshot.bytes))
     return Arrangement(description, snapshot, groups, everyone[0][2], total_bytes)

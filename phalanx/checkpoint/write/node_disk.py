@@ -21,34 +21,34 @@ from phalanx.checkpoint.format.manifest import shard_name
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.format.source import FileReader
 from phalanx.checkpoint.format.tier import DOOMED, PIN_FILE, FolderTier, read_scores, step_of
-from phalanx.checkpoint.write.commit import Local, Order
+from phalanx.checkpoint.write.commit import LocalDisk, SaveOrder
 from phalanx.checkpoint.write.direct import (
     WRITE_BYTES,
-    Pace,
+    WriteRate,
     aligned_buffer,
     chunk_sums,
     sync_folder,
     write_file,
     write_synced,
 )
-from phalanx.checkpoint.write.retention import Entry, decide
+from phalanx.checkpoint.write.retention import RetentionEntry, decide
 from phalanx.data.corpus.checksum import crc32c
 
 LOCK_FILE = "in-use"  # of a run, held by the keepers that write into it
 RECORD_SUFFIX = ".local"
 
 
-class Record(msgspec.Struct, frozen=True):
+class ShardRecord(msgspec.Struct, frozen=True):
     """All about one rank's shard but its bytes."""
 
-    order: Order
+    order: SaveOrder
     sidecar: Sidecar
 
 
-class Found(msgspec.Struct, frozen=True):
+class LocatedShard(msgspec.Struct, frozen=True):
     """A record and the step's folder that it lies in."""
 
-    record: Record
+    record: ShardRecord
     folder: Path
 
     @property
@@ -61,19 +61,19 @@ class Found(msgspec.Struct, frozen=True):
         return self.folder / shard_name(side.rank, side.session)
 
 
-def write_local(order: Order, buffers: Iterable[memoryview]) -> bytes:
+def write_local(order: SaveOrder, buffers: Iterable[memoryview]) -> bytes:
     """Make this rank's shard durable on the disk of its node; the checksums of its chunks."""
     target, side = order.local, order.sidecar
     assert target is not None
     folder = Path(target.root) / target.run / Path(order.path).name
     with _in_use(folder.parent):
-        _make_room(order, target, folder)
+        _free_space(order, target, folder)
         folder.mkdir(exist_ok=True)
         shard = folder / shard_name(side.rank, side.session)
         shard.unlink(missing_ok=True)  # of an attempt that failed
         try:
-            sums = write_file(shard, side.shard_bytes, buffers, Pace())
-            _write_record(folder, Record(order, msgspec.structs.replace(side, sums=sums)))
+            sums = write_file(shard, side.shard_bytes, buffers, WriteRate())
+            _write_record(folder, ShardRecord(order, msgspec.structs.replace(side, sums=sums)))
         except BaseException:
             shard.unlink(missing_ok=True)
             with suppress(OSError):  # other ranks' may be there
@@ -83,7 +83,7 @@ def write_local(order: Order, buffers: Iterable[memoryview]) -> bytes:
     return sums
 
 
-def _write_record(folder: Path, record: Record) -> None:
+def _write_record(folder: Path, record: ShardRecord) -> None:
     text = msgspec.json.encode(record)
     side = record.sidecar
     name = f"rank-{side.rank:05d}.{side.session}.{crc32c(text):08x}{RECORD_SUFFIX}"
@@ -93,28 +93,28 @@ def _write_record(folder: Path, record: Record) -> None:
     sync_folder(folder)
 
 
-def find_records(root: Path, pattern: str = "rank-*") -> Iterator[Found]:
+def find_records(root: Path, pattern: str = "rank-*") -> Iterator[LocatedShard]:
     """What lies on this node's disk; damaged records are passed over."""
     for path in sorted(root.glob(f"*/step-*/{pattern}{RECORD_SUFFIX}")):
         yield from _read_record(path)
 
 
-def records_in(folder: Path) -> Iterator[Found]:
+def records_in(folder: Path) -> Iterator[LocatedShard]:
     """The records of one step's folder."""
     for path in sorted(folder.glob(f"rank-*{RECORD_SUFFIX}")):
         yield from _read_record(path)
 
 
-def _read_record(path: Path) -> Iterator[Found]:
+def _read_record(path: Path) -> Iterator[LocatedShard]:
     """None where it is damaged."""
     match = re.fullmatch(r"rank-\d+\.\w+\.([0-9a-f]{8})\.local", path.name)
     with suppress(OSError, msgspec.MsgspecError):
         text = path.read_bytes()
         if match and step_of(path.parent.name) >= 0 and crc32c(text) == int(match[1], 16):
-            yield Found(msgspec.json.decode(text, type=Record), path.parent)
+            yield LocatedShard(msgspec.json.decode(text, type=ShardRecord), path.parent)
 
 
-def find_record(root: Path, rank: int, session: str, step: int) -> Found | None:
+def find_record(root: Path, rank: int, session: str, step: int) -> LocatedShard | None:
     """A certain rank's shard of a step."""
     if not re.fullmatch(r"\w+", session):  # it becomes part of a path
         return None
@@ -134,12 +134,12 @@ def condemn(root: Path, rank: int, session: str, step: int) -> bool:
     return True
 
 
-def is_good(found: Found) -> bool:
+def is_good(shard: LocatedShard) -> bool:
     """Whether a shard on this disk is what its record says."""
-    side, sums, offset = found.record.sidecar, list[int](), 0
+    side, sums, offset = shard.record.sidecar, list[int](), 0
     buffer = aligned_buffer(WRITE_BYTES)
     try:
-        reader = FileReader(found.shard, direct=True)
+        reader = FileReader(shard.shard, direct=True)
     except OSError:
         return False
     try:
@@ -154,33 +154,33 @@ def is_good(found: Found) -> bool:
     return np.array(sums, "<u4").tobytes() == side.sums
 
 
-def _make_room(order: Order, target: Local, folder: Path) -> None:
+def _free_space(order: SaveOrder, target: LocalDisk, folder: Path) -> None:
     """Remove what is no longer kept; OSError where the quota leaves no room for one more."""
     runs = folder.parent.parent
     for doomed in runs.glob(f"*/step-*{DOOMED}"):  # of a removal that was cut short
         shutil.rmtree(doomed, ignore_errors=True)
     steps = [path for path in folder.parent.glob("step-*") if path != folder]
     scores = read_scores(Path(order.path).parent)
-    found = [_entry(path, scores) for path in steps if step_of(path.name) >= 0]
+    entries = [_entry(path, scores) for path in steps if step_of(path.name) >= 0]
     # Counted with the one to come, of which only the place is reserved here.
     policy = msgspec.structs.replace(target.policy, last=max(1, target.policy.last - 1))
-    used = FolderTier(runs).bytes_below() - sum(entry.bytes for entry in found)
-    decision = decide(found, policy, other_bytes=used + order.sidecar.shard_bytes)
+    used = FolderTier(runs).bytes_below() - sum(entry.bytes for entry in entries)
+    decision = decide(entries, policy, other_bytes=used + order.sidecar.shard_bytes)
     if decision.excess_bytes:
         over = f"{decision.excess_bytes / 1e9:.2f} GB above checkpoint.local.quota_gb"
         raise OSError(f"one more shard would be {over}")
     for name in decision.removed:
         _remove(folder.parent / name)
-    if len(found) >= policy.last:
+    if len(entries) >= policy.last:
         for run in runs.iterdir():
             if run != folder.parent and run.is_dir() and not _is_in_use(run):
                 shutil.rmtree(run, ignore_errors=True)
 
 
-def _entry(path: Path, scores: dict[int, float]) -> Entry:
+def _entry(path: Path, scores: dict[int, float]) -> RetentionEntry:
     step = step_of(path.name)
     pinned = (path / PIN_FILE).exists()
-    return Entry(path.name, step, FolderTier(path).bytes_below(), scores.get(step), pinned)
+    return RetentionEntry(path.name, step, FolderTier(path).bytes_below(), scores.get(step), pinned)
 
 
 def _remove(path: Path) -> None:

@@ -19,10 +19,10 @@ import msgspec
 
 from phalanx.checkpoint.format.manifest import CheckpointError, read_manifest
 from phalanx.checkpoint.format.tier import FolderTier, Tier, entries, open_tier, read_scores
-from phalanx.checkpoint.write.retention import Policy, decide
+from phalanx.checkpoint.write.retention import RetentionPolicy, decide
 
 if TYPE_CHECKING:
-    from phalanx.checkpoint.write.commit import Order
+    from phalanx.checkpoint.write.commit import SaveOrder
 
 REFUSAL_FILE = "over-quota.json"  # beside the checkpoints, while the newest save was refused
 RESERVED_FILE = "reserved"  # in a checkpoint that is being written: how large it will be
@@ -34,7 +34,7 @@ VERDICT_SECONDS = 30.0  # for the first rank to think again about a standing ref
 log = logging.getLogger(__name__)
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class QuotaRefusal(msgspec.Struct, frozen=True):
     """A save that found no room."""
 
     generation: int
@@ -65,7 +65,7 @@ def _bytes_of(path: Path) -> int:
     return there
 
 
-def admit(order: Order) -> None:
+def admit(order: SaveOrder) -> None:
     """Make room for a checkpoint, or refuse it with CheckpointError: nothing is written then.
 
     Older checkpoints of the same run go if that helps; never the newest good one, nor pinned ones.
@@ -75,27 +75,27 @@ def admit(order: Order) -> None:
     tier = FolderTier(folder)
     if order.policy.quota_bytes and order.sidecar.rank == 0:
         with _locked(team):
-            budget = Budget(tier, order.policy, used_bytes(folder, but=path), str(team))
-            _make_room(order, budget)
+            budget = QuotaUsage(tier, order.policy, used_bytes(folder, but=path), str(team))
+            _free_space(order, budget)
             path.mkdir(parents=True, exist_ok=True)
             (path / RESERVED_FILE).write_text(str(order.total_bytes))
     elif order.policy.quota_bytes:
         _heed_verdict(order, tier)
 
 
-def admit_copy(tier: Tier, order: Order) -> None:
+def admit_copy(tier: Tier, order: SaveOrder) -> None:
     """The same for a copy in the archive, whose quota covers all that is below its address."""
     target = order.archive
     assert target is not None
     if target.policy.quota_bytes and order.sidecar.rank == 0:
         root = open_tier(target.root or target.url)
         used = root.bytes_below() - sum(tier.files(Path(order.path).name).values())
-        _make_room(order, Budget(tier, target.policy, used, root.where))
+        _free_space(order, QuotaUsage(tier, target.policy, used, root.where))
     elif target.policy.quota_bytes:
         _heed_verdict(order, tier)
 
 
-def refusal_of(order: Order) -> str:
+def refusal_of(order: SaveOrder) -> str:
     """Why the first rank refused this very save; empty where it did not, or not yet."""
     tier = FolderTier(Path(order.path).parent)
     found = _read_refusal(tier) if order.policy.quota_bytes else None
@@ -103,16 +103,16 @@ def refusal_of(order: Order) -> str:
     return found.problem if found and (found.generation, found.step) == this else ""
 
 
-class Budget(NamedTuple):
+class QuotaUsage(NamedTuple):
     """A quota and what of it is taken."""
 
     tier: Tier
-    policy: Policy
+    policy: RetentionPolicy
     used_bytes: int  # this run's own checkpoints included
     where: str  # what it covers
 
 
-def _make_room(order: Order, budget: Budget) -> None:
+def _free_space(order: SaveOrder, budget: QuotaUsage) -> None:
     tier, draft = budget.tier, order.draft
     found = entries(tier, read_scores(Path(order.path).parent), sized=True)
     other_bytes = max(0, budget.used_bytes - sum(entry.bytes for entry in found))
@@ -124,7 +124,7 @@ def _make_room(order: Order, budget: Budget) -> None:
             f"{budget.policy.quota_bytes / 1e9:.3g} GB of {budget.where}, and no more of this run "
             "may be removed"
         )
-        refusal = Refusal(draft.generation, draft.step, problem)
+        refusal = QuotaRefusal(draft.generation, draft.step, problem)
         tier.write(REFUSAL_FILE, msgspec.json.encode(refusal))
         raise over_quota(order, problem)
     for name, reason in decision.removed.items():
@@ -133,11 +133,11 @@ def _make_room(order: Order, budget: Budget) -> None:
     tier.drop(REFUSAL_FILE)
 
 
-def over_quota(order: Order, problem: str) -> CheckpointError:
+def over_quota(order: SaveOrder, problem: str) -> CheckpointError:
     return CheckpointError(order.path, problem, QUOTA_FIX)
 
 
-def _heed_verdict(order: Order, tier: Tier) -> None:
+def _heed_verdict(order: SaveOrder, tier: Tier) -> None:
     """Raise what the first rank says; without a refusal it has said nothing against it."""
     this, deadline = (order.draft.generation, order.draft.step), time.monotonic() + VERDICT_SECONDS
     while found := _read_refusal(tier):
@@ -149,9 +149,9 @@ def _heed_verdict(order: Order, tier: Tier) -> None:
         time.sleep(0.1)
 
 
-def _read_refusal(tier: Tier) -> Refusal | None:
+def _read_refusal(tier: Tier) -> QuotaRefusal | None:
     try:
-        return msgspec.json.decode(tier.read(REFUSAL_FILE), type=Refusal)
+        return msgspec.json.decode(tier.read(REFUSAL_FILE), type=QuotaRefusal)
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
         return None
 

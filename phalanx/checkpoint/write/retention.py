@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What a tier keeps: the union of what each rule keeps, within the quota."""
 
     last: int = 0  # newest ones; 0: all
@@ -17,7 +17,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     quota_bytes: int = 0  # of the tier's root, which runs of a team may share; 0: no limit
 
 
-class Entry(NamedTuple):
+class RetentionEntry(NamedTuple):
     """A complete checkpoint as retention sees it."""
 
     name: str
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     bad: bool = False  # failed its proof
 
 
-class Decision(NamedTuple):
+class RetentionDecision(NamedTuple):
     """What goes and why, and by how much the rest is still above the quota."""
 
     removed: dict[str, str]  # reason by name
@@ -36,8 +36,11 @@ class Decision(NamedTuple):
 
 
 def decide(
-    entries: Sequence[Entry], policy: Policy, newest: str = "", other_bytes: int = 0
-) -> Decision:
+    entries: Sequence[RetentionEntry],
+    policy: RetentionPolicy,
+    newest: str = "",
+    other_bytes: int = 0,
+) -> RetentionDecision:
     """Never removes the newest good one, ``newest`` (just written), or a pinned one.
 
     ``other_bytes`` under the same quota belong to somebody else.
@@ -64,23 +67,23 @@ def decide(
             removed[entry.name] = f"the quota is {policy.quota_bytes / 1e9:.1f} GB"
             total -= entry.bytes
     excess = total - policy.quota_bytes if policy.quota_bytes else 0
-    return Decision(removed, max(0, excess))
+    return RetentionDecision(removed, max(0, excess))
 
 
-def _wanted(good: list[Entry], policy: Policy) -> list[Entry]:
+def _wanted(good: list[RetentionEntry], policy: RetentionPolicy) -> list[RetentionEntry]:
     if policy.last == 0:
         return good
-    found = good[-policy.last :]
+    wanted = good[-policy.last :]
     if policy.every:
-        found += [entry for entry in good if entry.step % policy.every == 0]
+        wanted += [entry for entry in good if entry.step % policy.every == 0]
     scored = [entry for entry in good if entry.score is not None]
-    return found + sorted(scored, key=lambda entry: (entry.score, -entry.step))[: policy.best]
+    return wanted + sorted(scored, key=lambda entry: (entry.score, -entry.step))[: policy.best]
 
 
-def _in_words(policy: Policy) -> str:
-    words = [f"the last {policy.last}"]
+def _in_words(policy: RetentionPolicy) -> str:
+    clauses = [f"the last {policy.last}"]
     if policy.every:
-        words.append(f"every {policy.every}th step")
+        clauses.append(f"every {policy.every}th step")
     if policy.best:
-        words.append(f"the best {policy.best}")
-    return ", ".join(words)
+        clauses.append(f"the best {policy.best}")
+    return ", ".join(clauses)

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from phalanx.checkpoint.format.describe import DTYPES, Description, local_part
-from phalanx.checkpoint.format.geometry import Geometry, Group, Piece
+from phalanx.checkpoint.format.geometry import Geometry, RankGroup, TensorPiece
 from phalanx.checkpoint.format.shard import build_header
 from phalanx.checkpoint.write.direct import WRITE_BYTES, WRITERS, aligned_buffer
 
 TOLD_BYTES = 16 << 20  # copied between two words to the keeper, which writes what is there
 
 
-class Snapshot:
+class ShardSnapshot:
     """The layout of this rank's shard, computed once; the same for every save of a run."""
 
-    def __init__(self, description: Description, group: Group) -> None:
+    def __init__(self, description: Description, group: RankGroup) -> None:
         self.pieces = Geometry(description.table, group).written_by(description.stand)
         self.header = build_header(self.pieces, {"table": description.digest})
         self.bytes = len(self.header) + sum(piece.bytes for piece in self.pieces)
@@ -28,19 +28,19 @@ class Snapshot:
         self._seen: list[tuple[Tensor, int]] = []
         self._parts: list[Tensor] = []
 
-    def rooms(self, buffer: Tensor) -> list[Tensor]:
+    def buffers(self, buffer: Tensor) -> list[Tensor]:
         """Where in ``buffer`` (bytes) each piece goes; its header is written right away."""
         start = len(self.header)
         buffer[:start] = torch.frombuffer(bytearray(self.header), dtype=torch.uint8)
-        found = []
+        views = []
         for piece in self.pieces:
-            room = buffer[start : start + piece.bytes]
-            found.append(room.view(DTYPES[piece.dtype]).view(piece.box.sizes))
+            view = buffer[start : start + piece.bytes]
+            views.append(view.view(DTYPES[piece.dtype]).view(piece.box.sizes))
             start += piece.bytes
-        return found
+        return views
 
     def copy_into(
-        self, rooms: list[Tensor], tensors: dict[str, Tensor], filled: Callable[[int], None]
+        self, buffers: list[Tensor], tensors: dict[str, Tensor], filled: Callable[[int], None]
     ) -> None:
         """Fill the rooms of a buffer; on CUDA only the copies are started.
 
@@ -50,7 +50,7 @@ class Snapshot:
         for first, past, bytes_before in self._turns:
             if first:  # the end is told by the seal
                 filled(bytes_before)
-            torch._foreach_copy_(rooms[first:past], parts[first:past], non_blocking=True)
+            torch._foreach_copy_(buffers[first:past], parts[first:past], non_blocking=True)
 
     def _take_turns(self) -> Iterator[tuple[int, int, int]]:
         """Runs of pieces of at least TOLD_BYTES together, and how much lies before each."""
@@ -98,7 +98,7 @@ class Snapshot:
             yield _part(piece, tensors).contiguous().view(-1).view(torch.uint8)
 
 
-def _part(piece: Piece, tensors: dict[str, Tensor]) -> Tensor:
+def _part(piece: TensorPiece, tensors: dict[str, Tensor]) -> Tensor:
     return local_part(tensors[piece.name])[piece.local.slices]
 
 

@@ -35,7 +35,7 @@ One = Annotated[
 ]
 
 
-class Form(StrEnum):
+class ForeignFormat(StrEnum):
     """Other people's folders."""
 
     hf = "hf"
@@ -160,7 +160,9 @@ def diff(one: One, other: One, json: Json = False) -> None:
 def export(
     checkpoint: One,
     folder: Annotated[Path, typer.Argument(help="New folder that receives it.")],
-    to: Annotated[Form, typer.Option(help="Hugging Face weights, or all as torch DCP.")] = Form.hf,
+    to: Annotated[
+        ForeignFormat, typer.Option(help="Hugging Face weights, or all as torch DCP.")
+    ] = ForeignFormat.hf,
     kind: Annotated[
         Dtype, typer.Option("--dtype", help="Of exported weights (hf).")
     ] = Dtype.bfloat16,
@@ -178,12 +180,12 @@ def export(
         from phalanx.checkpoint.tools.inspect import find
 
         path = at(*newest(list(find(checkpoint)), checkpoint))
-        prefix = "" if to is Form.dcp else "model."
+        prefix = "" if to is ForeignFormat.dcp else "model."
         kinds = [k for name, k in stored_tensors(path).items() if name.startswith(prefix)]
         total = sum(shape.numel() * dtype.itemsize for shape, dtype in kinds)
         tokenizer_note = ""
         with bar(f"export {Path(path).name}", total, json) as report:
-            if to is Form.dcp:
+            if to is ForeignFormat.dcp:
                 done = {"tensors": export_dcp(path, folder, report)}
             else:
                 dtype, limit = getattr(torch, kind.value), int(max_shard_gb * 1e9)
@@ -263,9 +265,11 @@ def prune(
     A single checkpoint is no place to remove from.
     """
     from phalanx.checkpoint.format.tier import entries, read_scores
-    from phalanx.checkpoint.write.retention import Policy, decide
+    from phalanx.checkpoint.write.retention import RetentionPolicy, decide
 
-    policy = Policy(last=keep, every=keep_every, best=keep_best, quota_bytes=int(quota_gb * 1e9))
+    policy = RetentionPolicy(
+        last=keep, every=keep_every, best=keep_best, quota_bytes=int(quota_gb * 1e9)
+    )
     removed: dict[str, str] = {}
     with reported(json):
         for tier in prunable(where):

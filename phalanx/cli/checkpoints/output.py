@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from phalanx.cli.output import print_json
 
 if TYPE_CHECKING:
-    from phalanx.checkpoint.tools.inspect import Listed
+    from phalanx.checkpoint.tools.inspect import ListedCheckpoint
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -24,7 +24,7 @@ COLUMNS = ("step", "tokens", "size", "ranks", "shards", "mesh", "age", "state", 
 NUMBERS = 5  # of the columns
 
 
-def print_list(listed: list[Listed]) -> None:
+def print_list(listed: list[ListedCheckpoint]) -> None:
     """Columns for people; paths stay whole, so that they can be copied."""
     rows = [COLUMNS]
     for one in listed:
@@ -46,7 +46,7 @@ def print_list(listed: list[Listed]) -> None:
             print(f"{one.path}: {problem}")
 
 
-def state_text(one: Listed) -> str:
+def state_text(one: ListedCheckpoint) -> str:
     """Whether a checkpoint may be trusted, as far as anybody looked."""
     if one.bad:
         state = "BAD"
@@ -59,7 +59,7 @@ def state_text(one: Listed) -> str:
     return state + ", pinned" * one.pinned
 
 
-def mesh_text(one: Listed) -> str:
+def mesh_text(one: ListedCheckpoint) -> str:
     return " ".join(f"{axis}{size}" for axis, size in one.mesh.items() if size > 1) or "-"
 
 
@@ -67,7 +67,7 @@ def size_text(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
-def age_text(one: Listed) -> str:
+def age_text(one: ListedCheckpoint) -> str:
     if not one.created:
         return "-"
     seconds = max(0.0, one.age_seconds)

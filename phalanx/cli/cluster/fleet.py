@@ -72,13 +72,13 @@ def add(
 
     Jobs are not stopped: workers outlive their agent, and the new one adopts them.
     """
-    from phalanx.control.backends.bare.rollout import Outcome, Rollout, memory_of, read_hosts
+    from phalanx.control.backends.bare.rollout import HostOutcome, Rollout, memory_of, read_hosts
     from phalanx.control.wire.api_types import NewToken, NodeList, TokenIn
 
     with exit_on_config_error(json):
         hosts = read_hosts(_text(options.hosts))
 
-    def report(outcome: Outcome) -> None:
+    def report(outcome: HostOutcome) -> None:
         if not json:
             print(f"{outcome.host}: {outcome.state} {outcome.detail}".rstrip(), flush=True)
 

@@ -18,7 +18,7 @@ from phalanx.cli.output import exit_on_config_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.control.backends.kubernetes.watch import PodState
-    from phalanx.control.server.http.submission import Wanted
+    from phalanx.control.server.http.submission import RequestedWork
 
 Name = Annotated[str, typer.Option(help="As it was submitted with.")]
 Spares = Annotated[int, typer.Option(min=0, help="As it was submitted with.")]
@@ -116,13 +116,13 @@ def _wanted(
     name: str,
     spares: int,
     slot_gpus: int,
-) -> Wanted:
+) -> RequestedWork:
     """The same job as `phalanx submit` makes of these options."""
-    from phalanx.control.server.http.submission import Wanted
+    from phalanx.control.server.http.submission import RequestedWork
 
     job, ranks = load_named(job_file, overrides, world_size, name)
     folder = str(Path.cwd())
-    return Wanted(
+    return RequestedWork(
         job=job, ranks=ranks, folder=folder, name=name, spares=spares, slot_gpus=slot_gpus
     )
 

@@ -18,7 +18,7 @@ from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
     from phalanx.control.backends.lead import LeadOptions, Site
-    from phalanx.control.server.http.submission import Wanted
+    from phalanx.control.server.http.submission import RequestedWork
 
 app = typer.Typer()
 
@@ -46,17 +46,17 @@ class LeadCommand:
     policy: Annotated[Path | None, typer.Option(help="TOML of the controller's policy.")] = None
     server: Annotated[bool, typer.Option("--server", help="The controller is elsewhere.")] = False
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> RequestedWork:
         """The job as it is described to the controller."""
         from phalanx.config import resolve
         from phalanx.control.backends.need import need_of
-        from phalanx.control.server.http.submission import Wanted
+        from phalanx.control.server.http.submission import RequestedWork
 
         job, argv = None, tuple(self.what)
         if self.what[0].endswith(".toml"):
             job, argv = load(Path(self.what[0]), None, self.world_size)[0], ()
             job = resolve(job, self.world_size)
-        return Wanted(
+        return RequestedWork(
             job=job,
             argv=argv,
             ranks=self.world_size,
@@ -74,7 +74,7 @@ class LeadCommand:
             environment={"PHALANX_RUN": self.state.absolute().parent.name},
         )
 
-    def lead_options(self, wanted: Wanted) -> LeadOptions:
+    def lead_options(self, wanted: RequestedWork) -> LeadOptions:
         """How the job is led."""
         from phalanx.control.backends.lead import LeadOptions
 
@@ -97,14 +97,14 @@ def lead(command: LeadCommand) -> None:
 
     Ends with 0 or 1 when the job has ended, with 75 when it waits for its next allocation.
     """
-    from phalanx.control.backends.lead import Lead, LeadError
+    from phalanx.control.backends.lead import BatchLeader, LeadError
     from phalanx.control.client.client import ClientError
 
     log_to_stderr()
     with exit_on_config_error():
         wanted = command.wanted()
     site = _site(command.engine, command.nodes + command.spares, wanted.title)
-    leading = Lead(command.lead_options(wanted), site)
+    leading = BatchLeader(command.lead_options(wanted), site)
     try:
         code = leading.run()
     except (LeadError, ClientError, OSError) as error:

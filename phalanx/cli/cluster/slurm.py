@@ -92,12 +92,12 @@ def account(
 ) -> None:
     """What Slurm charged for a job beside what the ledger says it went to."""
     from phalanx.control.backends.slurm.accounting import reconciled, turns_of
-    from phalanx.control.backends.slurm.programs import Programs, SlurmError
+    from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
     from phalanx.control.server.replay import stored_buckets
     from phalanx.control.server.store.interface import StoreError
 
     try:
-        charged = reconciled(job, turns_of(Programs(), job), stored_buckets(state))
+        charged = reconciled(job, turns_of(SlurmCommands(), job), stored_buckets(state))
     except (SlurmError, StoreError, OSError) as error:
         _refuse(error)
     if json:

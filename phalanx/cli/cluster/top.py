@@ -27,7 +27,7 @@ from phalanx.control.wire.api_types import (
     QuestionOut,
     Status,
 )
-from phalanx.observe.tracker.findings import Finding
+from phalanx.observe.tracker.findings import RunFinding
 
 app = typer.Typer()
 
@@ -95,12 +95,12 @@ def _look(client: Client, console: Console) -> RenderableType:
     findings = client.get("/v1/findings", FindingsOut, limit=FINDINGS).findings[::-1]
     lines = console.height if console.is_terminal else 40
     notices = status.notices[-4:][::-1]
-    room = max(3, lines - 8 - len(notices) - len(findings) - len(status.questions))
+    most_rows = max(3, lines - 8 - len(notices) - len(findings) - len(status.questions))
     jobs.sort(key=lambda job: (ORDER.index(job.state), -job.id))
     return Group(
         _head(status, ledger),
         Rule(style="dim"),
-        _jobs(jobs, room, console.width),
+        _jobs(jobs, most_rows, console.width),
         Rule(style="dim"),
         *(Text(_question(each), style="bold yellow") for each in status.questions),
         *(_finding(each) for each in findings),
@@ -137,7 +137,7 @@ def _bar(share: float, width: int) -> Text:
     return Text.assemble(("█" * full, "green"), ("░" * (width - full), "dim"))
 
 
-def _jobs(jobs: list[JobOut], room: int, width: int) -> Table:
+def _jobs(jobs: list[JobOut], most_rows: int, width: int) -> Table:
     made = Table(box=None, pad_edge=False, expand=True, header_style="dim")
     wide = width >= 110
     for name, side in (("JOB", "left"), ("", "left"), ("GPUS", "right"), ("STEP", "right")):
@@ -151,7 +151,7 @@ def _jobs(jobs: list[JobOut], room: int, width: int) -> Table:
         made.add_column("RAN", justify="right", no_wrap=True)
         made.add_column("TEAM", no_wrap=True)
     made.add_column("WHY", no_wrap=True, overflow="ellipsis", ratio=1)
-    for job in jobs[:room]:
+    for job in jobs[:most_rows]:
         mark, style = MARKS[job.state]
         step = f"{job.step}/{job.steps}" if job.steps else str(job.step)
         cells = [
@@ -166,8 +166,8 @@ def _jobs(jobs: list[JobOut], room: int, width: int) -> Table:
             Text(plain(job.why.text)),
         ]
         made.add_row(*cells)
-    if len(jobs) > room:
-        made.add_row(Text(f"and {len(jobs) - room:,} more", style="dim"))
+    if len(jobs) > most_rows:
+        made.add_row(Text(f"and {len(jobs) - most_rows:,} more", style="dim"))
     if not jobs:
         made.add_row(Text("no jobs: phalanx submit JOB.toml", style="dim"))
     return made
@@ -185,7 +185,7 @@ def _pace(job: JobOut) -> tuple[str, ...]:
     return speed, mfu, span(job.ran_seconds), plain(job.team)
 
 
-def _finding(finding: Finding) -> Text:
+def _finding(finding: RunFinding) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{when(int(finding.time * 1e9))} ", style="dim")
     text.append(plain(finding.sentence or finding.kind), style="yellow")

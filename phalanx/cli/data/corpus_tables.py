@@ -40,8 +40,8 @@ from phalanx.data.order.readings import Reading
 if TYPE_CHECKING:
     from phalanx.config import Data
     from phalanx.data.reader import SampleReader
-    from phalanx.data.tokenize.run import Progress as Done
     from phalanx.data.tokenize.run import Tokenized
+    from phalanx.data.tokenize.run import TokenizeProgress as Done
 
 _LINE_SECONDS = 30.0  # between lines of progress where there is no terminal
 _NAMED = 10  # unreadable records that are printed

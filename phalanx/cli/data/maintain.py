@@ -13,7 +13,7 @@ import typer
 from phalanx.cli.data.corpus_tables import bar
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on_config_error, print_json
-from phalanx.data.errors import DataError, StoreError
+from phalanx.data.errors import DataError, ObjectStoreError
 
 Corpus = Annotated[
     str,  # a path would make one slash of the two in s3://
@@ -30,7 +30,7 @@ def in_words(json: bool) -> Iterator[None]:
     try:
         with exit_on_config_error(json):
             yield
-    except StoreError as error:
+    except ObjectStoreError as error:
         if json:
             print_json({"problems": [str(error)]})
         else:

@@ -14,18 +14,24 @@ from phalanx.cli.process import log_to_stderr
 from phalanx.cli.tables import when
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 
 if TYPE_CHECKING:
     from phalanx.control.backends.ray.submit import RayRun
-    from phalanx.control.backends.slurm.login import LedRun
+    from phalanx.control.backends.slurm.login import LedJobResult
     from phalanx.control.backends.slurm.submit import SlurmBackend
 
 ENGINES = ("slurm", "ray", "kubernetes")
 
 
 def to_backend(
-    engine: str, wanted: Wanted, *, dry_run: bool, server: str, policy: Path | None, json: bool
+    engine: str,
+    wanted: RequestedWork,
+    *,
+    dry_run: bool,
+    server: str,
+    policy: Path | None,
+    json: bool,
 ) -> None:
     """Hand a job to an engine, or show what it would get."""
     with exit_on_config_error(json):
@@ -44,7 +50,7 @@ def to_backend(
             _kubernetes(wanted, dry_run)
 
 
-def _server(wanted: Wanted, server: str) -> str:
+def _server(wanted: RequestedWork, server: str) -> str:
     """The controller elsewhere, where the job wants one; "": it runs in the allocation."""
     apart = wanted.job is not None and wanted.job.backend.controller == "server"
     if apart and not server:
@@ -73,7 +79,7 @@ def _refuse_unreachable(server: str) -> None:
         raise ConfigError("--server", f'"{server}"', str(error), "name one that runs") from None
 
 
-def _slurm(wanted: Wanted, dry_run: bool, server: str, policy: str, json: bool) -> None:
+def _slurm(wanted: RequestedWork, dry_run: bool, server: str, policy: str, json: bool) -> None:
     from phalanx.control.backends.slurm.programs import SlurmError
     from phalanx.control.backends.slurm.submit import SlurmBackend
 
@@ -99,7 +105,7 @@ def _slurm(wanted: Wanted, dry_run: bool, server: str, policy: str, json: bool) 
 
 
 def _slurm_here(
-    wanted: Wanted, backend: SlurmBackend, dry_run: bool, policy: str, json: bool
+    wanted: RequestedWork, backend: SlurmBackend, dry_run: bool, policy: str, json: bool
 ) -> NoReturn:
     from phalanx.control.backends.lead import LeadError
     from phalanx.control.backends.slurm.directives import allocation_words
@@ -124,7 +130,7 @@ def _slurm_here(
     _end_as(made, json)
 
 
-def _end_as(made: LedRun | RayRun, json: bool) -> NoReturn:
+def _end_as(made: LedJobResult | RayRun, json: bool) -> NoReturn:
     """Say where the run is, and end as the job did."""
     if json:
         print_json(made)
@@ -133,7 +139,7 @@ def _end_as(made: LedRun | RayRun, json: bool) -> NoReturn:
     raise typer.Exit(made.code)
 
 
-def _ray(wanted: Wanted, dry_run: bool, policy: Path | None, json: bool) -> None:
+def _ray(wanted: RequestedWork, dry_run: bool, policy: Path | None, json: bool) -> None:
     from phalanx.control.backends.lead import LeadError
     from phalanx.control.backends.ray.submit import RayBackend, RayError, describe
     from phalanx.control.client.client import ClientError
@@ -151,7 +157,7 @@ def _ray(wanted: Wanted, dry_run: bool, policy: Path | None, json: bool) -> None
     _end_as(made, json)
 
 
-def _kubernetes(wanted: Wanted, dry_run: bool) -> None:
+def _kubernetes(wanted: RequestedWork, dry_run: bool) -> None:
     from phalanx.cli.cluster.k8s import print_pods, written
     from phalanx.control.backends.kubernetes.apply import KubernetesError, apply, delete
     from phalanx.control.backends.kubernetes.manifests import manifests, pod_options
@@ -176,7 +182,7 @@ def _kubernetes(wanted: Wanted, dry_run: bool) -> None:
 
 def why_elsewhere(job: str, json: bool) -> None:
     """Where a job of an engine's queue is: slurm:NUMBER."""
-    from phalanx.control.backends.slurm.programs import Programs, SlurmError
+    from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
     from phalanx.control.backends.slurm.queue import place_of
     from phalanx.control.backends.slurm.submit import latest_run
 
@@ -185,7 +191,7 @@ def why_elsewhere(job: str, json: bool) -> None:
         if engine != "slurm" or not number.isdigit():
             raise ConfigError("JOB", f'"{job}"', "is no job of an engine", 'e.g. "slurm:123"')
     try:
-        queued = place_of(Programs(), int(number))
+        queued = place_of(SlurmCommands(), int(number))
     except SlurmError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None

@@ -31,7 +31,7 @@ from phalanx.cli.tables import plain
 from phalanx.cluster.jobs.job import SECOND_NS
 from phalanx.config import ConfigError, Job
 from phalanx.control.client.client import Client, ClientError
-from phalanx.control.server.http.submission import Wanted, submission
+from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.trust.secrets import secrets_note
 from phalanx.control.wire.api_types import Done, Status, Submission
 from phalanx.control.wire.payload import Script, Train
@@ -81,10 +81,10 @@ class SubmitOptions:
         Path | None, typer.Option(help="TOML of the policy, for a controller in the job.")
     ] = None
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> RequestedWork:
         """The job as it is described to a server; ConfigError where there is none."""
         job = _job(self.what, self.overrides, self.world_size, self.name)
-        return Wanted(
+        return RequestedWork(
             job=job[0] if job else None,
             argv=() if job else tuple(self.what),
             ranks=job[1] if job else self.world_size or 1,
@@ -135,7 +135,7 @@ def submit(
         _send(wanted, server, state, json)
 
 
-def _send(wanted: Wanted, server: str, state: Path | None, json: bool) -> None:
+def _send(wanted: RequestedWork, server: str, state: Path | None, json: bool) -> None:
     """Put the job into a server's queue."""
     with connected(server, json, state) as client:
         made = submission(wanted, wanted.slot_gpus or _node_gpus(client))
@@ -157,7 +157,9 @@ def _node_gpus(client: Client) -> int:
     return status.node_gpus
 
 
-def _show_what_would_be_sent(wanted: Wanted, server: str, state: Path | None, json: bool) -> None:
+def _show_what_would_be_sent(
+    wanted: RequestedWork, server: str, state: Path | None, json: bool
+) -> None:
     """The submission as the server would get it; nothing is sent but the question what nodes have.
 
     Where none answers and none was named, nodes count as machines like this one.

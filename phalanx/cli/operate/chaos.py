@@ -25,7 +25,7 @@ from phalanx.cli.output import exit_on_config_error, print_json
 if TYPE_CHECKING:
     from phalanx.config import Job
     from phalanx.control.client.client import Client
-    from phalanx.testing.chaos import Outcome, Plan
+    from phalanx.testing.chaos import ChaosOutcome, ChaosPlan
     from phalanx.testing.chaos.live import LiveOutcome
 
 app = typer.Typer()
@@ -65,7 +65,7 @@ class ChaosOptions:
         check(job, ranks)
         return resolve(job, ranks), ranks
 
-    def plans(self, job: Job, ranks: int) -> list[Plan]:
+    def plans(self, job: Job, ranks: int) -> list[ChaosPlan]:
         """The plan of a file, or those that are drawn from seeds."""
         from phalanx.testing.chaos import also_drawn, random_plan, read_plan
 
@@ -91,14 +91,14 @@ def chaos(
     """
     if options.what.isdigit():
         with connected(server, json, state) as client:
-            _harm_live(client, int(options.what), options.plan, options.seed, state, json)
+            _try_live(client, int(options.what), options.plan, options.seed, state, json)
     else:
-        _harm_on_own_cluster(options, json)
+        _try_on_own_cluster(options, json)
 
 
-def _harm_on_own_cluster(options: ChaosOptions, json: bool) -> None:
+def _try_on_own_cluster(options: ChaosOptions, json: bool) -> None:
     """Run the job of a file undisturbed, then under each plan, and judge."""
-    from phalanx.testing.chaos import Arena
+    from phalanx.testing.chaos import ChaosCluster
     from phalanx.testing.chaos.run import play_all
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
@@ -115,20 +115,20 @@ def _harm_on_own_cluster(options: ChaosOptions, json: bool) -> None:
     with _ended_in_order(), folder as own:
         root = Path(options.keep or own).absolute()
         root.mkdir(parents=True, exist_ok=True)
-        arena = Arena(root, job, ranks, spares=spares, plans=plans, namespaces=namespaces)
+        cluster = ChaosCluster(root, job, ranks, spares=spares, plans=plans, namespaces=namespaces)
         say(f"== {Path(options.what).name} in peace, on {ranks} ranks")
-        with arena:
+        with cluster:
             say(f"== and on {ranks} nodes with {spares} spare, under {len(plans)} plans")
-            outcomes = play_all(arena, plans, say)
+            outcomes = play_all(cluster, plans, say)
     if json:
-        print_json(verdict(outcomes, arena.leaks))
+        print_json(verdict(outcomes, cluster.leaks))
     else:
-        _conclude(outcomes, arena.leaks)
-    if arena.leaks or not all(outcome.good for outcome in outcomes):
+        _conclude(outcomes, cluster.leaks)
+    if cluster.leaks or not all(outcome.good for outcome in outcomes):
         raise typer.Exit(LOST)
 
 
-def verdict(outcomes: list[Outcome], leaks: list[str]) -> dict[str, object]:
+def verdict(outcomes: list[ChaosOutcome], leaks: list[str]) -> dict[str, object]:
     """What ``--json`` prints."""
     told = [structs.asdict(outcome) | {"good": outcome.good} for outcome in outcomes]
     good = all(outcome.good for outcome in outcomes) and not leaks
@@ -154,13 +154,13 @@ def _ended_in_order() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _harm_live(
+def _try_live(
     client: Client, number: int, plan: str, seed: int, state: Path | None, json: bool
 ) -> None:
     from phalanx.control.client.client import default_state
-    from phalanx.testing.chaos.live import LiveError, LiveGround, from_here, play_live
+    from phalanx.testing.chaos.live import LiveError, LiveTarget, from_here, play_live
 
-    ground = LiveGround(client, state or default_state())
+    ground = LiveTarget(client, state or default_state())
     job = ground.job(number)
     left = int(job["steps"]) - int(job["step"]) if job["steps"] else LIVE_STEPS
     with exit_on_config_error(json):
@@ -178,7 +178,7 @@ def _harm_live(
         raise typer.Exit(LOST)
 
 
-def _live_plan(plan: str, seed: int, slots: int, steps_left: int) -> Plan:
+def _live_plan(plan: str, seed: int, slots: int, steps_left: int) -> ChaosPlan:
     from phalanx.testing.chaos import random_plan, read_plan
 
     steps = max(2, min(LIVE_STEPS, steps_left))
@@ -196,7 +196,7 @@ def _conclude_live(outcome: LiveOutcome) -> None:
     print(f"steps made again:         {outcome.made_again}" + (f", {same}" if same else ""))
 
 
-def _conclude(outcomes: list[Outcome], leaks: list[str]) -> None:
+def _conclude(outcomes: list[ChaosOutcome], leaks: list[str]) -> None:
     lost = [outcome for outcome in outcomes if outcome.state != "done"]
     differing = [outcome for outcome in outcomes if outcome.differences]
     staying = [each for outcome in outcomes for each in outcome.left_over]

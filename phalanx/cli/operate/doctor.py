@@ -52,7 +52,7 @@ def node(
     from phalanx.train.rank.threads import keep_single_threaded
 
     keep_single_threaded()  # the collective's ranks are forked
-    from phalanx.doctor import CHECKS, Patient, check_node
+    from phalanx.doctor import CHECKS, CheckOptions, check_node
     from phalanx.doctor.node import default_folder
 
     for name in (*(only or ()), *(inject or ())):
@@ -61,7 +61,7 @@ def node(
     folder = folder or default_folder()
     if not folder.is_dir():
         raise typer.BadParameter(f"{folder} is no folder")
-    patient = Patient(
+    options = CheckOptions(
         node=socket.gethostname(),
         folder=folder.absolute(),
         quick=quick,
@@ -69,14 +69,14 @@ def node(
         gpus=gpus,
         inject=tuple(inject or ()),
     )
-    report = check_node(patient, only or list(CHECKS), (lambda _: None) if json else _show)
+    report = check_node(options, only or list(CHECKS), (lambda _: None) if json else _show)
     if json:
         print_json(report)
     else:
         counts = ", ".join(
             f"{sum(f.verdict == kind for f in report.findings)} {kind}" for kind in COLOURS
         )
-        print(f"\n{patient.node}: {'fit for work' if report.passed else 'NOT fit'} ({counts})")
+        print(f"\n{options.node}: {'fit for work' if report.passed else 'NOT fit'} ({counts})")
     if not report.passed:
         raise typer.Exit(UNFIT)
 

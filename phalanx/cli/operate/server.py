@@ -12,7 +12,7 @@ from phalanx.cli.options import Json, State
 from phalanx.cli.output import print_json
 
 if TYPE_CHECKING:
-    from phalanx.control.server.store.check import Examined
+    from phalanx.control.server.store.check import ExaminedLog
     from phalanx.control.server.store.takeover import SqlStore
 
 app = typer.Typer(no_args_is_help=True, help="Look after the log of a server that is stopped.")
@@ -67,7 +67,7 @@ def repair(
         raise typer.Exit(REFUSED) from None
 
 
-def _show(log: SqlStore, examined: Examined, json: bool) -> None:
+def _show(log: SqlStore, examined: ExaminedLog, json: bool) -> None:
     from phalanx.control.server.store.repair import as_json, lone_events, loss_of
 
     if json:
@@ -92,7 +92,7 @@ def _show(log: SqlStore, examined: Examined, json: bool) -> None:
 
 
 def _act(
-    log: SqlStore, examined: Examined, truncate_after: int | None, aside: list[int], yes: bool
+    log: SqlStore, examined: ExaminedLog, truncate_after: int | None, aside: list[int], yes: bool
 ) -> None:
     from phalanx.control.server.store.repair import loss_of, set_aside, truncate
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from phalanx.cli.plan.proposal_tables import console, table
-from phalanx.plan.show.textbook import Line
+from phalanx.plan.show.textbook import FormulaLine
 
 if TYPE_CHECKING:
     from phalanx.plan.evidence.calibrate import Calibration
@@ -80,7 +80,7 @@ def _errors(errors: dict[str, float]) -> tuple[str, ...]:
     )
 
 
-def print_textbook(lines: Sequence[Line], title: str) -> None:
+def print_textbook(lines: Sequence[FormulaLine], title: str) -> None:
     """Every formula with its numbers, and below it where they disagree."""
     out = console()
     made = table(title, "", "formula", "result", left=2)

@@ -14,7 +14,7 @@ from phalanx.cli.plan.request_options import takes_request
 from phalanx.config import ConfigError
 from phalanx.hardware import cluster
 from phalanx.plan.question.quantities import quantity, short
-from phalanx.plan.question.request import Request, understand
+from phalanx.plan.question.request import PlanRequest, understand
 
 app = typer.Typer(
     add_completion=False, help="Choose a mapping: memory, speed, days, dollars, failures."
@@ -29,7 +29,7 @@ Plot = Annotated[
 @app.callback(invoke_without_command=True)
 @takes_request
 def plan(
-    request: Request,
+    request: PlanRequest,
     ctx: typer.Context,
     plot: Plot = None,
     emit: Annotated[
@@ -66,7 +66,7 @@ def plan(
 @app.command()
 @takes_request
 def explain(
-    request: Request,
+    request: PlanRequest,
     most: Annotated[int, typer.Option("--most", min=1, help="Changes that are shown.")] = 3,
     json: Json = False,
 ) -> None:
@@ -91,7 +91,7 @@ def explain(
 @app.command()
 @takes_request
 def compare(
-    request: Request,
+    request: PlanRequest,
     one: Annotated[str, typer.Argument(help='What differs, e.g. "tp=8" or "cluster=h200-16k".')],
     other: Annotated[str, typer.Argument(help='The other side, e.g. "tp=4,pp=32" or "".')],
     json: Json = False,
@@ -117,7 +117,7 @@ def compare(
 @app.command()
 @takes_request
 def sweep(
-    request: Request,
+    request: PlanRequest,
     gpus: Annotated[
         str, typer.Option("--gpus", help="Counts, e.g. 1k,4k,16k (default: halvings).")
     ] = "",
@@ -281,7 +281,7 @@ def _readable(path: Path) -> Path:
     return path
 
 
-def _complete(request: Request) -> None:
+def _complete(request: PlanRequest) -> None:
     for name in ("model", "cluster"):
         if not getattr(request, name):
             example = {"model": "llama3-405b", "cluster": "h100-16k"}[name]

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from phalanx.plan.cost.failures import DAY_SECONDS, LEAST_RECOVERY_SECONDS, Outlook
+from phalanx.plan.cost.failures import DAY_SECONDS, LEAST_RECOVERY_SECONDS, FailureOutlook
 from phalanx.plan.cost.money import Range
 from phalanx.plan.cost.predict import Prediction
 from phalanx.plan.question.quantities import duration, short, size
 from phalanx.plan.question.workload import Mapping
-from phalanx.plan.search.explain import WORDS, Change, Explanation
-from phalanx.plan.search.proposal import Proposal, describe, not_run
-from phalanx.plan.search.search import Candidate
+from phalanx.plan.search.explain import WORDS, Explanation, PlanChange
+from phalanx.plan.search.proposal import PlanProposal, describe, not_run
+from phalanx.plan.search.search import MappingCandidate
 
 BAR = 24  # columns
 
@@ -35,7 +35,7 @@ def table(title: str, *headings: str, left: int = 1) -> Table:
     return made
 
 
-def print_proposal(proposal: Proposal) -> None:
+def print_proposal(proposal: PlanProposal) -> None:
     """A plan: what to run, how fast, how safe, how dear; and the next best."""
     out = console()
     made = table(_title(proposal), "", "", left=2)
@@ -56,7 +56,7 @@ def print_proposal(proposal: Proposal) -> None:
     )
 
 
-def _title(proposal: Proposal) -> str:
+def _title(proposal: PlanProposal) -> str:
     on = proposal.cluster
     return (
         f"{escape(proposal.model)} ({short(proposal.parameters)} parameters) on "
@@ -64,7 +64,7 @@ def _title(proposal: Proposal) -> str:
     )
 
 
-def _facts(proposal: Proposal) -> Iterable[tuple[str, str]]:
+def _facts(proposal: PlanProposal) -> Iterable[tuple[str, str]]:
     prediction, ahead, cost = proposal.prediction, proposal.failures, proposal.bill
     low, high = prediction.step_seconds_low, prediction.step_seconds_high
     yield "mapping", describe(prediction.mapping)
@@ -108,7 +108,7 @@ def _facts(proposal: Proposal) -> Iterable[tuple[str, str]]:
     )
 
 
-def _goodput(ahead: Outlook) -> str:
+def _goodput(ahead: FailureOutlook) -> str:
     text = f"{ahead.goodput:.1%} ({ahead.goodput_low:.1%} to {ahead.goodput_high:.1%})"
     if ahead.goodput_fast - ahead.goodput > 0.05:
         fast = duration(LEAST_RECOVERY_SECONDS)
@@ -160,7 +160,7 @@ def _waterfall(parts: dict[str, float], title: str) -> Table:
     return made
 
 
-def _alternatives(candidates: Sequence[Candidate], best: Prediction) -> Table:
+def _alternatives(candidates: Sequence[MappingCandidate], best: Prediction) -> Table:
     made = table("Next best", "mapping", "step", "slower", "GiB")
     # Mappings that differ in a detail alone say nothing new: the first of each division.
     seen = {_division(best.mapping)}
@@ -188,7 +188,7 @@ def _division(mapping: Mapping) -> tuple[object, ...]:
     )
 
 
-def print_explanation(proposal: Proposal, explanation: Explanation) -> None:
+def print_explanation(proposal: PlanProposal, explanation: Explanation) -> None:
     """Why the step takes so long, stage by stage, and what would help most."""
     out = console()
     prediction = proposal.prediction
@@ -203,7 +203,7 @@ def print_explanation(proposal: Proposal, explanation: Explanation) -> None:
     out.print(_stages(prediction))
 
 
-def _changes(changes: Sequence[Change]) -> Table:
+def _changes(changes: Sequence[PlanChange]) -> Table:
     made = table("What would help most", "change", "kind", "faster", "GiB", left=2)
     for change in changes:
         memory = f"{change.memory_bytes / 2**30:.1f}"
@@ -211,7 +211,7 @@ def _changes(changes: Sequence[Change]) -> Table:
     return made
 
 
-def _traffic(proposal: Proposal) -> Table:
+def _traffic(proposal: PlanProposal) -> Table:
     headings = ("axis", "over", "ranks", "within", "sent", "at line rate")
     made = table("What a GPU sends in a step", *headings, left=2)
     for row in proposal.traffic:
@@ -246,7 +246,7 @@ def _stages(prediction: Prediction) -> Table:
     return made
 
 
-def print_comparison(sides: Sequence[tuple[str, Proposal]]) -> None:
+def print_comparison(sides: Sequence[tuple[str, PlanProposal]]) -> None:
     """Two plans, fact by fact and part by part."""
     out = console()
     made = table("", "", *(escape(name) for name, _ in sides), "change", left=1)
@@ -261,7 +261,7 @@ def print_comparison(sides: Sequence[tuple[str, Proposal]]) -> None:
         out.print(escape(f"{name}: {describe(proposal.prediction.mapping)}"))
 
 
-def _figures(proposal: Proposal) -> list[tuple[str, tuple[float, str]]]:
+def _figures(proposal: PlanProposal) -> list[tuple[str, tuple[float, str]]]:
     prediction, cost, ahead = proposal.prediction, proposal.bill, proposal.failures
     rows: list[tuple[str, tuple[float, str]]] = [
         ("GPUs", (proposal.gpus, f"{proposal.gpus:,}")),
@@ -280,7 +280,7 @@ def _figures(proposal: Proposal) -> list[tuple[str, tuple[float, str]]]:
     return rows
 
 
-def print_sweep(proposals: Sequence[Proposal], failed: Sequence[tuple[int, str]]) -> None:
+def print_sweep(proposals: Sequence[PlanProposal], failed: Sequence[tuple[int, str]]) -> None:
     """A scaling curve: one line a number of GPUs."""
     out = console()
     first = proposals[0].prediction if proposals else None
@@ -309,7 +309,7 @@ def print_sweep(proposals: Sequence[Proposal], failed: Sequence[tuple[int, str]]
         out.print(escape(f"{gpus:,} GPUs: {reason}"))
 
 
-def _axes(proposal: Proposal) -> str:
+def _axes(proposal: PlanProposal) -> str:
     mapping = proposal.prediction.mapping
     short_names = (("tensor", "tp"), ("pipeline", "pp"), ("data", "dp"), ("context", "cp"))
     axes = [f"{name}{getattr(mapping, axis)}" for axis, name in short_names]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.option_struct import option, with_options
-from phalanx.plan.question.request import OBJECTIVES, Request
+from phalanx.plan.question.request import OBJECTIVES, PlanRequest
 from phalanx.plan.question.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
 
 PIN = "Fix a part of the mapping"
@@ -93,4 +93,4 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     Six commands with the same twenty-two parameters would otherwise repeat them six times.
     """
     declared = [option(name, kind, default) for name, (kind, default) in OPTIONS.items()]
-    return with_options(command, declared, Request)
+    return with_options(command, declared, PlanRequest)

@@ -18,7 +18,7 @@ from phalanx.config import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.simulate.scenario.scenario import Scenario
-    from phalanx.simulate.show.result import Report, SeedResult
+    from phalanx.simulate.show.result import SeedResult, SimulationReport
 
 MOST_SEEDS = 10_000_000
 
@@ -297,7 +297,7 @@ def _run(scenario: Scenario, seeds: range, processes: int, quiet: bool) -> Any:
     return report
 
 
-def refuse_what_was_refused(scenario: Scenario, report: Report) -> None:
+def refuse_what_was_refused(scenario: Scenario, report: SimulationReport) -> None:
     """A scenario's one job that the core does not accept is a mistake in the scenario."""
     for one in report.seeds if scenario.workload.kind == "one-job" else ():
         _refuse(scenario, one.refused)
@@ -309,7 +309,7 @@ def _refuse(scenario: Scenario, refused: Iterable[str]) -> None:
         raise ConfigError("job", scenario.name, rule, "change job.* or fleet.*")
 
 
-def one_job_failed(scenario: Scenario, report: Report) -> bool:
+def one_job_failed(scenario: Scenario, report: SimulationReport) -> bool:
     """Whether a scenario's one job ended before its time."""
     return scenario.workload.kind == "one-job" and any(one.failed for one in report.seeds)
 

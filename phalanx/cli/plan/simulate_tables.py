@@ -11,13 +11,15 @@ from rich.table import Table
 
 from phalanx.plan.question.quantities import duration, short
 from phalanx.simulate.scenario.scenario import Scenario
-from phalanx.simulate.show.result import Report, SeedResult
+from phalanx.simulate.show.result import SeedResult, SimulationReport
 
 ROWS_SHOWN = 30
 CAUSES_SHOWN = 8
 
 
-def print_report(scenario: Scenario, report: Report, console: Console | None = None) -> None:
+def print_report(
+    scenario: Scenario, report: SimulationReport, console: Console | None = None
+) -> None:
     """Seeds, their mean, where the time went, and every violation."""
     console = console or Console(highlight=False)
     console.print(f"[bold]{escape(scenario.name)}[/bold]: {escape(scenario.about)}")
@@ -35,7 +37,7 @@ def print_report(scenario: Scenario, report: Report, console: Console | None = N
     console.print(f"{total.seeds:,} seeds in {duration(total.wall_seconds)}: {verdict}")
 
 
-def _seeds(scenario: Scenario, report: Report, console: Console) -> None:
+def _seeds(scenario: Scenario, report: SimulationReport, console: Console) -> None:
     table = Table(box=SIMPLE)
     headings = ("seed", "interruptions", "ETTR", "goodput", "recovery", "planned", "events", "s")
     many = scenario.workload.kind != "one-job"
@@ -67,7 +69,7 @@ def _row(one: SeedResult, many: bool) -> tuple[str, ...]:
     return (*first, str(one.planned), f"{one.events:,}", f"{one.wall_seconds:.1f}")
 
 
-def _mean_row(report: Report, many: bool) -> tuple[str, ...]:
+def _mean_row(report: SimulationReport, many: bool) -> tuple[str, ...]:
     mean, deviation = report.summary.mean, report.summary.deviation
     first = (
         "mean",
@@ -88,7 +90,7 @@ def _mean_row(report: Report, many: bool) -> tuple[str, ...]:
     )
 
 
-def _jobs(scenario: Scenario, report: Report, console: Console) -> None:
+def _jobs(scenario: Scenario, report: SimulationReport, console: Console) -> None:
     """Jobs that did not come to their end, and rows of a trace that were not played."""
     for one in report.seeds if scenario.workload.kind == "one-job" else ():
         for problem in (*one.failures, *([one.waiting] if one.waiting else [])):
@@ -116,7 +118,7 @@ def _jobs(scenario: Scenario, report: Report, console: Console) -> None:
                 console.print(f"jobs {what}, by reason: {escape(reasons)}")
 
 
-def _buckets(report: Report, console: Console) -> None:
+def _buckets(report: SimulationReport, console: Console) -> None:
     summary = report.summary
     expected = summary.mean["expected_interruptions"]
     interval = "none came"
@@ -145,7 +147,7 @@ def _buckets(report: Report, console: Console) -> None:
         console.print(f"{short(dollars)} dollars of GPU time, {short(lost)} not productive")
 
 
-def _chaos(report: Report, console: Console) -> None:
+def _chaos(report: SimulationReport, console: Console) -> None:
     faults: dict[str, int] = {}
     for one in report.seeds:
         for kind, count in one.faults.items():
@@ -163,7 +165,9 @@ def _chaos(report: Report, console: Console) -> None:
     )
 
 
-def print_comparison(scenarios: Mapping[str, Scenario], reports: Mapping[str, Report]) -> None:
+def print_comparison(
+    scenarios: Mapping[str, Scenario], reports: Mapping[str, SimulationReport]
+) -> None:
     """Policies side by side."""
     console = Console(highlight=False)
     first = next(iter(scenarios.values()))

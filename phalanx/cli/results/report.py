@@ -13,7 +13,7 @@ from phalanx.cli.connection import connected
 from phalanx.cli.options import ServerUrl, State
 from phalanx.cli.output import print_json
 from phalanx.cli.results.run_source import RunSource, Which, write_out
-from phalanx.observe.tracker.report import PARTS, Curve, Material
+from phalanx.observe.tracker.report import PARTS, Curve, ReportInput
 from phalanx.observe.tracker.report_pages import html, markdown
 from phalanx.observe.tracker.runs import Run, validations
 from phalanx.train.report.records import StepRecord
@@ -50,7 +50,7 @@ def report(
         print("\n".join(map(str, files)))
 
 
-def _from_server(run: str, record: Run, server: str, state: Path | None, json: bool) -> Material:
+def _from_server(run: str, record: Run, server: str, state: Path | None, json: bool) -> ReportInput:
     names = ",".join([*CURVES, "validation_loss", *(f"{part}_seconds" for part in PARTS)])
     with connected(server, json, state) as client:
         series = client.get(f"/v1/jobs/{run}/metrics", dict, names=names, points=1000)["series"]
@@ -62,7 +62,7 @@ def _from_server(run: str, record: Run, server: str, state: Path | None, json: b
         if detail["used_gpu_hours"]:
             ledger = client.get(f"/v1/jobs/{run}/ledger", dict)
     own = [_mean(row) for row in ranks["own_seconds"]]
-    return Material(
+    return ReportInput(
         run=record,
         curves={name: Curve(each["step"], each["value"]) for name, each in series.items()},
         incidents=sorted([*incidents, *_of_nodes(record, of_nodes)], key=lambda each: each["time"]),
@@ -87,7 +87,7 @@ def _of_nodes(run: Run, findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _from_folder(run: Run) -> Material:
+def _from_folder(run: Run) -> ReportInput:
     path = Path(run.folder) / "metrics" / "steps.jsonl"
     records: list[StepRecord] = []
     unread = 0
@@ -106,7 +106,7 @@ def _from_folder(run: Run) -> Material:
     curves["validation_loss"] = Curve(
         [record.step for record in validated], [record.loss for record in validated]
     )
-    return Material(run=run, curves=curves, unread_lines=unread)
+    return ReportInput(run=run, curves=curves, unread_lines=unread)
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from phalanx.config import Job, to_toml
 
 if TYPE_CHECKING:
-    from phalanx.testing.local_cluster import Commits, Stage
+    from phalanx.testing.local_cluster import Commits, TrialCluster
 
 Say = Callable[[str], None]
 
@@ -24,7 +24,7 @@ END_SECONDS = 600.0
 KEPT_SECONDS = 1800
 
 
-class Incident(Struct, kw_only=True):
+class DemoIncident(Struct, kw_only=True):
     """One kill: seconds from it to each sign that it was dealt with."""
 
     what: str
@@ -36,12 +36,12 @@ class Incident(Struct, kw_only=True):
     repeated_steps: int = 0  # others, of which not every rank had told yet
 
 
-class Outcome(Struct, kw_only=True, tag_field="kind", tag="recovery"):
+class DemoOutcome(Struct, kw_only=True, tag_field="kind", tag="recovery"):
     """What the disturbed run showed."""
 
     url: str
     state: str
-    incidents: list[Incident]
+    incidents: list[DemoIncident]
     ledger: dict[str, float]  # GPU-seconds by bucket
     goodput: float
     ettr: float
@@ -50,63 +50,63 @@ class Outcome(Struct, kw_only=True, tag_field="kind", tag="recovery"):
     differences: list[str] = []
 
 
-def kill_things(job: Job, undisturbed: Path, say: Say, keep: bool = False) -> Outcome:
+def kill_things(job: Job, undisturbed: Path, say: Say, keep: bool = False) -> DemoOutcome:
     """Run the job on a cluster of this machine, kill a worker and a node, compare.
 
     ``keep``: the cluster and its page stay until somebody has seen enough.
     """
-    from phalanx.testing.local_cluster import Stage
+    from phalanx.testing.local_cluster import TrialCluster
 
     with tempfile.TemporaryDirectory(prefix="phalanx-demo-", ignore_cleanup_errors=True) as folder:
         root = Path(folder)
         say(f"\n== The same job on {NODES} nodes and a spare, each a set of processes of its own")
-        with Stage(root, nodes=NODES, spares=SPARES) as stage:
-            say(f"watch it: {_link(stage, 'job/1')}\n          (a link that is good once)")
-            outcome = _disturb(stage, job, undisturbed, say)
+        with TrialCluster(root, nodes=NODES, spares=SPARES) as cluster:
+            say(f"watch it: {_link(cluster, 'job/1')}\n          (a link that is good once)")
+            outcome = _disturb(cluster, job, undisturbed, say)
             if keep:
                 say(table(outcome))
-                _stay(stage, say)
+                _stay(cluster, say)
             return outcome
 
 
-def _link(stage: Stage, view: str) -> str:
+def _link(cluster: TrialCluster, view: str) -> str:
     """The address of a view that signs its reader in."""
-    return f"{stage.client.post('/v1/login-links', None, dict)['url']}/{view}"
+    return f"{cluster.client.post('/v1/login-links', None, dict)['url']}/{view}"
 
 
-def _stay(stage: Stage, say: Say) -> None:
+def _stay(cluster: TrialCluster, say: Say) -> None:
     """Leaves the page up for whoever wants to look, until Ctrl-C or for half an hour."""
     say(f"""
 == See it on the page
-  the kills, and what was decided    {_link(stage, "job/1")}
-  what they cost                     {_link(stage, "goodput")}
-  the fleet as it was, with a slider {_link(stage, "events")}
+  the kills, and what was decided    {_link(cluster, "job/1")}
+  what they cost                     {_link(cluster, "goodput")}
+  the fleet as it was, with a slider {_link(cluster, "events")}
 Each link is good once. The page stays for {KEPT_SECONDS // 60} minutes; Ctrl-C ends it.""")
     with suppress(KeyboardInterrupt):
         time.sleep(KEPT_SECONDS)
 
 
-def _disturb(stage: Stage, job: Job, undisturbed: Path, say: Say) -> Outcome:
-    path = stage.root / "job.toml"
+def _disturb(cluster: TrialCluster, job: Job, undisturbed: Path, say: Say) -> DemoOutcome:
+    path = cluster.root / "job.toml"
     runs = Path(job.runs).absolute()
     data = structs.replace(job.data, path=str(Path(job.data.path).absolute()))
     path.write_text(to_toml(structs.replace(job, runs=str(runs), data=data)))
-    number = stage.submit(str(path))
-    commits = stage.commits(number, NODES)
+    number = cluster.submit(str(path))
+    commits = cluster.commits(number, NODES)
     third = max(2, job.train.steps // 3)
     incidents = []
     for what, step in (("a worker", third), ("a whole node", 2 * third)):
-        _follow(stage, commits, step, job.train.steps, say)
-        incidents.append(_kill(stage, commits, number, what, say))
-    _follow(stage, commits, job.train.steps - 1, job.train.steps, say)
-    state = stage.wait_ended(number, END_SECONDS)
+        _follow(cluster, commits, step, job.train.steps, say)
+        incidents.append(_kill(cluster, commits, number, what, say))
+    _follow(cluster, commits, job.train.steps - 1, job.train.steps, say)
+    state = cluster.wait_ended(number, END_SECONDS)
     folder = runs / job.name / f"job-{number}"
     from phalanx.testing.chaos import compare
 
     differences = compare(folder, undisturbed)
-    share = stage.get("/v1/ledger")["jobs"][str(number)]
-    return Outcome(
-        url=stage.url,
+    share = cluster.get("/v1/ledger")["jobs"][str(number)]
+    return DemoOutcome(
+        url=cluster.url,
         state=state,
         incidents=incidents,
         ledger={name: gpu_ns / 1e9 for name, gpu_ns in share["buckets"].items()},
@@ -118,7 +118,7 @@ def _disturb(stage: Stage, job: Job, undisturbed: Path, say: Say) -> Outcome:
     )
 
 
-def _follow(stage: Stage, commits: Commits, step: int, steps: int, say: Say) -> None:
+def _follow(cluster: TrialCluster, commits: Commits, step: int, steps: int, say: Say) -> None:
     """Wait for a step, and say now and then where the run is."""
     said, deadline = -10, time.monotonic() + END_SECONDS
     while True:
@@ -134,29 +134,31 @@ def _follow(stage: Stage, commits: Commits, step: int, steps: int, say: Say) -> 
         time.sleep(0.05)
 
 
-def _kill(stage: Stage, commits: Commits, number: int, what: str, say: Say) -> Incident:
-    generation, before = stage.job(number)["generation"], commits.newest()
+def _kill(
+    cluster: TrialCluster, commits: Commits, number: int, what: str, say: Say
+) -> DemoIncident:
+    generation, before = cluster.job(number)["generation"], commits.newest()
     assert before is not None
-    node = stage.node_of(1, number)
+    node = cluster.node_of(1, number)
     at_ns = time.time_ns()
     if what == "a worker":
         say(f"-- SIGKILL of rank 1, on {node.name}")
-        at = stage.signal_worker(1, number, signal.SIGKILL)
+        at = cluster.signal_worker(1, number, signal.SIGKILL)
     else:
         say(f"-- SIGKILL of everything on {node.name}: agent, keeper, worker")
-        at = stage.kill_node(node)
-    stage.wait(lambda: commits.first_after(generation), "the run to go on", END_SECONDS)
+        at = cluster.kill_node(node)
+    cluster.wait(lambda: commits.first_after(generation), "the run to go on", END_SECONDS)
     after = commits.first_after(generation)
     assert after is not None
     restored_step = after.step - 1
-    incident = Incident(
+    incident = DemoIncident(
         what=what,
         step=before.step,
         resumed=after.at - at,
         lost_steps=max(0, before.step - restored_step),
-        repeated_steps=max(0, stage.job(number)["step"] - restored_step),
+        repeated_steps=max(0, cluster.job(number)["step"] - restored_step),
     )
-    for event in stage.get(f"/v1/events?job={number}&limit=200")["events"]:
+    for event in cluster.get(f"/v1/events?job={number}&limit=200")["events"]:
         seconds = (event["time_ns"] - at_ns) / 1e9
         if seconds > 0 and event["kind"] in ("WorkerExited", "NodeSilent"):
             incident.detected = incident.detected or seconds
@@ -166,7 +168,7 @@ def _kill(stage: Stage, commits: Commits, number: int, what: str, say: Say) -> I
     return incident
 
 
-def table(outcome: Outcome) -> str:
+def table(outcome: DemoOutcome) -> str:
     """The result, for people."""
     lines = [
         "\n== What happened",

@@ -6,17 +6,17 @@ in ``incidents``, a line in ``watch``, and a test with clean noise beside the on
 
 from __future__ import annotations
 
-from phalanx.cluster.detectors.corruption import Verdict, told_wrong, vote
+from phalanx.cluster.detectors.corruption import FingerprintVerdict, told_wrong, vote
 from phalanx.cluster.detectors.hang import behind
 from phalanx.cluster.detectors.idle import ActivityWindow
 from phalanx.cluster.detectors.lemon import score
 from phalanx.cluster.detectors.series import loss_spike, regression, starved
-from phalanx.cluster.detectors.straggler import Slow, slow_compute, slow_transfer
+from phalanx.cluster.detectors.straggler import Straggler, slow_compute, slow_transfer
 
 __all__ = [
     "ActivityWindow",
-    "Slow",
-    "Verdict",
+    "FingerprintVerdict",
+    "Straggler",
     "behind",
     "loss_spike",
     "regression",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 
-class Verdict(Struct, frozen=True):
+class FingerprintVerdict(Struct, frozen=True):
     """What fingerprints say: ``wrong`` ranks, or (without a majority) ranks that disagree."""
 
     wrong: tuple[int, ...]
@@ -19,7 +19,7 @@ class Verdict(Struct, frozen=True):
         return not self.wrong and not self.undecided
 
 
-def vote(shards: Mapping[int, Sequence[tuple[int, int]]]) -> Verdict:
+def vote(shards: Mapping[int, Sequence[tuple[int, int]]]) -> FingerprintVerdict:
     """Compares replicas of each shard; ``shards``: by shard, (rank, fingerprint) of each replica.
 
     A strict majority is right. Without one (two replicas that differ) the step is made again, by
@@ -40,7 +40,7 @@ def vote(shards: Mapping[int, Sequence[tuple[int, int]]]) -> Verdict:
             wrong.extend(minority)
         else:
             undecided.extend(rank for rank, _ in copies)
-    return Verdict(tuple(dict.fromkeys(wrong)), tuple(dict.fromkeys(undecided)))
+    return FingerprintVerdict(tuple(dict.fromkeys(wrong)), tuple(dict.fromkeys(undecided)))
 
 
 def told_wrong(claims: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -51,12 +51,14 @@ def told_wrong(claims: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     Either way one node must have said the same every time: where none has, the step itself is not
     deterministic and nothing can be told. (): word stands against word.
     """
-    said: dict[int, list[int]] = {}
+    reports: dict[int, list[int]] = {}
     for node, fingerprint in claims:
-        said.setdefault(node, []).append(fingerprint)
-    steady = {n: found[0] for n, found in said.items() if len(found) > 1 and len(set(found)) == 1}
+        reports.setdefault(node, []).append(fingerprint)
+    steady = {
+        n: found[0] for n, found in reports.items() if len(found) > 1 and len(set(found)) == 1
+    }
     backers: dict[int, int] = {}  # of a fingerprint: how many nodes came to it
-    for found in said.values():
+    for found in reports.values():
         for fingerprint in dict.fromkeys(found):
             backers[fingerprint] = backers.get(fingerprint, 0) + 1
     most = max(backers.values(), default=0)
@@ -66,5 +68,5 @@ def told_wrong(claims: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     if most > 1 and len(usual) == 1:
         right = usual[0]
         known = right in steady.values()
-        return tuple(n for n, found in said.items() if set(found) != {right}) if known else ()
-    return tuple(node for node, found in said.items() if len(set(found)) > 1)
+        return tuple(n for n, found in reports.items() if set(found) != {right}) if known else ()
+    return tuple(node for node, found in reports.items() if len(set(found)) > 1)

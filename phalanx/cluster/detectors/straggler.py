@@ -18,7 +18,7 @@ LEAST_SLOWDOWN_PPM = 40_000  # less is not worth an intervention
 LEAST_DEVIATIONS = 8  # beyond which no rank of 100,000 strays by chance
 
 
-class Slow(Struct, frozen=True):
+class Straggler(Struct, frozen=True):
     """A rank that holds up the others."""
 
     rank: int
@@ -27,7 +27,7 @@ class Slow(Struct, frozen=True):
     deviations: int  # robust standard deviations above them
 
 
-def slow_compute(compute_ns: Ints, stages: Ints | None = None) -> list[Slow]:
+def slow_compute(compute_ns: Ints, stages: Ints | None = None) -> list[Straggler]:
     """Ranks that compute slowly; ``compute_ns``: [steps, ranks], without waiting for peers.
 
     ``stages``: by rank, which pipeline stage it is: stages do different work and are compared
@@ -38,7 +38,7 @@ def slow_compute(compute_ns: Ints, stages: Ints | None = None) -> list[Slow]:
     return _outliers(compute_ns, stages, "compute")
 
 
-def slow_transfer(transfer_ns: Ints) -> list[Slow]:
+def slow_transfer(transfer_ns: Ints) -> list[Straggler]:
     """Ranks with a slow network; ``transfer_ns``: [steps, ranks], of each rank's own sends.
 
     A slow card also holds up the neighbours that send to it: of several slow ranks the others are
@@ -52,10 +52,10 @@ def slow_transfer(transfer_ns: Ints) -> list[Slow]:
 
 def _outliers(
     times_ns: Ints, stages: Ints | None, part: Literal["compute", "communication"]
-) -> list[Slow]:
+) -> list[Straggler]:
     usual = middle(times_ns)
     restless = middle(np.abs(times_ns - usual))  # how much a rank varies from step to step
-    found: list[Slow] = []
+    outliers: list[Straggler] = []
     classes = [np.arange(len(usual))] if stages is None else _members(stages)
     for ranks in classes:
         if len(ranks) < 3:
@@ -67,8 +67,8 @@ def _outliers(
         late = (excess > LEAST_DEVIATIONS * spread) & (
             excess * MILLION > LEAST_SLOWDOWN_PPM * max(1, center)
         )
-        found.extend(
-            Slow(
+        outliers.extend(
+            Straggler(
                 int(ranks[index]),
                 part,
                 int(excess[index]) * MILLION // max(1, center),
@@ -76,7 +76,7 @@ def _outliers(
             )
             for index in np.nonzero(late)[0]
         )
-    return sorted(found, key=lambda slow: (-slow.slowdown_ppm, slow.rank))
+    return sorted(outliers, key=lambda slow: (-slow.slowdown_ppm, slow.rank))
 
 
 def _members(stages: Ints) -> list[Ints]:

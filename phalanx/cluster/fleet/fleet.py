@@ -26,7 +26,7 @@ from phalanx.cluster.fleet.node import (
     places_of,
 )
 from phalanx.cluster.reasons import Reason
-from phalanx.config.errors import ConfigError, Problem, problem
+from phalanx.config.errors import ConfigError, ConfigProblem, problem
 
 HISTORY_KEPT = 32  # changes of state remembered of each node
 
@@ -73,7 +73,7 @@ class Fleet:
         self.changed: dict[int, None] = {}
         self.changed_jobs: dict[int, None] = {}
         self.job_gpus: dict[int, int] = {}  # GPUs that each job holds, its spares left out
-        self.room: FleetIndex | None = None  # made and renewed by ``room_of``
+        self.free_index: FleetIndex | None = None  # made and renewed by ``room_of``
         for node in nodes:
             self.add(node, state)
 
@@ -130,9 +130,9 @@ class Fleet:
             for place, name in places_of(known).items():
                 columns[place][number] = self._place(place, name)
         self.changed[node] = None
-        self.room = None
+        self.free_index = None
 
-    def problem_of(self, node: Node) -> Problem | None:
+    def problem_of(self, node: Node) -> ConfigProblem | None:
         """Why a node cannot be part of the fleet; None: it can."""
         if node.name in self.index:
             rule = "is already the name of a node of the fleet"

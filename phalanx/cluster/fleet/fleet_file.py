@@ -22,7 +22,7 @@ from msgspec import Meta
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import MOST_NODE_GPUS, Node, NodeState, bad_words
 from phalanx.config import ConfigError, Section
-from phalanx.config.errors import Problem, problem
+from phalanx.config.errors import ConfigProblem, problem
 from phalanx.config.load import MOST_CHARACTERS
 from phalanx.config.toml_text import parse_toml
 from phalanx.config.tree import build, mistakes
@@ -123,7 +123,7 @@ def _domain(group: NodeGroup, index: int, hall: str) -> str:
     return f"{hall}domain-{index // group.nodes_per_domain}"
 
 
-def _problems(groups: tuple[NodeGroup, ...]) -> Iterator[Problem]:
+def _problems(groups: tuple[NodeGroup, ...]) -> Iterator[ConfigProblem]:
     if not groups:
         yield problem("nodes", "", "a fleet needs at least one node", "add [[nodes]]")
     total = sum(group.count for group in groups)
@@ -145,7 +145,7 @@ def _problems(groups: tuple[NodeGroup, ...]) -> Iterator[Problem]:
             yield from _twice(number, group, seen)
 
 
-def _twice(number: int, group: NodeGroup, seen: dict[str, int]) -> Iterator[Problem]:
+def _twice(number: int, group: NodeGroup, seen: dict[str, int]) -> Iterator[ConfigProblem]:
     for index in range(group.count):
         name = group.name.replace("{}", str(group.first + index))
         other = seen.setdefault(name, number)

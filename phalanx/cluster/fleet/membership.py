@@ -22,7 +22,7 @@ MOST_TEXT = 65_536  # of a detail, such as the end of a stack
 MOST_LISTED = 65_536  # checkpoints, ranks or fingerprints in one message
 
 
-class Refusal(StrEnum):
+class MessageRefusal(StrEnum):
     """Why a message of an agent is not taken in."""
 
     UNKNOWN_JOB = "it names a job that is not there"
@@ -33,20 +33,20 @@ class Refusal(StrEnum):
     TOO_MANY = "the node says too much"
 
 
-def refusal(view: View, node: int, message: Struct, *, last_word: bool) -> Refusal | None:
+def refusal(view: View, node: int, message: Struct, *, last_word: bool) -> MessageRefusal | None:
     """Why a node may not say this; None: it may. ``last_word``: such a message may come late."""
     if _too_large(message):
-        return Refusal.TOO_LARGE
+        return MessageRefusal.TOO_LARGE
     number = getattr(message, "job", 0)
     if not number:
         return None
     fleet = view.fleet
     job = view.jobs.get(number)
     if job is None:
-        return Refusal.UNKNOWN_JOB
+        return MessageRefusal.UNKNOWN_JOB
     generation = getattr(message, "generation", job.generation)
     if generation > job.generation:
-        return Refusal.NO_SUCH_GENERATION
+        return MessageRefusal.NO_SUCH_GENERATION
     if number in fleet.held[node] or fleet.spare_for(node) == number or _kept_there(job, node):
         return None
     # A last word may come from a node that the job has left: whoever gathers those knows which
@@ -54,7 +54,7 @@ def refusal(view: View, node: int, message: Struct, *, last_word: bool) -> Refus
     if last_word:
         return None
     over = generation < job.generation or job.placement is None
-    return Refusal.OVER if over else Refusal.NOT_A_MEMBER
+    return MessageRefusal.OVER if over else MessageRefusal.NOT_A_MEMBER
 
 
 def _kept_there(job: Job, node: int) -> bool:

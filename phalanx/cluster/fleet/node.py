@@ -9,7 +9,7 @@ from enum import IntEnum
 from msgspec import Struct
 
 from phalanx.cluster.reasons import Reason
-from phalanx.config.errors import Problem, problem
+from phalanx.config.errors import ConfigProblem, problem
 
 MOST_NODE_GPUS = MOST_RAILS = 63  # free GPUs and dead rails are bits of one signed integer
 MOST = 1 << 62
@@ -95,7 +95,7 @@ def features_of(node: Node) -> tuple[str, ...]:
     return tuple(sorted({*node.features, *((node.kind,) if node.kind else ())}))
 
 
-def bad_node(node: Node) -> Problem | None:
+def bad_node(node: Node) -> ConfigProblem | None:
     """Why there can be no such node; None: there can."""
     if not node.name:
         return problem("name", '""', "a node must have a name", "give it one")
@@ -107,7 +107,7 @@ def bad_node(node: Node) -> Problem | None:
     return bad_words(node.kind, node.features)
 
 
-def bad_words(kind: str, features: Sequence[str], where: str = "") -> Problem | None:
+def bad_words(kind: str, features: Sequence[str], where: str = "") -> ConfigProblem | None:
     """Why no constraint could name a kind of GPU, or one of the features; None: it could."""
     words = [("features", word) for word in features] + [("kind", kind)] * bool(kind)
     for key, word in words:

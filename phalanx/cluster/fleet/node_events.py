@@ -59,7 +59,7 @@ def evict(ctx: Context, node: int, cause: str, *, lost: bool) -> None:
         broken(ctx, ctx.view.jobs[owner], node, cause, lost=lost)
 
 
-def bury(ctx: Context, node: int, cause: str) -> None:
+def mark_node_lost(ctx: Context, node: int, cause: str) -> None:
     """A node is gone with all that it kept."""
     evict(ctx, node, cause, lost=True)
     why = reason("node_lost", cause=cause, what=cause_of(cause).what)
@@ -78,7 +78,7 @@ def on_silent(ctx: Context, fact: NodeSilent) -> None:
     if not agent_ends.ended(ctx, node, fact.broke_ns):
         health.incident(ctx, node, cause)
     if state is NodeState.QUARANTINED or health.allowed(ctx, node, cause):
-        bury(ctx, node, cause)
+        mark_node_lost(ctx, node, cause)
     elif state in (NodeState.HEALTHY, NodeState.SPARE) and not ctx.fleet.spare_for(node):
         why = reason("suspected", cause=cause, what=cause_of(cause).what)
         ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, why)
@@ -326,7 +326,7 @@ def on_answer(ctx: Context, fact: Answer) -> None:
     ctx.health.evictions = []
     for node, cause in withheld.items():
         if fact.approve:
-            bury(ctx, node, cause)
+            mark_node_lost(ctx, node, cause)
         elif cause in UNHEARD:
             ctx.health.withheld[node] = (
                 cause  # kept, but nothing new is given to it until it speaks

@@ -29,13 +29,13 @@ def differences(old: Node, new: Node) -> dict[str, tuple[object, object]]:
 
 def renew(ctx: Context, node: int, new: Node) -> None:
     """A known node describes itself: what differs is told, and taken over as soon as it can be."""
-    found = differences(ctx.fleet.nodes[node], new)
-    if not found:
+    changes = differences(ctx.fleet.nodes[node], new)
+    if not changes:
         ctx.health.renewed.pop(node, None)
         return
-    what = ", ".join(f"{key} {_shown(old)} -> {_shown(now)}" for key, (old, now) in found.items())
+    what = ", ".join(f"{key} {_shown(old)} -> {_shown(now)}" for key, (old, now) in changes.items())
     why = reason("node_changed", node=new.name, what=what)
-    small = all(key in HOST for key in found)
+    small = all(key in HOST for key in changes)
     ctx.notify(why, node=node, level="info" if small else "warning")
     ctx.health.renewed[node] = new
     for number in _misfits(ctx, node, new):

@@ -10,7 +10,7 @@ from phalanx.cluster.fleet.spares import is_full, spare_nodes
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.lifecycle import drop_spare
-from phalanx.cluster.placement.free_index import room_of
+from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.reasons import reason, sentences
 
 sentences(
@@ -46,13 +46,15 @@ def _beyond_need(ctx: Context) -> dict[tuple[int, ...], int]:
     Of the jobs that can use the same nodes the largest counts; below 0: it would lack some even
     if everything else ended.
     """
-    room, kinds = room_of(ctx.fleet), len(ctx.fleet.classes)
+    free_index, kinds = free_index_of(ctx.fleet), len(ctx.fleet.classes)
     ctx.queue.sync(ctx.view)
     needed: dict[tuple[int, ...], int] = {}
     for demand in ctx.queue.waiting.demands.values():
-        classes = demand.suiting(room, kinds)
+        classes = demand.suiting(free_index, kinds)
         needed[classes] = max(needed.get(classes, 0), demand.least_slots)
-    return {classes: room.sound(classes).bit_count() - count for classes, count in needed.items()}
+    return {
+        classes: free_index.sound(classes).bit_count() - count for classes, count in needed.items()
+    }
 
 
 def lend_pool(ctx: Context) -> None:

@@ -11,8 +11,8 @@ from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.placement.communication import Flows, flows_of
-from phalanx.cluster.placement.free_index import Nodes, array_of, room_of, with_host_room
-from phalanx.cluster.placement.request import Request, tensor_slots
+from phalanx.cluster.placement.free_index import Nodes, array_of, free_index_of, with_host_capacity
+from phalanx.cluster.placement.request import PlacementRequest, tensor_slots
 from phalanx.cluster.policy import MILLION, SparePolicy
 from phalanx.plan.cost.failures import spare_units
 
@@ -106,7 +106,7 @@ Wanted = tuple[int, tuple[int, ...]]  # a slot, and nodes whose failure domains 
 
 
 def replacements(
-    fleet: Fleet, request: Request, wanted: Sequence[Wanted]
+    fleet: Fleet, request: PlacementRequest, wanted: Sequence[Wanted]
 ) -> tuple[tuple[int, int], ...]:
     """(slot, node) for slots of a placed gang, for as many as there are nodes.
 
@@ -116,26 +116,28 @@ def replacements(
     """
     groups = _candidates(fleet, request)
     worse = np.zeros(len(fleet), np.int64)
-    worse[array_of(room_of(fleet).worse, len(fleet))] = 1
-    found = []
+    worse[array_of(free_index_of(fleet).worse, len(fleet))] = 1
+    pairs = []
     for slot, apart in wanted:
         for number, nodes in enumerate(groups):
             able = _in_domain(fleet, request, slot, nodes)
             if len(able):
                 best = _nearest(fleet, request, slot, able, worse, apart)
                 groups[number] = nodes[nodes != best]
-                found.append((slot, best))
+                pairs.append((slot, best))
                 break
         else:
             break
-    return tuple(found)
+    return tuple(pairs)
 
 
-def _candidates(fleet: Fleet, request: Request) -> list[Column]:
+def _candidates(fleet: Fleet, request: PlacementRequest) -> list[Column]:
     """Nodes that could replace others, the groups in the order in which they are used."""
     columns = fleet.columns
-    room = room_of(fleet)
-    classes = room.suiting(request.shape, request.constraint, request.partition, request.barred)
+    free_index = free_index_of(fleet)
+    classes = free_index.suiting(
+        request.shape, request.constraint, request.partition, request.barred
+    )
     suits = np.zeros(len(fleet.classes), np.bool_)
     suits[list(classes)] = True
     able = suits[columns.node_class]
@@ -145,14 +147,14 @@ def _candidates(fleet: Fleet, request: Request) -> list[Column]:
     started = [fleet.since_ns(node) <= request.warm_since_ns for node in own.tolist()]
     warm = np.asarray(started, np.bool_)
     pool = np.flatnonzero(spare & (columns.spare_for == 0))
-    free = room.with_free(classes, request.shape.slot_gpus) & ~request.closed
+    free = free_index.with_free(classes, request.shape.slot_gpus) & ~request.closed
     if request.shape.whole_nodes:
-        free &= room.idle
-    idle = with_host_room(fleet, array_of(free, len(fleet)), request.shape)
+        free &= free_index.idle
+    idle = with_host_capacity(fleet, array_of(free, len(fleet)), request.shape)
     return [own[warm], own[~warm], pool, idle[able[idle]]]
 
 
-def _in_domain(fleet: Fleet, request: Request, slot: int, nodes: Column) -> Column:
+def _in_domain(fleet: Fleet, request: PlacementRequest, slot: int, nodes: Column) -> Column:
     wide = tensor_slots(request.shape)
     if wide <= 1 or not request.keep:
         return nodes
@@ -171,7 +173,12 @@ def _column(nodes: tuple[int, ...]) -> Column:
 
 
 def _nearest(
-    fleet: Fleet, request: Request, slot: int, nodes: Column, worse: Column, apart: tuple[int, ...]
+    fleet: Fleet,
+    request: PlacementRequest,
+    slot: int,
+    nodes: Column,
+    worse: Column,
+    apart: tuple[int, ...],
 ) -> int:
     far = _distance(fleet, request, slot, nodes)
     # Whatever takes a node must leave the copy of its snapshot: that goes before near.
@@ -182,7 +189,7 @@ def _nearest(
     return int(nodes[np.lexsort((nodes, far, shares, worse[nodes]))[0]])
 
 
-def _distance(fleet: Fleet, request: Request, slot: int, able: Column) -> Column:
+def _distance(fleet: Fleet, request: PlacementRequest, slot: int, able: Column) -> Column:
     """What the traffic of one slot would cost on each of some nodes (relative)."""
     far = np.zeros(len(able), np.int64)
     if not request.keep:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.horizon import length_ns, likely_end_ns
-from phalanx.cluster.forecast.queue_position import Line
+from phalanx.cluster.forecast.queue_position import QueueView
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When, latest
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.queue.index import QueueIndex
@@ -21,7 +21,7 @@ from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import View
 
 
-class Turns:
+class ArrayTurns:
     """When members of an array are let in: one for each that ends."""
 
     def __init__(
@@ -54,18 +54,18 @@ class Estimates:
 
     def __init__(self, index: QueueIndex, view: View) -> None:
         self._waiting, self._view = index.waiting, view
-        self.line = Line(index, view)
+        self.queue = QueueView(index, view)
         self._known: dict[int, When] = {}  # by job, as if no person held it
-        self._turns: dict[int, Turns] = {}  # by first job of an array
+        self._turns: dict[int, ArrayTurns] = {}  # by first job of an array
         self._awaited: dict[int, list[int]] = {}
 
     def start(self, number: int) -> When:
         """When a pending job will probably start."""
-        found = self.if_released(number)
+        when = self.if_released(number)
         if not self._view.jobs[number].held:
-            return found
-        if isinstance(found, UnknownStart) and found.job == number:
-            return found  # to release it would not help
+            return when
+        if isinstance(when, UnknownStart) and when.job == number:
+            return when  # to release it would not help
         return UnknownStart(number, Unknown.HELD, reason("held"))
 
     def if_released(self, number: int) -> When:
@@ -100,7 +100,7 @@ class Estimates:
         if key < 0:
             return [job.id for job in self._let_in(-key) if job.state == "pending"]
         jobs, job = self._view.jobs, self._view.jobs[key]
-        if self.line.has(key) or job.never:
+        if self.queue.has(key) or job.never:
             return []
         found = [number for number in self._last_awaited(job) if jobs[number].state == "pending"]
         if key in self._view.array_waiting.get(job.array_parent, ()):
@@ -110,8 +110,8 @@ class Estimates:
     def _find(self, job: Job) -> When:
         if job.never:
             return UnknownStart(job.id, Unknown.NEVER, job.why)
-        own = self.line.start(job)
-        if self.line.has(job.id) or isinstance(own, UnknownStart):
+        own = self.queue.start(job)
+        if self.queue.has(job.id) or isinstance(own, UnknownStart):
             return own
         times = [self._end(number) for number in self._last_awaited(job)]
         ended = latest(times) if times else own
@@ -125,7 +125,7 @@ class Estimates:
 
     def _takes_over(self, job: Job) -> bool:
         """Whether a job needs no more than one that it waits for had, and is first in line."""
-        if not self.line.is_first(job):
+        if not self.queue.is_first(job):
             return False
         fleet, mine = self._view.fleet, _place_of(job)
         for number in self._last_awaited(job):
@@ -146,9 +146,9 @@ class Estimates:
         Of many that ask the queue for the same it is the last in line, of an array its last
         member; and who waits for another one ends after it.
         """
-        found = self._awaited.get(job.id)
-        if found is not None:
-            return found
+        remembered = self._awaited.get(job.id)
+        if remembered is not None:
+            return remembered
         jobs, where = self._view.jobs, self._waiting.where
         last: dict[object, tuple[int, int]] = {}
         awaited = [number for number in job.waiting_for if number in jobs]
@@ -165,8 +165,8 @@ class Estimates:
             elif number in self._view.array_waiting.get(parent, ()):
                 key = ("array", parent, held)
             last[key] = max(last.get(key, entry), entry)
-        found = self._awaited[job.id] = [number for _, number in last.values()]
-        return found
+        remembered = self._awaited[job.id] = [number for _, number in last.values()]
+        return remembered
 
     def _end(self, number: int) -> When:
         """When a job that others wait for will have ended."""
@@ -197,7 +197,7 @@ class Estimates:
         members = (view.jobs.get(parent + index) for index in range(array.count))
         return [job for job in members if job and not job.ended and job.id not in waiting]
 
-    def _turns_of(self, parent: int) -> Turns:
+    def _turns_of(self, parent: int) -> ArrayTurns:
         ends = [self._end(job.id) for job in self._let_in(parent)]
         known = [end for end in ends if not isinstance(end, UnknownStart)]
         unknown = [end for end in ends if isinstance(end, UnknownStart)]
@@ -213,7 +213,7 @@ class Estimates:
             why = reason("no_end", problem="its array runs no member")
             first = next(iter(self._view.array_waiting[parent]))
             unknown.append(UnknownStart(first, Unknown.NO_NODES, why))
-        return Turns(known, waiting, unknown[0])
+        return ArrayTurns(known, waiting, unknown[0])
 
 
 def _place_of(job: Job) -> tuple[object, ...]:

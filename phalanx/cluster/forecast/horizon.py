@@ -11,8 +11,8 @@ import numpy as np
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.placement.free_index import Nodes, array_of, room_of
-from phalanx.cluster.placement.request import Request, tensor_slots
+from phalanx.cluster.placement.free_index import Nodes, array_of, free_index_of
+from phalanx.cluster.placement.request import PlacementRequest, tensor_slots
 from phalanx.cluster.protocol.timeouts import derive
 from phalanx.cluster.state import View
 
@@ -73,23 +73,23 @@ class Horizon:
     def __init__(self, view: View) -> None:
         self._ends: dict[int, int] = {}  # by job
         fleet = view.fleet
-        room_of(fleet)
+        free_index_of(fleet)
         self._most = max((known.gpus for known in fleet.classes), default=0)
         # Sorted in each row: column k - 1 is when k GPUs are free. 0: now.
         self._free_at = np.zeros((0, self._most), np.int64)
         self._empty_at = np.zeros(0, np.int64)  # when nobody holds anything of the node
         for node in range(len(fleet)):
             self._renew(view, node)
-        room_of(fleet).renewed.clear()
+        free_index_of(fleet).renewed.clear()
 
     def refresh(self, view: View) -> bool:
         """Takes over what changed; False: nodes of a new kind came, make a new one."""
-        room = room_of(view.fleet)
+        free_index = free_index_of(view.fleet)
         if max((known.gpus for known in view.fleet.classes), default=0) != self._most:
             return False
-        for node in room.renewed:
+        for node in free_index.renewed:
             self._renew(view, node)
-        room.renewed.clear()
+        free_index.renewed.clear()
         return True
 
     def started(self, view: View, job: Job) -> None:
@@ -102,21 +102,21 @@ class Horizon:
 
     def end_ns(self, view: View, job: int) -> int:
         """When a running job will be gone."""
-        found = self._ends.get(job)
-        if found is None:
+        end = self._ends.get(job)
+        if end is None:
             known = view.jobs.get(job)
-            found = NEVER_NS if known is None else end_ns(view, known)
-            self._ends[job] = found
-        return found
+            end = NEVER_NS if known is None else end_ns(view, known)
+            self._ends[job] = end
+        return end
 
-    def free_at(self, view: View, request: Request) -> tuple[Column, Column]:
+    def free_at(self, view: View, request: PlacementRequest) -> tuple[Column, Column]:
         """(nodes that would do, when each has room for a slot), 0 meaning now."""
-        room, fleet, shape = room_of(view.fleet), view.fleet, request.shape
-        classes = room.suiting(shape, request.constraint, request.partition, request.barred)
+        free_index, fleet, shape = free_index_of(view.fleet), view.fleet, request.shape
+        classes = free_index.suiting(shape, request.constraint, request.partition, request.barred)
         able: Nodes = 0
         for number in classes:
-            able |= room.members[number]
-        nodes = array_of(able & room.healthy & ~request.closed, len(fleet))
+            able |= free_index.members[number]
+        nodes = array_of(able & free_index.healthy & ~request.closed, len(fleet))
         if shape.whole_nodes:
             return nodes, self._empty_at[nodes]
         times = np.zeros(len(nodes), np.int64)
@@ -178,7 +178,7 @@ class RunningEnds:
 
 
 def earliest(
-    fleet: Fleet, request: Request, nodes: Column, times: Column, now_ns: int, soon_ns: int
+    fleet: Fleet, request: PlacementRequest, nodes: Column, times: Column, now_ns: int, soon_ns: int
 ) -> tuple[int, Column] | None:
     """(when, on which nodes) a gang has room at the earliest; None: never.
 

@@ -16,15 +16,15 @@ from phalanx.cluster.forecast.horizon import NEVER_NS, likely_end_ns
 from phalanx.cluster.forecast.supply import Supply, Wanted
 from phalanx.cluster.jobs.job import SECOND_NS
 from phalanx.cluster.placement.choose import never_fits
-from phalanx.cluster.placement.free_index import room_of
-from phalanx.cluster.placement.request import Request
+from phalanx.cluster.placement.free_index import free_index_of
+from phalanx.cluster.placement.request import PlacementRequest
 from phalanx.cluster.queue.holdings import Holdings, Limited
-from phalanx.cluster.queue.pending import Demand, Entry, Lane, Ranks, Waiting
+from phalanx.cluster.queue.pending import Demand, Entry, Lane, PendingJobs, Priorities
 from phalanx.cluster.state import View
 
 ORDERED_AFTER = 16  # questions: from then on the whole line is put in order, once
 
-Place = tuple[int, int, int]  # in the line: -priority, queued_ns, job
+OrderKey = tuple[int, int, int]  # in the line: -priority, queued_ns, job
 Group = tuple[str, str]  # team and class of service
 ANYBODY: Group = ("", "")  # whom no limit holds back
 # Team, class and length as in ``Wanted``; classes of nodes that would do; the least GPUs.
@@ -34,7 +34,9 @@ LineKey = tuple[tuple[str, str, int], tuple[int, ...], int]
 class Outlook:
     """Supply and demand at one moment."""
 
-    def __init__(self, waiting: Waiting, holdings: Holdings, view: View, ranks: Ranks) -> None:
+    def __init__(
+        self, waiting: PendingJobs, holdings: Holdings, view: View, ranks: Priorities
+    ) -> None:
         self._waiting, self._holdings = waiting, holdings
         self._view, self._ranks = view, ranks
         self._by_classes: dict[tuple[int, ...], Supply] = {}
@@ -43,21 +45,21 @@ class Outlook:
         self._hopeless: dict[int, bool] = {}  # by demand
         self._asked = 0
         # Places in order, and sums of GPUs and of work up to each.
-        self._lines: dict[LineKey, tuple[list[Place], list[int], list[int]]] = {}
-        self._counted: list[Place] = []
-        self._found: tuple[Place | None, list[tuple[Demand, Lane, int]]] = (None, [])
+        self._lines: dict[LineKey, tuple[list[OrderKey], list[int], list[int]]] = {}
+        self._counted: list[OrderKey] = []
+        self._found: tuple[OrderKey | None, list[tuple[Demand, Lane, int]]] = (None, [])
 
     def classes(self, demand: Demand) -> tuple[int, ...]:
         """Classes of nodes that would do for a demand."""
-        return demand.suiting(room_of(self._view.fleet), len(self._view.fleet.classes))
+        return demand.suiting(free_index_of(self._view.fleet), len(self._view.fleet.classes))
 
-    def jobs_ahead(self, mine: Place) -> int:
+    def jobs_ahead(self, mine: OrderKey) -> int:
         """Jobs before a place."""
         if self._counted:
             return bisect_left(self._counted, mine)
         return sum(jobs for _, _, jobs in self._before(mine))
 
-    def room_ns(self, mine: Place, demand: Demand) -> int | None:
+    def capacity_ns(self, mine: OrderKey, demand: Demand) -> int | None:
         """When the fleet has GPUs for a job and for all that come before it; None: never.
 
         Either all of them fit beside what still runs, or those before it begin as fast as GPUs
@@ -76,7 +78,7 @@ class Outlook:
                 limits[group] = most
         return supply.started_ns(demand.least_gpus, gpus, ahead, limits)
 
-    def limit_ns(self, mine: Place, demand: Demand, limit: Limited, name: str) -> int | None:
+    def limit_ns(self, mine: OrderKey, demand: Demand, limit: Limited, name: str) -> int | None:
         """When a limit has room for a job, behind those before it under it."""
         supply = self._of_limit(limit, name)
         field = 0 if limit is Limited.TEAM else 1
@@ -94,7 +96,7 @@ class Outlook:
         rule = self._view.policy.queue.qos.get(name)
         return rule is not None and rule.most_gpus > 0
 
-    def _ahead(self, mine: Place, demand: Demand) -> Wanted:
+    def _ahead(self, mine: OrderKey, demand: Demand) -> Wanted:
         """What jobs before a place want that a job with this demand would use.
 
         Those alone that need no more than it, where jobs may overtake others: it starts on what
@@ -106,7 +108,7 @@ class Outlook:
         most_gpus = demand.least_gpus if overtakes else self._view.fleet.total_gpus
         if self._asked >= ORDERED_AFTER:
             return self._ahead_in_order(mine, classes, most_gpus)
-        found: Wanted = {}
+        ahead: Wanted = {}
         wanted: dict[Demand, bool] = {}
         for other, lane, jobs in self._before(mine):
             if other not in wanted:
@@ -117,27 +119,27 @@ class Outlook:
             if most is None or other.least_gpus <= most:
                 seconds = _seconds(other)
                 key = (*group, seconds.bit_length())
-                gpus, work = found.get(key, (0, 0))
+                gpus, work = ahead.get(key, (0, 0))
                 each = jobs * other.gpus
-                found[key] = (gpus + each, work + each * seconds)
-        return found
+                ahead[key] = (gpus + each, work + each * seconds)
+        return ahead
 
-    def _ahead_in_order(self, mine: Place, classes: tuple[int, ...], most_gpus: int) -> Wanted:
+    def _ahead_in_order(self, mine: OrderKey, classes: tuple[int, ...], most_gpus: int) -> Wanted:
         """The same from a line that was put in order once."""
         if not self._counted:
             self._put_in_order()
-        found: Wanted = {}
+        ahead: Wanted = {}
         for (key, theirs, least), (places, all_gpus, all_work) in self._lines.items():
             if least > most_gpus or not _meet(theirs, classes):
                 continue
             jobs = bisect_left(places, mine)
             if jobs:
-                gpus, work = found.get(key, (0, 0))
-                found[key] = (gpus + all_gpus[jobs], work + all_work[jobs])
-        return found
+                gpus, work = ahead.get(key, (0, 0))
+                ahead[key] = (gpus + all_gpus[jobs], work + all_work[jobs])
+        return ahead
 
     def _put_in_order(self) -> None:
-        rows: dict[LineKey, list[tuple[Place, int, int]]] = {}
+        rows: dict[LineKey, list[tuple[OrderKey, int, int]]] = {}
         for demand in self._waiting.demands.values():
             classes = self.classes(demand)
             wanted = self._wants(demand, classes)
@@ -165,26 +167,26 @@ class Outlook:
         theirs = self.classes(demand)
         if not _meet(theirs, classes):
             return False
-        found = self._hopeless.get(id(demand))
-        if found is None:
+        hopeless = self._hopeless.get(id(demand))
+        if hopeless is None:
             fleet = self._view.fleet
-            why = never_fits(fleet, room_of(fleet), least_of(demand), theirs)
-            found = self._hopeless[id(demand)] = why is not None
-        return not found
+            why = never_fits(fleet, free_index_of(fleet), least_of(demand), theirs)
+            hopeless = self._hopeless[id(demand)] = why is not None
+        return not hopeless
 
-    def _before(self, mine: Place) -> list[tuple[Demand, Lane, int]]:
+    def _before(self, mine: OrderKey) -> list[tuple[Demand, Lane, int]]:
         """How many in each lane come before a place, by what they ask for; the last is kept."""
         if self._found[0] != mine:
-            found: list[tuple[Demand, Lane, int]] = []
+            before: list[tuple[Demand, Lane, int]] = []
             for demand in self._waiting.demands.values():
                 for lane, entries in demand.lanes.items():
                     jobs = self._count(mine, demand, lane, entries)
                     if jobs:
-                        found.append((demand, lane, jobs))
-            self._found = (mine, found)
+                        before.append((demand, lane, jobs))
+            self._found = (mine, before)
         return self._found[1]
 
-    def _count(self, mine: Place, demand: Demand, lane: Lane, entries: list[Entry]) -> int:
+    def _count(self, mine: OrderKey, demand: Demand, lane: Lane, entries: list[Entry]) -> int:
         """How many of those who wait in one lane for the same come before a place."""
         of, gpus = self._ranks.of, demand.gpus
         queued, job = entries[-1]
@@ -207,8 +209,8 @@ class Outlook:
 
     def _limit(self, group: Group) -> tuple[int | None, int]:
         """(the most that jobs of a group may hold, what counts towards it); None: any number."""
-        found = self._limits.get(group)
-        if found is None:
+        limit = self._limits.get(group)
+        if limit is None:
             team, qos = group
             quota, rule = self._view.quotas.get(team), self._view.policy.queue.qos.get(qos)
             known: list[tuple[int, int]] = []
@@ -216,13 +218,13 @@ class Outlook:
                 known.append((quota.ceiling, self._holdings.of_team(team)))
             if rule is not None and rule.most_gpus:
                 known.append((rule.most_gpus, self._holdings.of_qos(qos)))
-            found = self._limits[group] = min(known, default=(None, 0))
-        return found
+            limit = self._limits[group] = min(known, default=(None, 0))
+        return limit
 
     def _of_fleet(self, classes: tuple[int, ...]) -> Supply:
         """GPUs of nodes of some classes."""
-        found = self._by_classes.get(classes)
-        if found is None:
+        supply = self._by_classes.get(classes)
+        if supply is None:
             view, fleet = self._view, self._view.fleet
             if len(classes) == len(fleet.classes):
                 free = fleet.idle_gpus[NodeState.HEALTHY]
@@ -236,8 +238,8 @@ class Outlook:
                     for job, gpus in fleet.job_gpus.items()
                     if self._stands_on(job, classes)
                 ]
-            found = self._by_classes[classes] = Supply(view.now_ns, free, ends)
-        return found
+            supply = self._by_classes[classes] = Supply(view.now_ns, free, ends)
+        return supply
 
     def end_ns(self, number: int) -> int:
         """When a running job will probably be gone; NEVER_NS: nobody can say."""
@@ -250,14 +252,14 @@ class Outlook:
 
         The one with most GPUs is named.
         """
-        found = [
+        holders = [
             (gpus, -number)
             for number, gpus in self._view.fleet.job_gpus.items()
             if self.end_ns(number) == NEVER_NS and self._stands_on(number, classes)
         ]
-        return -max(found, default=(0, 0))[1]
+        return -max(holders, default=(0, 0))[1]
 
-    def endless_ahead(self, mine: Place) -> int:
+    def endless_ahead(self, mine: OrderKey) -> int:
         """A job before a place of which nobody can say how long it runs; 0: none."""
         assumed = self._view.policy.queue.unbounded_ns
         for demand, lane, _ in self._before(mine):
@@ -274,8 +276,8 @@ class Outlook:
 
     def _of_limit(self, limit: Limited, name: str) -> Supply:
         """What a team's ceiling, or the limit of a class of service, leaves."""
-        found = self._by_limit.get((limit, name))
-        if found is None:
+        supply = self._by_limit.get((limit, name))
+        if supply is None:
             view, holdings = self._view, self._holdings
             if limit is Limited.TEAM:
                 left = view.quotas[name].ceiling - holdings.of_team(name)
@@ -283,11 +285,11 @@ class Outlook:
                 left = view.policy.queue.qos[name].most_gpus - holdings.of_qos(name)
             held = holdings.of_jobs_under(limit, name)
             ends = [(self.end_ns(job), gpus) for job, gpus in held]
-            found = self._by_limit[(limit, name)] = Supply(view.now_ns, left, ends)
-        return found
+            supply = self._by_limit[(limit, name)] = Supply(view.now_ns, left, ends)
+        return supply
 
 
-def least_of(demand: Demand) -> Request:
+def least_of(demand: Demand) -> PlacementRequest:
     """The smallest gang that a demand starts with."""
     asked = demand.request
     return structs.replace(asked, replicas=min(asked.shape.floor, asked.replicas), spares=0)

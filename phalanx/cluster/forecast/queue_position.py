@@ -10,13 +10,13 @@ from enum import Enum, auto
 from msgspec import Struct, structs
 
 from phalanx.cluster.forecast.horizon import NEVER_NS, bound_ns
-from phalanx.cluster.forecast.outlook import Outlook, Place, least_of
+from phalanx.cluster.forecast.outlook import OrderKey, Outlook, least_of
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When, latest
 from phalanx.cluster.jobs.feasibility import never_starts
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.placement.choose import Refusal, place
-from phalanx.cluster.placement.free_index import room_of
-from phalanx.cluster.placement.request import Request, barred_from, request_of
+from phalanx.cluster.placement.choose import PlacementRefusal, place
+from phalanx.cluster.placement.free_index import free_index_of
+from phalanx.cluster.placement.request import PlacementRequest, barred_from, request_of
 from phalanx.cluster.queue.claims import collected, collector, promise_start
 from phalanx.cluster.queue.decisions import Reserved
 from phalanx.cluster.queue.holdings import Limited
@@ -76,16 +76,16 @@ class Obstacle(Struct, frozen=True):
     ahead: int = 0  # and jobs before it
 
 
-class Spot(Struct, frozen=True):
+class QueuePosition(Struct, frozen=True):
     """Where a job stands in the queue."""
 
     lane: Lane
     demand: Demand
     queued_ns: int
-    place: Place
+    place: OrderKey
 
 
-class Line:
+class QueueView:
     """The queue at one moment, to be asked about its jobs."""
 
     def __init__(self, index: QueueIndex, view: View) -> None:
@@ -95,7 +95,7 @@ class Line:
         self._outlook = Outlook(index.waiting, index.holdings, view, self.ranks)
         self._saved = index.limits.saved_for(view)  # by limit: the job that starves under it
         self._collector = collector(index, view, self._saved)  # it gets all that becomes free
-        self._spots: dict[int, Spot] = {}
+        self._positions: dict[int, QueuePosition] = {}
         self._obstacles: dict[int, Obstacle] = {}
         self._alike: dict[tuple[Key, str, str, int], When] = {}
         self._alone: dict[tuple[object, ...], int | None] = {}
@@ -104,38 +104,38 @@ class Line:
         """Whether a job is in the queue."""
         return number in self._waiting.where
 
-    def spot(self, job: Job) -> Spot:
+    def position(self, job: Job) -> QueuePosition:
         """Where a job stands, or would."""
-        found = self._spots.get(job.id)
-        if found is None:
+        position = self._positions.get(job.id)
+        if position is None:
             known = self._waiting.where.get(job.id)
             lane, demand, queued_ns = known or self._newcomer(job)
             rank = self.ranks.of(lane, queued_ns, demand.gpus)
             number = job.id if known else LAST
-            found = Spot(lane, demand, queued_ns, (-rank, queued_ns, number))
-            self._spots[job.id] = found
-        return found
+            position = QueuePosition(lane, demand, queued_ns, (-rank, queued_ns, number))
+            self._positions[job.id] = position
+        return position
 
     def promise(self, number: int) -> Reserved | None:
         """A promised start that is still to come, and can."""
-        found = self._promises.by_job.get(number)
-        if found is None or found.start_ns <= self._view.now_ns:
+        reserved = self._promises.by_job.get(number)
+        if reserved is None or reserved.start_ns <= self._view.now_ns:
             return None
-        gone = self._promises.nodes(number) & ~room_of(self._view.fleet).healthy
-        return None if gone else found  # one of its nodes is gone: the next look finds another
+        gone = self._promises.nodes(number) & ~free_index_of(self._view.fleet).healthy
+        return None if gone else reserved  # one of its nodes is gone: the next look finds another
 
     def is_first(self, job: Job) -> bool:
         """Whether nobody is before a job, and nothing is kept for anybody."""
         if self._promises.by_job or self._view.reservations:
             return False
-        return not self._outlook.jobs_ahead(self.spot(job).place)
+        return not self._outlook.jobs_ahead(self.position(job).place)
 
     def is_next(self, job: Job) -> bool:
         """Whether nobody can take what a job was promised: it starves, and has for the longest.
 
         Under a limit that is shared with others, those may have used that up.
         """
-        lane, promise = self.spot(job).lane, self.promise(job.id)
+        lane, promise = self.position(job).lane, self.promise(job.id)
         if promise is None or not promise.firm:
             return False
         if any(self._outlook.limited(*limit) for limit in _limits(lane)):
@@ -156,25 +156,25 @@ class Line:
         """When a job will start; if it is not in the queue: if it came now."""
         if self.has(job.id):
             return self._start(job)
-        spot, spec = self.spot(job), job.spec
-        key = (spot.demand.key, spec.team, spec.qos, spot.lane.base)
-        found = self._alike.get(key)
-        if found is None:
-            found = self._start(job)
-            if isinstance(found, UnknownStart) and found.job == job.id:
-                found = structs.replace(found, job=ITSELF)
-            self._alike[key] = found
-        if isinstance(found, UnknownStart) and found.job == ITSELF:
-            return structs.replace(found, job=job.id)
-        return found
+        position, spec = self.position(job), job.spec
+        key = (position.demand.key, spec.team, spec.qos, position.lane.base)
+        when = self._alike.get(key)
+        if when is None:
+            when = self._start(job)
+            if isinstance(when, UnknownStart) and when.job == job.id:
+                when = structs.replace(when, job=ITSELF)
+            self._alike[key] = when
+        if isinstance(when, UnknownStart) and when.job == ITSELF:
+            return structs.replace(when, job=job.id)
+        return when
 
     def _start(self, job: Job, *, saver: bool = False) -> When:
         """``saver``: for whom others wait, and who waits for none of them."""
-        view, spot = self._view, self.spot(job)
+        view, position = self._view, self.position(job)
         never = never_starts(view, job)
         if never is not None:
             return UnknownStart(job.id, Unknown.NEVER, never)
-        gate = self._index.limits.gate(view, spot.lane, spot.demand.least_gpus)
+        gate = self._index.limits.gate(view, position.lane, position.demand.least_gpus)
         before = [] if saver else self.savers(job)
         times = [self._start(view.jobs[number], saver=True) for _, number in before]
         if gate is None and not before:
@@ -187,11 +187,11 @@ class Line:
             if promise is not None:
                 return self._kept(job, promise)
         else:
-            for limit, name in _limits(spot.lane):
+            for limit, name in _limits(position.lane):
                 if self._outlook.limited(limit, name):
-                    at_ns = self._outlook.limit_ns(spot.place, spot.demand, limit, name)
+                    at_ns = self._outlook.limit_ns(position.place, position.demand, limit, name)
                     times.append(_limit_endless(job, gate) if at_ns is None else at_ns)
-        times.append(self._room(job, spot))
+        times.append(self._capacity(job, position))
         return latest(times)
 
     def _kept(self, job: Job, promise: Reserved) -> When:
@@ -210,7 +210,7 @@ class Line:
         """A start, unless it rests on how long jobs run of which nobody says that."""
         if at_ns - self._view.now_ns < self._view.policy.queue.unbounded_ns:
             return at_ns
-        other = self._outlook.endless_ahead(self.spot(job).place)
+        other = self._outlook.endless_ahead(self.position(job).place)
         if not other:
             return at_ns
         return UnknownStart(job.id, Unknown.OTHERS_RUN_ON, reason("ahead_endless", job=other))
@@ -223,12 +223,12 @@ class Line:
         return found
 
     def _obstacle(self, job: Job) -> Obstacle:
-        view, spot = self._view, self.spot(job)
-        ahead = self._outlook.jobs_ahead(spot.place)
-        request = structs.replace(least_of(spot.demand), job=job.id)
+        view, position = self._view, self.position(job)
+        ahead = self._outlook.jobs_ahead(position.place)
+        request = structs.replace(least_of(position.demand), job=job.id)
         found = place(view.fleet, request)
-        if isinstance(found, Refusal):
-            return no_room(str(found.reason), ahead)
+        if isinstance(found, PlacementRefusal):
+            return no_capacity(str(found.reason), ahead)
         bound = bound_ns(view, job)
         end_ns = None if bound is None else view.now_ns + bound
         limit = span_of(job.spec.time_limit_ns) if job.spec.time_limit_ns else "none"
@@ -255,8 +255,8 @@ class Line:
             return Obstacle(Way.DEPTH, reason("beyond_depth", ahead=ahead, depth=depth))
         return Obstacle(Way.NOTHING, reason("next_look"))
 
-    def _refused(self, request: Request) -> bool:
-        return isinstance(place(self._view.fleet, request), Refusal)
+    def _refused(self, request: PlacementRequest) -> bool:
+        return isinstance(place(self._view.fleet, request), PlacementRefusal)
 
     def _newcomer(self, job: Job) -> tuple[Lane, Demand, int]:
         view, spec = self._view, job.spec
@@ -269,15 +269,15 @@ class Line:
         lane = Lane(spec.team, spec.qos, sum(base_parts(policy, job).values()))
         return lane, demand, view.now_ns
 
-    def _room(self, job: Job, spot: Spot) -> When:
+    def _capacity(self, job: Job, position: QueuePosition) -> When:
         """When there are nodes for a job, and GPUs for it and those before it."""
-        alone_ns = self._alone_ns(job, spot)
+        alone_ns = self._alone_ns(job, position)
         if alone_ns is None:
-            return self._no_nodes(job, spot.demand)
-        room_ns = self._outlook.room_ns(spot.place, spot.demand)
-        if room_ns is not None:
-            return self._unless_assumed(job, max(alone_ns, room_ns))
-        blamed = self._outlook.endless(self._outlook.classes(spot.demand))
+            return self._no_nodes(job, position.demand)
+        capacity_ns = self._outlook.capacity_ns(position.place, position.demand)
+        if capacity_ns is not None:
+            return self._unless_assumed(job, max(alone_ns, capacity_ns))
+        blamed = self._outlook.endless(self._outlook.classes(position.demand))
         return self._endless(job, blamed) if blamed else alone_ns
 
     def _endless(self, job: Job, other: int) -> UnknownStart:
@@ -286,40 +286,40 @@ class Line:
         code = "holder_late" if known.time_limit_ns or known.expected.steps else "holder_endless"
         return UnknownStart(job.id, Unknown.OTHERS_RUN_ON, reason(code, job=other))
 
-    def _alone_ns(self, job: Job, spot: Spot) -> int | None:
+    def _alone_ns(self, job: Job, position: QueuePosition) -> int | None:
         """The earliest start if nothing else is started but what was promised before it."""
-        view, bound = self._view, spot.demand.bound_ns
+        view, bound = self._view, position.demand.bound_ns
         others: list[int] = []
         for number, promise in self._promises.by_job.items():
             late = bound is None or view.now_ns + bound > promise.start_ns
             if number == job.id or not late or not self.has(number):
                 continue
-            if promise.firm or self.spot(view.jobs[number]).place < spot.place:
+            if promise.firm or self.position(view.jobs[number]).place < position.place:
                 others.append(number)
-        key = (*spot.demand.key[:-2], job.spec.team, *others)
+        key = (*position.demand.key[:-2], job.spec.team, *others)
         if key not in self._alone:
-            request = structs.replace(least_of(spot.demand), job=job.id)
+            request = structs.replace(least_of(position.demand), job=job.id)
             found = promise_start(self._index, view, job, request, others, firm=False)
             self._alone[key] = None if found is None else found.start_ns
         return self._alone[key]
 
     def _no_nodes(self, job: Job, demand: Demand) -> UnknownStart:
         """Why nobody can say when there are nodes for a job."""
-        fleet, room = self._view.fleet, room_of(self._view.fleet)
+        fleet, free_index = self._view.fleet, free_index_of(self._view.fleet)
         fitting = 0
         for number in self._outlook.classes(demand):
-            fitting |= room.members[number]
+            fitting |= free_index.members[number]
         found = place(fleet, least_of(demand))
-        problem = found.reason if isinstance(found, Refusal) else None
-        if not fitting & ~room.healthy:
+        problem = found.reason if isinstance(found, PlacementRefusal) else None
+        if not fitting & ~free_index.healthy:
             return _no_end(job, problem)
-        there = (fitting & room.healthy).bit_count()
+        there = (fitting & free_index.healthy).bit_count()
         facts = {"there": there, "fitting": fitting.bit_count()}
         why = reason("nodes_away", problem=str(problem), **facts)
         return UnknownStart(job.id, Unknown.NO_NODES, why)
 
 
-def no_room(problem: str, ahead: int) -> Obstacle:
+def no_capacity(problem: str, ahead: int) -> Obstacle:
     """There are no nodes for a job that has so many others before it."""
     why = reason("waits_for_room", problem=problem, ahead=ahead)
     return Obstacle(Way.NO_ROOM, why, problem, ahead)

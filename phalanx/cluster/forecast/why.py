@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.cluster.forecast.estimate import Estimates
-from phalanx.cluster.forecast.queue_position import Obstacle, Way, no_room
+from phalanx.cluster.forecast.queue_position import Obstacle, Way, no_capacity
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.queue.claims import on_loan, stays_until_ns
@@ -36,7 +36,7 @@ sentences(
 OVERTAKEN = "others may still go before it"
 
 
-class Answers:
+class WaitExplainer:
     """Why pending jobs wait, asked at one moment: what one answer needs serves the next."""
 
     def __init__(self, index: QueueIndex, view: View) -> None:
@@ -62,8 +62,10 @@ class Answers:
 
     def _parts(self, job: Job) -> dict[str, int]:
         """The parts of a job's priority; one that is not in the queue has no age."""
-        line, spot = self._estimates.line, self._estimates.line.spot(job)
-        age, fair, quota = line.ranks.parts(spot.lane, spot.queued_ns, spot.demand.gpus)
+        queue, position = self._estimates.queue, self._estimates.queue.position(job)
+        age, fair, quota = queue.ranks.parts(
+            position.lane, position.queued_ns, position.demand.gpus
+        )
         parts = base_parts(self._view.policy.queue, job)
         return parts | {"age": age, "fair_share": fair, "quota": quota}
 
@@ -78,10 +80,10 @@ class Answers:
                 then = f" (released now, it would start in {span})"
             return reason("held_open", then=then)
         if isinstance(when, UnknownStart):
-            for what, saver in self._estimates.line.savers(job):
+            for what, saver in self._estimates.queue.savers(job):
                 if saver == when.job:
                     return self._saved("saved_open", what, saver, blame=self._blame(when))
-        if self._estimates.line.has(job.id):
+        if self._estimates.queue.has(job.id):
             return self._in_line(job, when)
         blame = self._blame(when) if isinstance(when, UnknownStart) else ""
         if job.waiting_for:
@@ -114,18 +116,18 @@ class Answers:
 
     def _in_line(self, job: Job, when: When) -> Reason:
         """Why a job of the queue does not start; ``when`` it will, it says as the estimate does."""
-        view, line = self._view, self._estimates.line
-        spot = line.spot(job)
-        gate = self._index.limits.gate(view, spot.lane, spot.demand.least_gpus)
+        view, queue = self._view, self._estimates.queue
+        position = queue.position(job)
+        gate = self._index.limits.gate(view, position.lane, position.demand.least_gpus)
         if gate is not None:
             return gate.reason
-        for what, saver in line.savers(job):
+        for what, saver in queue.savers(job):
             return self._saved("saved_for", what, saver)
-        obstacle = line.obstacle(job)
+        obstacle = queue.obstacle(job)
         way = obstacle.way
-        if way is Way.NO_ROOM and line.ranks.entitled(spot.lane.team, spot.demand.gpus):
-            obstacle = self._with_guests(spot.lane.team, obstacle)
-        promise = line.promise(job.id)
+        if way is Way.NO_ROOM and queue.ranks.entitled(position.lane.team, position.demand.gpus):
+            obstacle = self._with_borrowers(position.lane.team, obstacle)
+        promise = queue.promise(job.id)
         if promise is None or way is Way.NOTHING or isinstance(when, UnknownStart):
             return obstacle.why
         span = about(when - view.now_ns)
@@ -143,7 +145,7 @@ class Answers:
         }
         if not promise.sure:
             return reason("promised_about", **facts, doubt="some that runs there has no time limit")
-        if not line.is_next(job):
+        if not queue.is_next(job):
             return reason("promised_about", **facts, doubt=OVERTAKEN)
         latest = span_of(promise.start_ns - view.now_ns)
         return reason("promised", **{**facts, "span": latest})
@@ -154,15 +156,15 @@ class Answers:
         span = span_of(job.waited_ns + self._view.now_ns - job.queued_ns)
         return reason(code, what=what, job=saver, span=span, **facts)
 
-    def _with_guests(self, team: str, obstacle: Obstacle) -> Obstacle:
+    def _with_borrowers(self, team: str, obstacle: Obstacle) -> Obstacle:
         """What keeps a job that has a right to its GPUs: who may stay there for a while."""
-        view, guests = self._view, on_loan(self._index.state.held, self._view, team)
-        staying = [stays_until_ns(view.policy.queue, view.jobs[number]) for number in guests]
+        view, borrowers = self._view, on_loan(self._index.state.held, self._view, team)
+        staying = [stays_until_ns(view.policy.queue, view.jobs[number]) for number in borrowers]
         if not staying or min(staying) <= view.now_ns:
             return obstacle  # some can be asked now
         span, lacks = span_of(min(staying) - view.now_ns), obstacle.problem
-        told = reason("guests_stay", problem=lacks, team=team, guests=len(guests), span=span)
-        return no_room(str(told), obstacle.ahead)
+        told = reason("guests_stay", problem=lacks, team=team, guests=len(borrowers), span=span)
+        return no_capacity(str(told), obstacle.ahead)
 
 
 def _is_its_own(unknown: UnknownStart, job: Job) -> bool:

@@ -19,11 +19,11 @@ def gang_of(job: Job) -> Gang:
 def timeouts_of(ctx: Context, job: Job) -> Timeouts:
     """The deadlines of a job, from its measured step time where there is one."""
     expected = job.spec.expected
-    found = derive(ctx.policy.timeouts, expected, job.step_ns or expected.step_ns)
+    derived = derive(ctx.policy.timeouts, expected, job.step_ns or expected.step_ns)
     if job.step_ns:
-        return found
+        return derived
     # Nobody knows yet what a step takes: the first one has as long as it may without a hang.
-    return structs.replace(found, drain_ns=max(found.drain_ns, found.hang_ns))
+    return structs.replace(derived, drain_ns=max(derived.drain_ns, derived.hang_ns))
 
 
 def last_call_ns(ctx: Context, job: Job, deadline_ns: int) -> int:

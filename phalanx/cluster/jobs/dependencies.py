@@ -33,18 +33,18 @@ sentences(
 
 def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None]:
     """Jobs that a submission must wait for, and why it can never be satisfied, if so."""
-    found: dict[int, None] = {}
+    jobs: dict[int, None] = {}
     never = None
     for dependency in spec.after:
         if dependency.kind == "singleton":
-            found.update(dict.fromkeys(ctx.namesakes.get((spec.name, spec.user), {})))
+            jobs.update(dict.fromkeys(ctx.namesakes.get((spec.name, spec.user), {})))
             continue
         for job in members(ctx, dependency.job):
             if not job.ended:
-                found[job.id] = None
+                jobs[job.id] = None
             if dependency.kind == "afterok" and (job.never or job.state in ("failed", "cancelled")):
                 never = _never(job)
-    return found, never
+    return jobs, never
 
 
 def _never(job: Job) -> Reason:

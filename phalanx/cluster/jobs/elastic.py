@@ -15,7 +15,7 @@ from phalanx.cluster.jobs.feasibility import beyond_limits
 from phalanx.cluster.jobs.job import Job, Placement
 from phalanx.cluster.jobs.lifecycle import held_gpus, spare_gpus
 from phalanx.cluster.jobs.requests import known
-from phalanx.cluster.placement.choose import Refusal, place, request_of
+from phalanx.cluster.placement.choose import PlacementRefusal, place, request_of
 from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Scale
@@ -204,7 +204,7 @@ def _nodes_for(ctx: Context, job: Job, columns: int, needed: int) -> tuple[int, 
             base, replicas=columns * together, spares=0, closed=closed & ~mine, own=mine
         )
         found = place(ctx.fleet, whole)
-        return None if isinstance(found, Refusal) else found.nodes
+        return None if isinstance(found, PlacementRefusal) else found.nodes
     own = spares[: columns * needed]
     rest = columns * needed - len(own)
     if not rest:
@@ -235,7 +235,7 @@ def _free_nodes(ctx: Context, job: Job, count: int, *, whole: bool) -> tuple[int
         closed=ctx.queue.closed_to(ctx.view, job),
     )
     found = place(ctx.fleet, request)
-    return None if isinstance(found, Refusal) else found.nodes
+    return None if isinstance(found, PlacementRefusal) else found.nodes
 
 
 def _pays(ctx: Context, job: Job, added_nodes: int) -> bool:
@@ -282,17 +282,17 @@ def _wanting(ctx: Context) -> list[Job]:
 
 def _small(ctx: Context) -> list[Job]:
     """Jobs that run with fewer replicas than they should."""
-    found = []
+    small = []
     for job in _wanting(ctx):
         placement, shape = job.placement, job.spec.gang
         elastic = shape.least_replicas or shape.most_replicas
         if placement is None or not elastic or gang_of(job).phase != "running":
             continue
         if placement.replicas < job.wanted_replicas:
-            found.append(job)
+            small.append(job)
         elif not job.spec.spares:
             del ctx.wanting[job.id]
-    return found
+    return small
 
 
 def _reshaped_again_ns(ctx: Context, job: Job) -> int:
@@ -319,17 +319,17 @@ def fill_spares(ctx: Context, job: Job) -> None:
     node_gpus = max((known.gpus for known in ctx.fleet.classes), default=0)
     allowed = left // node_gpus if node_gpus else job.spec.spares
     wanted = min(job.spec.spares - len(placement.spares), int(idle.sum()), allowed)
-    found = None
-    while wanted > 0 and found is None:
-        found = _free_nodes(ctx, job, wanted, whole=True)
+    chosen = None
+    while wanted > 0 and chosen is None:
+        chosen = _free_nodes(ctx, job, wanted, whole=True)
         wanted //= 2  # some of the idle ones do not suit it
-    if not found:
+    if not chosen:
         return
-    for node in found:
+    for node in chosen:
         why = reason("spare_of_job", job=job.id)
         ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
-    job.placement = structs.replace(placement, spares=(*placement.spares, *found))
+    job.placement = structs.replace(placement, spares=(*placement.spares, *chosen))
     # They start their workers now, so that a swap finds them warm.
-    ctx.emit(found, form_order(ctx, job))
+    ctx.emit(chosen, form_order(ctx, job))
     account = ctx.ledger.accounts[job.id]
     ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))

@@ -8,13 +8,13 @@ from msgspec import structs
 
 from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, Job, JobSpec
 from phalanx.cluster.placement.choose import never_fits
-from phalanx.cluster.placement.free_index import room_of
-from phalanx.cluster.placement.request import Request, request_of, tensor_slots
+from phalanx.cluster.placement.free_index import free_index_of
+from phalanx.cluster.placement.request import PlacementRequest, request_of, tensor_slots
 from phalanx.cluster.policy import MILLION, Policy, QueuePolicy, Quota
 from phalanx.cluster.queue.pending import gpus_of
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.state import View
-from phalanx.config.errors import Problem, did_you_mean, problem
+from phalanx.config.errors import ConfigProblem, did_you_mean, problem
 
 sentences(
     {
@@ -51,7 +51,7 @@ def admit(view: View, spec: JobSpec) -> Reason | None:
         or _partition(view, spec)
         or _times(view, spec)
         or _limits(view, job, gpus_of(view, job, spec.gang.floor))
-        or _room(view, request_of(job, spec.gang.floor, view.policy))
+        or _no_capacity(view, request_of(job, spec.gang.floor, view.policy))
     )
 
 
@@ -70,7 +70,7 @@ def never_starts(view: View, job: Job) -> Reason | None:
     if why is None and rule is not None:
         why = _too_long(spec, f"partition {spec.partition}", rule.most_time_ns)
     if why is None:
-        why = beyond_limits(view, job, least) or _room(view, request)
+        why = beyond_limits(view, job, least) or _no_capacity(view, request)
     if why is None:
         return None
     change = CHANGES.get(why.code, MORE_NODES)
@@ -153,23 +153,23 @@ def _too_many(gpus: int, limits: list[tuple[str, int]]) -> Reason | None:
     return None
 
 
-def _room(view: View, request: Request) -> Reason | None:
+def _no_capacity(view: View, request: PlacementRequest) -> Reason | None:
     shape = request.shape
     if not tensor_slots(shape):
         facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}
         return reason("tensor_across_slots", **facts)
-    room = room_of(view.fleet)
-    classes = room.suiting(shape, request.constraint, request.partition, request.barred)
-    found = never_fits(view.fleet, room, request, classes)
-    if found is None or not request.barred:
-        return found
-    everywhere = room.suiting(shape, request.constraint, request.partition)
-    if never_fits(view.fleet, room, request, everywhere) is not None:
-        return found
-    return reason("partitions_barred", partitions=", ".join(request.barred), why=str(found))
+    free_index = free_index_of(view.fleet)
+    classes = free_index.suiting(shape, request.constraint, request.partition, request.barred)
+    never = never_fits(view.fleet, free_index, request, classes)
+    if never is None or not request.barred:
+        return never
+    everywhere = free_index.suiting(shape, request.constraint, request.partition)
+    if never_fits(view.fleet, free_index, request, everywhere) is not None:
+        return never
+    return reason("partitions_barred", partitions=", ".join(request.barred), why=str(never))
 
 
-def _outside(key: str, value: int, least: int, most: int = 0) -> Iterator[Problem]:
+def _outside(key: str, value: int, least: int, most: int = 0) -> Iterator[ConfigProblem]:
     """What is wrong with a number; ``most`` 0: as large as makes sense for one of its kind."""
     if value < least:
         rule = "must not be negative" if least == 0 else f"must be at least {least}"
@@ -180,7 +180,7 @@ def _outside(key: str, value: int, least: int, most: int = 0) -> Iterator[Proble
         yield problem(key, value, f"must not be above {told}", f"set {most} or less")
 
 
-def quota_problems(key: str, quota: Quota) -> Iterator[Problem]:
+def quota_problems(key: str, quota: Quota) -> Iterator[ConfigProblem]:
     """What is wrong with the quota of a team."""
     yield from _outside(f"{key}.gpus", quota.gpus, 0)
     yield from _outside(f"{key}.ceiling", quota.ceiling, 0)
@@ -220,9 +220,9 @@ SHARES = (
 MOST = 1 << 62
 
 
-def policy_problems(policy: Policy) -> list[Problem]:
+def policy_problems(policy: Policy) -> list[ConfigProblem]:
     """What is wrong with a site's rules."""
-    found = _queue_problems(policy.queue)
+    problems = _queue_problems(policy.queue)
     parts = ("users", "spares", "fabric", "timeouts", "health", "recovery", "storage", "price")
     numbers = {
         f"{part}.{name}": value
@@ -232,20 +232,20 @@ def policy_problems(policy: Policy) -> list[Problem]:
     }
     for key, value in (numbers | {"ended_jobs": policy.ended_jobs}).items():
         most = MILLION if key in SHARES else LONGEST_NS if key.endswith("_ns") else MOST
-        found.extend(_outside(key, value, LEAST.get(key, 0), most))
-    return found
+        problems.extend(_outside(key, value, LEAST.get(key, 0), most))
+    return problems
 
 
-def _queue_problems(policy: QueuePolicy) -> list[Problem]:
-    found: list[Problem] = []
+def _queue_problems(policy: QueuePolicy) -> list[ConfigProblem]:
+    problems: list[ConfigProblem] = []
 
     def least(key: str, value: int, bound: int) -> None:
-        found.extend(_outside(key, value, bound))
+        problems.extend(_outside(key, value, bound))
 
     for team, quota in policy.quotas.items():
         if not team:
-            found.append(problem("queue.quotas", '""', "a team must have a name", "name it"))
-        found += quota_problems(f"queue.quotas.{team}", quota)
+            problems.append(problem("queue.quotas", '""', "a team must have a name", "name it"))
+        problems += quota_problems(f"queue.quotas.{team}", quota)
     for name, qos in policy.qos.items():
         for field in ("most_gpus_per_job", "most_gpus", "most_time_ns"):
             least(f"queue.qos.{name}.{field}", getattr(qos, field), 0)
@@ -272,5 +272,5 @@ def _queue_problems(policy: QueuePolicy) -> list[Problem]:
         least(f"queue.{field}", getattr(policy, field), 0)
     if "normal" not in policy.qos:
         rule = "jobs that name no class of service have this one"
-        found.append(problem("queue.qos", ", ".join(policy.qos), rule, 'add "normal"'))
-    return found
+        problems.append(problem("queue.qos", ", ".join(policy.qos), rule, 'add "normal"'))
+    return problems

@@ -73,12 +73,12 @@ class GangShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
         if not self.slot_gpus:
             return (replica,)
         inner = self.tensor * self.context
-        found: dict[int, None] = {}
+        slots: dict[int, None] = {}
         for stage in range(self.pipeline):
             first = (stage * replicas + replica) * inner
             for slot in range(first // self.slot_gpus, (first + inner - 1) // self.slot_gpus + 1):
-                found[slot] = None
-        return tuple(found)
+                slots[slot] = None
+        return tuple(slots)
 
     def slot_replicas(self, slot: int, replicas: int) -> tuple[int, ...]:
         """Replicas with ranks in one slot."""

@@ -37,7 +37,7 @@ sentences(
         LeaveCause.RECLAIMED: "team {team} holds {held} GPUs and owns {owned}: job {job} of team"
         " {lender} needs what it lent",
         LeaveCause.TURN: "job {job} has waited {span}, and team {team} holds {held} GPUs and owns"
-        " {owned}: guests take turns",
+        " {owned}: borrowers take turns",
         LeaveCause.WINDOW: "its nodes must be free for {name}",
         LeaveCause.NO_ROOM_TO_SAVE: "no room for the checkpoint of step {step} in {times}"
         " attempts: its last {steps} steps were only in memory and are LOST; its newest checkpoint"

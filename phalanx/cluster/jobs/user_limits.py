@@ -26,14 +26,14 @@ def refused_to_users(spec: JobSpec) -> Reason | None:
 
 def limited(policy: UserPolicy, spec: JobSpec) -> tuple[JobSpec, list[Reason]]:
     """The submission as far as a user may go, and a reason for everything that was cut."""
-    told = []
+    notes = []
     if spec.priority > policy.most_priority:
-        told.append(reason("priority_limited", most=policy.most_priority, asked=spec.priority))
+        notes.append(reason("priority_limited", most=policy.most_priority, asked=spec.priority))
     if spec.retries > policy.most_retries:
-        told.append(reason("retries_limited", most=policy.most_retries, asked=spec.retries))
+        notes.append(reason("retries_limited", most=policy.most_retries, asked=spec.retries))
     spec = structs.replace(
         spec,
         priority=min(spec.priority, policy.most_priority),
         retries=min(spec.retries, policy.most_retries),
     )
-    return spec, told
+    return spec, notes

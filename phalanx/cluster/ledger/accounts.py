@@ -251,14 +251,18 @@ class Ledger:
 
     def unsettled(self, account: Account) -> Buckets:
         """Time of an account that is in no bucket yet: what it would count as now."""
-        found: Buckets = {}
+        buckets: Buckets = {}
         passed = (self.now_ns - account.settled_ns) * account.gpus
         running = "unreported" if account.unreported else "residual"
-        add(found, running if account.running else account.bucket, passed)
-        add(found, "idle_spare", (self.now_ns - account.spare_ns) * account.spare_gpus)
+        add(buckets, running if account.running else account.bucket, passed)
+        add(buckets, "idle_spare", (self.now_ns - account.spare_ns) * account.spare_gpus)
         if account.open is not None:
-            add(found, "detection", (account.open.to_ns - account.open.from_ns) * account.open.gpus)
-        return found
+            add(
+                buckets,
+                "detection",
+                (account.open.to_ns - account.open.from_ns) * account.open.gpus,
+            )
+        return buckets
 
     def check(self, view: View) -> None:
         """Raises when time was lost or counted twice; costs a pass over all accounts."""

@@ -46,7 +46,7 @@ class Share(Struct, frozen=True, kw_only=True):
     estimated: tuple[str, ...] = ESTIMATED
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class LedgerReport(Struct, frozen=True, kw_only=True):
     """The whole ledger."""
 
     fleet: Share
@@ -54,7 +54,7 @@ class Report(Struct, frozen=True, kw_only=True):
     jobs: dict[int, Share]
 
 
-def report(ledger: Ledger, price: PricePolicy) -> Report:
+def report(ledger: Ledger, price: PricePolicy) -> LedgerReport:
     """Everything that the ledger knows now."""
     jobs = {number: _share_of([account], ledger, price) for number, account in _accounts(ledger)}
     teams: dict[str, list[Account]] = {}
@@ -62,7 +62,7 @@ def report(ledger: Ledger, price: PricePolicy) -> Report:
         teams.setdefault(account.team, []).append(account)
     for team in ledger.retired:
         teams.setdefault(team, [])
-    return Report(
+    return LedgerReport(
         fleet=_fleet(ledger, price),
         teams={
             team: _share_of([*teams[team], *ledger.retired_of(team)], ledger, price)

@@ -23,7 +23,7 @@ from phalanx.cluster.placement.communication import (
     flows_of,
     inside_leaf_ns,
 )
-from phalanx.cluster.placement.request import Request, tensor_slots
+from phalanx.cluster.placement.request import PlacementRequest, tensor_slots
 
 MOST_BANDS = 6  # heights of bands that are tried
 REFINED = 4  # choices for which all of them are tried within leaves
@@ -44,7 +44,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CellOrder:
     """Cells in the order in which they are filled, and the piece of the gang each belongs to."""
 
     cells: Column
@@ -52,12 +52,12 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Tried:
+class ScoredArrangement:
     """An arrangement and what it costs."""
 
     cost: Cost
     nodes: Column
-    choice: Choice
+    choice: CellOrder
 
     def order(self) -> tuple[int, int]:
         """Cheapest first."""
@@ -82,7 +82,7 @@ def cells_of(fleet: Fleet, nodes: Column, wide: int, last: Column) -> Cells:
     return Cells(grouped, columns.leaf[grouped[:, 0]], columns.pod[grouped[:, 0]])
 
 
-def arrange(fleet: Fleet, request: Request, cells: Cells) -> tuple[Column, Cost]:
+def arrange(fleet: Fleet, request: PlacementRequest, cells: Cells) -> tuple[Column, Cost]:
     """Nodes by slot of the cheapest arrangement, and its cost; there must be enough cells."""
     shape, replicas = request.shape, request.replicas
     needed = -(-shape.slots(replicas) // tensor_slots(shape))
@@ -90,26 +90,26 @@ def arrange(fleet: Fleet, request: Request, cells: Cells) -> tuple[Column, Cost]
     bands = _divisors(stages)
     # Nothing is cheaper than NICs alone: an arrangement that costs no more ends the search.
     enough_ns = _nearly(inside_leaf_ns(request.fabric, shape, replicas))
-    tried: list[Tried] = []
+    tried: list[ScoredArrangement] = []
 
     most = max(LEAST_TRIES, MOST_SLOTS_COSTED // len(cells.nodes))
     if not shape.traffic:
         most = UNKNOWN_TRIES
 
-    def consider(choice: Choice, inner: int) -> bool:
+    def consider(choice: CellOrder, inner: int) -> bool:
         several = int(choice.piece[-1]) > 0
         for outer in bands[::-1] if several else bands[-1:]:
             if outer % inner == 0:
                 nodes = _nodes(cells, choice, stages, needed, outer, inner)
                 nodes = nodes[: shape.slots(replicas)]
                 cost = cost_of(fleet, request.fabric, shape, replicas, nodes)
-                tried.append(Tried(cost, nodes, choice))
+                tried.append(ScoredArrangement(cost, nodes, choice))
                 if cost.time_ns <= enough_ns or len(tried) >= most:
                     return True
         return False
 
     if not any(consider(choice, 1) for choice in _choices(cells, request, needed, stages)):
-        promising = sorted(tried, key=Tried.order)
+        promising = sorted(tried, key=ScoredArrangement.order)
         choices = list({id(one.choice): one.choice for one in promising}.values())
         any(consider(choice, inner) for choice in choices[:REFINED] for inner in bands[1:])
     least_ns = _nearly(min(one.cost.time_ns for one in tried))
@@ -122,7 +122,7 @@ def _nearly(time_ns: int) -> int:
     return time_ns + time_ns * NEARLY_PPM // 1_000_000
 
 
-def _leaf_units(request: Request, needed: int) -> list[int]:
+def _leaf_units(request: PlacementRequest, needed: int) -> list[int]:
     """Numbers of cells that a leaf's border should not cut, besides 1.
 
     Groups of experts; and powers of two, so that no leaf is left with a single node of a ring.
@@ -140,7 +140,9 @@ def _divisors(stages: int) -> list[int]:
     return list(dict.fromkeys([found[0], *middle, found[-1]]))
 
 
-def _choices(cells: Cells, request: Request, needed: int, stages: int) -> Iterator[Choice]:
+def _choices(
+    cells: Cells, request: PlacementRequest, needed: int, stages: int
+) -> Iterator[CellOrder]:
     """Ways to spread the gang over pods and leaves, without doubles."""
     seen: dict[bytes, None] = {}
     for leaf_unit in [1, *_leaf_units(request, needed)]:
@@ -155,7 +157,7 @@ def _choices(cells: Cells, request: Request, needed: int, stages: int) -> Iterat
                 yield choice
 
 
-def _choose(cells: Cells, needed: int, pod_unit: int, leaf_unit: int) -> Choice:
+def _choose(cells: Cells, needed: int, pod_unit: int, leaf_unit: int) -> CellOrder:
     _, starts = np.unique(cells.pod, return_index=True)
     sizes = np.diff(np.append(starts, len(cells.pod))).tolist()
     pieces = fill(sizes, needed, pod_unit)
@@ -173,7 +175,7 @@ def _choose(cells: Cells, needed: int, pod_unit: int, leaf_unit: int) -> Choice:
         ordered[pod] = ordered[pod][count:]
     counts = [count for _, count in pieces]
     piece = np.repeat(np.arange(len(pieces), dtype=np.int64), counts)
-    return Choice(np.concatenate(taken), piece)
+    return CellOrder(np.concatenate(taken), piece)
 
 
 def _leaves(leaf: Column, needed: int, unit: int) -> Column:
@@ -181,12 +183,12 @@ def _leaves(leaf: Column, needed: int, unit: int) -> Column:
     starts = np.flatnonzero(np.diff(leaf, prepend=-1))
     sizes = np.diff(np.append(starts, len(leaf)))
     used = [0] * len(starts)
-    found: list[Column] = []
+    leaves: list[Column] = []
     for number, count in fill(sizes.tolist(), needed, unit):
         first = int(starts[number]) + used[number]
-        found.append(np.arange(first, first + count))
+        leaves.append(np.arange(first, first + count))
         used[number] += count
-    return np.concatenate(found)
+    return np.concatenate(leaves)
 
 
 def fill(sizes: Sequence[int], needed: int, unit: int) -> list[tuple[int, int]]:
@@ -195,7 +197,7 @@ def fill(sizes: Sequence[int], needed: int, unit: int) -> list[tuple[int, int]]:
     One place that is just large enough; or the largest ones, and for the rest the smallest that
     holds it. What whole units cannot cover is topped up from what they left.
     """
-    found: list[tuple[int, int]] = []
+    filled: list[tuple[int, int]] = []
     left = needed
     caps = sorted(((size // unit * unit, -place) for place, size in enumerate(sizes)), reverse=True)
     position = 0
@@ -207,9 +209,9 @@ def fill(sizes: Sequence[int], needed: int, unit: int) -> list[tuple[int, int]]:
                 end += 1
             while end > position and caps[end - 1][0] == caps[end][0]:
                 end -= 1
-            found.append((-caps[end][1], left))
-            return found
-        found.append((-caps[position][1], caps[position][0]))
+            filled.append((-caps[end][1], left))
+            return filled
+        filled.append((-caps[position][1], caps[position][0]))
         left -= caps[position][0]
         position += 1
     if left:
@@ -217,13 +219,13 @@ def fill(sizes: Sequence[int], needed: int, unit: int) -> list[tuple[int, int]]:
         for rest, place in rests:
             count = min(left, -rest)
             if count:
-                found.append((place, count))
+                filled.append((place, count))
                 left -= count
-    return found
+    return filled
 
 
 def _nodes(
-    cells: Cells, choice: Choice, stages: int, needed: int, outer: int, inner: int
+    cells: Cells, choice: CellOrder, stages: int, needed: int, outer: int, inner: int
 ) -> Column:
     """Nodes by slot: pieces take bands of ``outer`` stages, leaves in them bands of ``inner``."""
     columns = needed // stages

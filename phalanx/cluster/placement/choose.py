@@ -18,19 +18,25 @@ from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.placement.constraints import unknown
 from phalanx.cluster.placement.defragment import defragment
 from phalanx.cluster.placement.free_index import (
+    FreeIndex,
     Nodes,
-    Room,
     array_of,
-    room_of,
+    free_index_of,
     set_of_nodes,
-    with_host_room,
+    with_host_capacity,
 )
-from phalanx.cluster.placement.request import Refusal, Request, held_by, request_of, tensor_slots
+from phalanx.cluster.placement.request import (
+    PlacementRefusal,
+    PlacementRequest,
+    held_by,
+    request_of,
+    tensor_slots,
+)
 from phalanx.cluster.reasons import Reason, reason, sentences
 
 __all__ = [
-    "Refusal",
-    "Request",
+    "PlacementRefusal",
+    "PlacementRequest",
     "defragment",
     "held_by",
     "place",
@@ -59,51 +65,55 @@ sentences(
 )
 
 
-def place(fleet: Fleet, request: Request) -> Placement | Refusal:
+def place(fleet: Fleet, request: PlacementRequest) -> Placement | PlacementRefusal:
     """A place for the whole gang on free GPUs of healthy nodes, or why there is none."""
     shape = request.shape
     wide = tensor_slots(shape)
     if not wide:
         facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}
-        return Refusal(reason("tensor_across_slots", **facts), ever=False)
-    room = room_of(fleet)
-    classes = room.suiting(shape, request.constraint, request.partition, request.barred)
+        return PlacementRefusal(reason("tensor_across_slots", **facts), ever=False)
+    free_index = free_index_of(fleet)
+    classes = free_index.suiting(shape, request.constraint, request.partition, request.barred)
     closed = request.closed | set_of_nodes(request.avoid)
     if shape.slots(request.replicas) == 1 and not request.spares:
-        best = room.best_fit(shape, classes, closed)
+        best = free_index.best_fit(shape, classes, closed)
         if best is None:
-            return _refusal(fleet, room, request, classes, 0)
+            return _refusal(fleet, free_index, request, classes, 0)
         mask = lowest_bits(fleet.free_mask(best), shape.slot_gpus)
         return Placement((best,), (mask,), replicas=request.replicas, reason=_placed(1, 1, 1))
-    able = _with_room(room, request, classes, closed)
-    nodes = with_host_room(fleet, array_of(able, len(fleet)), shape)
+    able = _with_capacity(free_index, request, classes, closed)
+    nodes = with_host_capacity(fleet, array_of(able, len(fleet)), shape)
     needed = -(-shape.slots(request.replicas) // wide)
     worse = np.zeros(len(nodes), np.int64)
-    if able & room.worse:
-        worse = _flags(room.worse, len(fleet))[nodes]
+    if able & free_index.worse:
+        worse = _flags(free_index.worse, len(fleet))[nodes]
         if int((worse == 0).sum()) >= needed * wide + request.spares:
             keep = worse == 0
             nodes, worse = nodes[keep], worse[keep]
     # Within a leaf: lemons last, and the fullest nodes first, so that empty ones stay whole.
     cells = cells_of(fleet, nodes, wide, worse * 64 + fleet.columns.free_gpus[nodes])
     if len(cells.nodes) < needed:
-        return _refusal(fleet, room, request, classes, len(cells.nodes))
+        return _refusal(fleet, free_index, request, classes, len(cells.nodes))
     chosen, cost_ns = _choose(fleet, request, cells, needed)
     return _placement(fleet, request, chosen, cost_ns, nodes)
 
 
-def _with_room(room: Room, request: Request, classes: tuple[int, ...], closed: Nodes) -> Nodes:
+def _with_capacity(
+    free_index: FreeIndex, request: PlacementRequest, classes: tuple[int, ...], closed: Nodes
+) -> Nodes:
     """Nodes with GPUs for a slot."""
     shape = request.shape
-    found = room.with_free(classes, shape.slot_gpus)
+    able = free_index.with_free(classes, shape.slot_gpus)
     if shape.whole_nodes:
-        found &= room.idle
+        able &= free_index.idle
     for number in classes if request.own else ():
-        found |= room.members[number] & request.own
-    return found & ~closed
+        able |= free_index.members[number] & request.own
+    return able & ~closed
 
 
-def _choose(fleet: Fleet, request: Request, cells: Cells, needed: int) -> tuple[Column, int]:
+def _choose(
+    fleet: Fleet, request: PlacementRequest, cells: Cells, needed: int
+) -> tuple[Column, int]:
     """Nodes by slot, and what their communication costs."""
     shape, replicas = request.shape, request.replicas
     counts = np.bincount(cells.leaf)
@@ -125,13 +135,13 @@ def _choose(fleet: Fleet, request: Request, cells: Cells, needed: int) -> tuple[
 
 
 def _placement(
-    fleet: Fleet, request: Request, chosen: Column, cost_ns: int, room_nodes: Column
+    fleet: Fleet, request: PlacementRequest, chosen: Column, cost_ns: int, able_nodes: Column
 ) -> Placement:
     """The gang on its nodes, with as many of its spares as there are; others come when they can."""
     columns, shape = fleet.columns, request.shape
     spares: tuple[int, ...] = ()
     if request.spares:
-        left = np.setdiff1d(room_nodes, chosen)
+        left = np.setdiff1d(able_nodes, chosen)
         left = left[[not fleet.held[node] for node in left.tolist()]]
         spares = _near(columns.pod, chosen, left, min(request.spares, len(left)))
     leaves, pods = len(np.unique(columns.leaf[chosen])), len(np.unique(columns.pod[chosen]))
@@ -175,7 +185,7 @@ def _placed(nodes: int, leaves: int, pods: int) -> Reason:
     return reason("placed", nodes=nodes, leaves=leaves, pods=pods)
 
 
-def _no_room(request: Request, free: int) -> Reason:
+def _no_capacity(request: PlacementRequest, free: int) -> Reason:
     shape = request.shape
     wanted, wide = shape.slots(request.replicas), tensor_slots(shape)
     if wide > 1:
@@ -186,15 +196,19 @@ def _no_room(request: Request, free: int) -> Reason:
 
 
 def _refusal(
-    fleet: Fleet, room: Room, request: Request, classes: tuple[int, ...], free: int
-) -> Refusal:
+    fleet: Fleet,
+    free_index: FreeIndex,
+    request: PlacementRequest,
+    classes: tuple[int, ...],
+    free: int,
+) -> PlacementRefusal:
     """Why there is no room, and whether there could ever be."""
-    never = never_fits(fleet, room, request, classes)
-    return Refusal(never or _no_room(request, free), ever=never is None)
+    never = never_fits(fleet, free_index, request, classes)
+    return PlacementRefusal(never or _no_capacity(request, free), ever=never is None)
 
 
 def never_fits(
-    fleet: Fleet, room: Room, request: Request, classes: tuple[int, ...]
+    fleet: Fleet, free_index: FreeIndex, request: PlacementRequest, classes: tuple[int, ...]
 ) -> Reason | None:
     """Why a gang would have no place even if the fleet were empty and all of it healthy."""
     shape = request.shape
@@ -208,7 +222,7 @@ def never_fits(
         return reason("no_such_nodes", wish=_wish(request))
     members = 0
     for number in classes:
-        members |= room.members[number]
+        members |= free_index.members[number]
     wide, wanted = tensor_slots(shape), shape.slots(request.replicas)
     if wide == 1:
         fitting, needed = members.bit_count(), wanted + request.spares
@@ -224,7 +238,7 @@ def never_fits(
     return reason("domains_too_small", **facts)
 
 
-def _wish(request: Request) -> str:
+def _wish(request: PlacementRequest) -> str:
     shape = request.shape
     parts = [f"{shape.slot_gpus} GPUs", f"{shape.slot_cpus} CPUs"]
     if shape.slot_memory_bytes:

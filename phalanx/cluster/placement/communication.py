@@ -54,19 +54,19 @@ class Cost:
 @lru_cache(maxsize=512)
 def flows_of(shape: GangShape, replicas: int) -> tuple[Flows | Exchange, ...]:
     """Everything that leaves a slot of a gang."""
-    found: list[Flows | Exchange] = []
+    exchanges: list[Flows | Exchange] = []
     if not shape.slot_gpus:
         return ()
     for axis in shape.traffic or _nominal(shape, replicas):
         if axis.axis == "expert":
             if axis.ranks > shape.slot_gpus and axis.ranks % shape.slot_gpus == 0:
                 slots = axis.ranks // shape.slot_gpus
-                found.append(Exchange(int(axis.sent_bytes), slots, shape.slot_gpus))
+                exchanges.append(Exchange(int(axis.sent_bytes), slots, shape.slot_gpus))
             continue
         flows = _ring(shape, replicas, axis)
         if len(flows.source):
-            found.append(flows)
-    return tuple(found)
+            exchanges.append(flows)
+    return tuple(exchanges)
 
 
 def cost_of(

@@ -94,16 +94,16 @@ def _alternatives(text: str, tokens: list[str]) -> Clause:
 
 
 def _tokens(text: str) -> list[str]:
-    found: list[str] = []
+    tokens: list[str] = []
     end = 0
     text = text.rstrip()
     while end < len(text):
         match = _TOKEN.match(text, end)
         if match is None:
             raise _error(text, f'"{text[end:].strip()[0]}" is no part of a constraint', "")
-        found.append(match[1])
+        tokens.append(match[1])
         end = match.end()
-    return found
+    return tokens
 
 
 def _error(text: str, rule: str, fix: str) -> ConfigError:

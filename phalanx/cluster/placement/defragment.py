@@ -13,7 +13,7 @@ from collections.abc import Callable
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.constraints import parse
-from phalanx.cluster.placement.free_index import Nodes, Room, room_of
+from phalanx.cluster.placement.free_index import FreeIndex, Nodes, free_index_of
 from phalanx.cluster.placement.request import barred_from
 from phalanx.cluster.state import View
 
@@ -46,7 +46,7 @@ class _Plan:
     def __init__(self, view: View, kept_from: Callable[[Job], Nodes]) -> None:
         self._view, self._fleet = view, view.fleet
         self._kept_from = kept_from
-        self._room: Room = room_of(view.fleet)
+        self._free_index: FreeIndex = free_index_of(view.fleet)
         self.moves: list[Move] = []
         self._closed: dict[int, None] = {}  # nodes being emptied, or emptied
         # (free GPUs, node) of nodes in use that could take more, fullest first
@@ -73,13 +73,13 @@ class _Plan:
             sizes[leaf] = sizes.get(leaf, 0) + 1
             if self._fleet.held[node] and node not in self._closed:
                 used.setdefault(leaf, []).append(node)
-        found = [
+        leaves = [
             (len(nodes), leaf)
             for leaf, nodes in used.items()
             if len(nodes) * 1_000_000 <= sizes[leaf] * SPARSE_PPM
             and all(self._movable(node) for node in nodes)
         ]
-        return [used[leaf] for _, leaf in sorted(found)]
+        return [used[leaf] for _, leaf in sorted(leaves)]
 
     def empty(self, nodes: list[int]) -> None:
         """Moves everything off some nodes, or nothing."""
@@ -101,16 +101,16 @@ class _Plan:
     def _move(self, job: Job, source: int) -> bool:
         shape, spec = job.spec.gang, job.spec
         barred = barred_from(self._view.policy.queue, spec)
-        classes = self._room.suiting(shape, parse(spec.constraint), spec.partition, barred)
+        classes = self._free_index.suiting(shape, parse(spec.constraint), spec.partition, barred)
         held = self._fleet.held[source][job.id]
         gpus = held.gpus.bit_count()
         kept = self._kept_from(job)
         for index in range(bisect_left(self._targets, (gpus, -1)), len(self._targets)):
             free, node = self._targets[index]
-            room = self._free.get(
+            free_host = self._free.get(
                 node, (free, self._fleet.free_cpus(node), self._fleet.free_memory(node))
             )
-            fits = room[1] >= held.cpus and room[2] >= held.memory_bytes
+            fits = free_host[1] >= held.cpus and free_host[2] >= held.memory_bytes
             suits = int(self._fleet.columns.node_class[node]) in classes
             if node in self._closed or not fits or not suits or job.id in self._fleet.held[node]:
                 continue
@@ -119,7 +119,11 @@ class _Plan:
             del self._targets[index]
             if free > gpus:
                 insort(self._targets, (free - gpus, node))
-            self._free[node] = (free - gpus, room[1] - held.cpus, room[2] - held.memory_bytes)
+            self._free[node] = (
+                free - gpus,
+                free_host[1] - held.cpus,
+                free_host[2] - held.memory_bytes,
+            )
             self.moves.append((job.id, source, node))
             return True
         return False

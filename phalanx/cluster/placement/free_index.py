@@ -25,7 +25,7 @@ MISSES = 16  # nodes tried one by one before all are looked at together
 FEW = 24  # nodes of a set that are found faster one by one
 
 
-class Room:
+class FreeIndex:
     """Healthy nodes of each class by how many of their GPUs are free."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -61,9 +61,9 @@ class Room:
     ) -> tuple[int, ...]:
         """Classes whose nodes can hold a slot when they are empty; not of ``barred`` partitions."""
         key = (shape, constraint, partition, barred)
-        found = self._suiting.get(key)
-        if found is None:
-            found = self._suiting[key] = tuple(
+        classes = self._suiting.get(key)
+        if classes is None:
+            classes = self._suiting[key] = tuple(
                 number
                 for number, known in enumerate(self._fleet.classes)
                 if (not partition or known.partition == partition)
@@ -73,15 +73,15 @@ class Room:
                 and known.cpus >= shape.slot_cpus
                 and known.memory_bytes >= shape.slot_memory_bytes
             )
-        return found
+        return classes
 
     def with_free(self, classes: tuple[int, ...], least: int) -> Nodes:
         """Healthy nodes of some classes with at least so many GPUs free."""
-        found = 0
+        free = 0
         for number in classes:
             for nodes in self.free[number][least:]:
-                found |= nodes
-        return found
+                free |= nodes
+        return free
 
     def sound(self, classes: tuple[int, ...]) -> Nodes:
         """Healthy nodes of some classes, whatever they hold."""
@@ -107,7 +107,7 @@ class Room:
         fleet = self._fleet
         for tried, node in enumerate(numbers(nodes)):
             if tried == MISSES:
-                rest = with_host_room(fleet, array_of(nodes, len(fleet)), shape)
+                rest = with_host_capacity(fleet, array_of(nodes, len(fleet)), shape)
                 return int(rest[0]) if len(rest) else None
             if (
                 fleet.free_cpus(node) >= shape.slot_cpus
@@ -154,14 +154,14 @@ class Room:
             self.members[fleet.class_of(new)] |= 1 << new
 
 
-def room_of(fleet: Fleet) -> Room:
+def free_index_of(fleet: Fleet) -> FreeIndex:
     """The fleet's room, up to date."""
-    room = fleet.room
-    if not isinstance(room, Room):
-        room = fleet.room = Room(fleet)
+    free_index = fleet.free_index
+    if not isinstance(free_index, FreeIndex):
+        free_index = fleet.free_index = FreeIndex(fleet)
     elif fleet.changed:
-        room.refresh()
-    return room
+        free_index.refresh()
+    return free_index
 
 
 def is_lemon(changes: Sequence[Change]) -> bool:
@@ -198,7 +198,7 @@ def array_of(nodes: Nodes, size: int) -> Column:
     return np.flatnonzero(np.unpackbits(raw, bitorder="little")).astype(np.int64)
 
 
-def with_host_room(fleet: Fleet, nodes: Column, shape: GangShape) -> Column:
+def with_host_capacity(fleet: Fleet, nodes: Column, shape: GangShape) -> Column:
     """Those of some nodes with CPUs and memory for a slot."""
     columns = fleet.columns
     enough = columns.free_cpus[nodes] >= shape.slot_cpus

@@ -13,7 +13,7 @@ from phalanx.cluster.policy import FabricPolicy, Partition, Policy, QueuePolicy
 from phalanx.cluster.reasons import Reason
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class PlacementRequest(Struct, frozen=True, kw_only=True):
     """A gang that wants a place."""
 
     job: int
@@ -31,17 +31,17 @@ class Request(Struct, frozen=True, kw_only=True):
     fabric: FabricPolicy = FabricPolicy()
 
 
-class Refusal(Struct, frozen=True):
+class PlacementRefusal(Struct, frozen=True):
     """Why there is no place. ``ever``: it could have one on this fleet if the fleet were empty."""
 
     reason: Reason
     ever: bool
 
 
-def request_of(job: Job, replicas: int = 0, policy: Policy | None = None) -> Request:
+def request_of(job: Job, replicas: int = 0, policy: Policy | None = None) -> PlacementRequest:
     """What a job asks for."""
     spec = job.spec
-    return Request(
+    return PlacementRequest(
         job=job.id,
         shape=spec.gang,
         replicas=replicas or job.wanted_replicas,

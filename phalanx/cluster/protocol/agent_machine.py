@@ -21,8 +21,8 @@ from phalanx.cluster.protocol.commands import (
     Restore,
     Stop,
 )
-from phalanx.cluster.protocol.keeper_state import Memory
-from phalanx.cluster.protocol.local_gang import LocalGang, Output, Phase, Rank
+from phalanx.cluster.protocol.keeper_state import KeeperState
+from phalanx.cluster.protocol.local_gang import LocalGang, LocalRank, Output, Phase
 from phalanx.cluster.protocol.messages import (
     Applied,
     Busy,
@@ -81,7 +81,7 @@ class Agent:
         self.epoch = 0
         self.connected = False
         self.jobs: dict[int, LocalGang] = {}
-        self.memory: dict[int, Memory] = {}  # by job, also of jobs that left and may return
+        self.memory: dict[int, KeeperState] = {}  # by job, also of jobs that left and may return
         self.fences: dict[int, int] = {}  # by job: generations up to this one are over here
         self._applied: dict[tuple[int, int, int], None] = {}
         self._lease_ends_ns: int | None = None
@@ -152,13 +152,13 @@ class Agent:
             return []  # a deposed controller
         self.epoch = command.controller_epoch
         key = (command.controller_epoch, command.sequence, command.index)
-        told = Applied(node=self.node, sequence=command.sequence, index=command.index)
+        applied = Applied(node=self.node, sequence=command.sequence, index=command.index)
         if key in self._applied:
-            return [told]
+            return [applied]
         self._applied[key] = None
         if len(self._applied) > APPLIED_KEPT:
             del self._applied[next(iter(self._applied))]
-        return [told, *self._order(command)]
+        return [applied, *self._order(command)]
 
     def _order(self, command: Command) -> list[Output]:
         match command.body:
@@ -185,7 +185,7 @@ class Agent:
         if local is not None and order.generation == local.generation:
             return local.say_again()
         self.fences.pop(order.job, None)
-        kept = self.memory.setdefault(order.job, Memory())
+        kept = self.memory.setdefault(order.job, KeeperState())
         kept.fence(order.kept_generation)
         outputs: list[Output] = []
         if local is not None and local.phase in ("restoring", "ready", "running", "draining"):
@@ -197,7 +197,7 @@ class Agent:
             generation=order.generation,
             kept=kept,
             phase="spare" if form.warm else "forming",
-            ranks={rank: Rank() for rank in form.ranks},
+            ranks={rank: LocalRank() for rank in form.ranks},
         )
         return [*outputs, form]
 
@@ -278,7 +278,7 @@ class Agent:
             case WorkerFound():
                 self._found(fact)
             case KeeperFound():
-                self.memory[fact.job] = Memory(
+                self.memory[fact.job] = KeeperState(
                     committed=fact.committed,
                     previous=fact.previous,
                     oldest=fact.oldest,
@@ -302,9 +302,9 @@ class Agent:
         if local is not None and local.generation > fact.generation:
             return  # of a generation that is over
         if local is None or local.generation < fact.generation:
-            kept = self.memory.setdefault(fact.job, Memory())
+            kept = self.memory.setdefault(fact.job, KeeperState())
             if fact.running and kept.kept_generation < fact.generation:
-                kept = self.memory[fact.job] = Memory(kept_generation=fact.generation)
+                kept = self.memory[fact.job] = KeeperState(kept_generation=fact.generation)
             local = self.jobs[fact.job] = LocalGang(
                 node=self.node,
                 job=fact.job,

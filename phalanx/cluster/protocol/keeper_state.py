@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Memory(Struct, kw_only=True):
+class KeeperState(Struct, kw_only=True):
     """Committed steps of the node's own slot, and of the slot that it is the buddy of.
 
     Of the own slot three count: while one rank's snapshot of a step is under way, others may have

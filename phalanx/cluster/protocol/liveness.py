@@ -117,13 +117,13 @@ class Liveness:
         last = np.frombuffer(self._last, np.int64)
         status = np.frombuffer(self._status, np.int8)
         late = np.nonzero((last <= now_ns - self.silent_after_ns) & (status == WATCHED))[0]
-        found = dict.fromkeys(int(node) for node in late)
-        found.update((node, None) for node, until in self._asked.items() if until <= now_ns)
+        nodes = dict.fromkeys(int(node) for node in late)
+        nodes.update((node, None) for node, until in self._asked.items() if until <= now_ns)
         del last, status, late  # an array with a view cannot grow
-        for node in found:
+        for node in nodes:
             self._status[node] = SILENT
             self._asked.pop(node, None)
-        return [NodeSilent(node=node) for node in found]
+        return [NodeSilent(node=node) for node in nodes]
 
     def next_deadline_ns(self) -> int | None:
         """When the first node would be late if nothing came any more."""

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from phalanx.cluster.protocol.commands import Abort, Drain, Flush, Go, Rebalance, Restore
-from phalanx.cluster.protocol.keeper_state import Memory
+from phalanx.cluster.protocol.keeper_state import KeeperState
 from phalanx.cluster.protocol.messages import (
     AgentAction,
     AgentMessage,
@@ -49,7 +49,7 @@ Phase = Literal[
 ]
 
 
-class Rank(Struct):
+class LocalRank(Struct):
     """One worker on this node."""
 
     up: bool = False
@@ -65,9 +65,9 @@ class LocalGang(Struct, kw_only=True):
     node: int
     job: int
     generation: int
-    kept: Memory
+    kept: KeeperState
     phase: Phase = "forming"
-    ranks: dict[int, Rank] = {}
+    ranks: dict[int, LocalRank] = {}
     restored_step: int = 0
     skipped: tuple[int, int] = (0, 0)  # samples of the batch that was left out with it
     unsaid: Steps | None = None
@@ -248,7 +248,7 @@ class LocalGang(Struct, kw_only=True):
             self._note(fact)
         return self.say_steps() if kept.durable > durable else []
 
-    def _sealed_late(self, rank: Rank | None, fact: Sealed) -> None:
+    def _sealed_late(self, rank: LocalRank | None, fact: Sealed) -> None:
         """A keeper says that a step is safe of a generation that has just been aborted."""
         ran = self.phase == "aborted" and self.kept.kept_generation == self.generation
         if rank is not None and ran and fact.acknowledged:
@@ -328,8 +328,8 @@ class LocalGang(Struct, kw_only=True):
 
         A program that has just begun knows less than it is to restore, which is safe all the same.
         """
-        known = self.ranks.get(fact.rank, Rank())
-        self.ranks[fact.rank] = Rank(
+        known = self.ranks.get(fact.rank, LocalRank())
+        self.ranks[fact.rank] = LocalRank(
             up=True,
             restored=True,
             step=max(known.step, fact.step),

@@ -11,7 +11,7 @@ from phalanx.cluster.protocol.commands import Abort, Command, Drain, Form, Resto
 Key = tuple[int, int]  # sequence, index
 
 
-class Waiting(Struct):
+class UnconfirmedCommand(Struct):
     """A command that a node has not confirmed."""
 
     command: Command
@@ -29,7 +29,7 @@ class Outbox:
     def __init__(self, resend_ns: int, most_pause_ns: int = 60_000_000_000) -> None:
         self.resend_ns = resend_ns
         self.most_pause_ns = most_pause_ns
-        self._waiting: dict[int, dict[Key, Waiting]] = {}  # by node
+        self._waiting: dict[int, dict[Key, UnconfirmedCommand]] = {}  # by node
         self._due: list[tuple[int, int, int, int]] = []  # due_ns, sequence, index, node
 
     def send(self, command: Command, now_ns: int) -> None:
@@ -40,7 +40,9 @@ class Outbox:
             waiting = self._waiting.setdefault(node, {})
             if overtaken is not None and waiting:
                 _drop_older(waiting, *overtaken)
-            waiting[command.sequence, command.index] = Waiting(command, due, self.resend_ns)
+            waiting[command.sequence, command.index] = UnconfirmedCommand(
+                command, due, self.resend_ns
+            )
             heappush(self._due, (due, command.sequence, command.index, node))
 
     def applied(self, node: int, sequence: int, index: int) -> None:
@@ -57,7 +59,7 @@ class Outbox:
 
     def due(self, now_ns: int) -> list[tuple[int, Command]]:
         """What to send again now, to whom; pauses double."""
-        found = []
+        again = []
         while self._due and self._due[0][0] <= now_ns:
             due, sequence, index, node = heappop(self._due)
             waiting = self._waiting.get(node, {}).get((sequence, index))
@@ -66,8 +68,8 @@ class Outbox:
             waiting.pause_ns = min(2 * waiting.pause_ns, self.most_pause_ns)
             waiting.due_ns = now_ns + waiting.pause_ns
             heappush(self._due, (waiting.due_ns, sequence, index, node))
-            found.append((node, waiting.command))
-        return found
+            again.append((node, waiting.command))
+        return again
 
     def next_deadline_ns(self) -> int | None:
         """When something is to be sent again."""
@@ -80,7 +82,7 @@ class Outbox:
         return None
 
 
-def _drop_older(waiting: dict[Key, Waiting], job: int, generation: int) -> None:
+def _drop_older(waiting: dict[Key, UnconfirmedCommand], job: int, generation: int) -> None:
     stale = [
         key
         for key, each in waiting.items()

@@ -11,7 +11,7 @@ from msgspec import Struct
 from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.policy import MILLION, TimeoutPolicy
 from phalanx.config import ConfigError
-from phalanx.config.errors import Problem, problem
+from phalanx.config.errors import ConfigProblem, problem
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
     join = abort + slack(expected.join_ns(cold=True))
     slowest = max(expected.restore_peer_ns, expected.restore_disk_ns, expected.restore_remote_ns)
     restore = slack(slowest + expected.form_ns)
-    found = Timeouts(
+    timeouts = Timeouts(
         heartbeat_ns=policy.heartbeat_ns,
         silent_ns=silent,
         hang_ns=hang,
@@ -57,10 +57,10 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
         drain_ns=slack(step_ns + expected.checkpoint_ns + expected.flush_ns),
         lease_ns=silent + join + policy.lease_margin_ns,
     )
-    problems = order_problems(found, policy)
+    problems = order_problems(timeouts, policy)
     if problems:
         raise ConfigError.of(problems)
-    return found
+    return timeouts
 
 
 def stall_ns(policy: TimeoutPolicy, expected: Expected) -> int:
@@ -72,7 +72,7 @@ def _slack(policy: TimeoutPolicy, usual_ns: int) -> int:
     return usual_ns * policy.slack_ppm // MILLION + 2 * policy.round_trip_ns
 
 
-def order_problems(found: Timeouts, policy: TimeoutPolicy) -> list[Problem]:
+def order_problems(timeouts: Timeouts, policy: TimeoutPolicy) -> list[ConfigProblem]:
     """What is wrong with the order of deadlines."""
     problems = []
     if policy.missed_heartbeats < 2:
@@ -91,8 +91,8 @@ def order_problems(found: Timeouts, policy: TimeoutPolicy) -> list[Problem]:
     if policy.hang_steps < 2:
         rule = "a step that is merely slow would count as a hang"
         problems.append(problem("timeouts.hang_steps", policy.hang_steps, rule, "set at least 2"))
-    if found.lease_ns <= found.silent_ns + found.abort_ns:
+    if timeouts.lease_ns <= timeouts.silent_ns + timeouts.abort_ns:
         rule = "the lease must outlive the discovery of a silent agent and the abort that follows"
-        fix = f"set lease_margin_ns above {found.abort_ns}"
+        fix = f"set lease_margin_ns above {timeouts.abort_ns}"
         problems.append(problem("timeouts.lease_margin_ns", policy.lease_margin_ns, rule, fix))
     return problems

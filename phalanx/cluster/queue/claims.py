@@ -15,14 +15,14 @@ from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.horizon import earliest, length_ns
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.placement.free_index import Nodes, room_of, set_of_nodes
-from phalanx.cluster.placement.request import Request
+from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
+from phalanx.cluster.placement.request import PlacementRequest
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.decisions import Reserved
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.limits import Saved
-from phalanx.cluster.queue.pending import Ranks, Waiting, base_parts, starves
+from phalanx.cluster.queue.pending import PendingJobs, Priorities, base_parts, starves
 from phalanx.cluster.queue.preemption import Eviction, choose
 from phalanx.cluster.queue.promises import Promises
 from phalanx.cluster.state import View
@@ -31,7 +31,12 @@ MOST_DOUBLED = 40  # times: more would be longer than anything lasts
 
 
 def promise_start(
-    index: QueueIndex, view: View, job: Job, request: Request, others: Iterable[int], firm: bool
+    index: QueueIndex,
+    view: View,
+    job: Job,
+    request: PlacementRequest,
+    others: Iterable[int],
+    firm: bool,
 ) -> Reserved | None:
     """The earliest start of a job if nothing else is started; None: nobody can say.
 
@@ -53,14 +58,14 @@ def promise_start(
             end_ns = known.start_ns + length_ns(view, view.jobs[number])
             times = _not_before(nodes, times, len(fleet), known.nodes, end_ns)
     soon_ns = now + view.policy.queue.grace_ns
-    found = earliest(fleet, request, nodes, times, now, soon_ns)
+    slot = earliest(fleet, request, nodes, times, now, soon_ns)
     new = None
-    if found is not None:
-        chosen = tuple(found[1].tolist())
+    if slot is not None:
+        chosen = tuple(slot[1].tolist())
         holders = dict.fromkeys(holder for node in chosen for holder in fleet.held[node])
         sure = all(number in view.jobs and _limited(view.jobs[number]) for number in holders)
         new = Reserved(
-            job=job.id, start_ns=found[0], nodes=chosen, made_ns=now, sure=sure, firm=firm
+            job=job.id, start_ns=slot[0], nodes=chosen, made_ns=now, sure=sure, firm=firm
         )
     if old is not None and not old.asked and old.start_ns > now:
         late = _not_before(nodes, free_ns * 0, len(fleet), old.nodes, 1).astype(np.bool_)
@@ -103,8 +108,8 @@ def evict(
     index: QueueIndex,
     view: View,
     job: Job,
-    request: Request,
-    ranks: Ranks,
+    request: PlacementRequest,
+    ranks: Priorities,
     gpus: int,
     leaving: dict[int, None],
 ) -> Eviction | None:
@@ -114,7 +119,7 @@ def evict(
     if ranks.entitled(job.spec.team, gpus):
         loans = on_loan(index.state.held, view, job.spec.team)
     elif view.quotas and starves(view, job):
-        loans = on_loan(index.state.held, view, "")  # guests take turns
+        loans = on_loan(index.state.held, view, "")  # borrowers take turns
     preempts = rule is not None and rule.preempts
     if not loans and not preempts:
         return None
@@ -160,11 +165,11 @@ def collector(index: QueueIndex, view: View, saved: Saved) -> int:
     return 0
 
 
-def collected(waiting: Waiting, view: View, number: int) -> Nodes:
+def collected(waiting: PendingJobs, view: View, number: int) -> Nodes:
     """Nodes that a job could use at once, were they enough."""
-    room, demand = room_of(view.fleet), waiting.where[number][1]
-    suiting = demand.suiting(room, len(view.fleet.classes))
-    return room.with_free(suiting, demand.request.shape.slot_gpus)
+    free_index, demand = free_index_of(view.fleet), waiting.where[number][1]
+    suiting = demand.suiting(free_index, len(view.fleet.classes))
+    return free_index.with_free(suiting, demand.request.shape.slot_gpus)
 
 
 def stays_until_ns(policy: QueuePolicy, job: Job) -> int:
@@ -205,14 +210,14 @@ def on_loan(held_by_team: dict[str, int], view: View, lender: str) -> dict[int, 
         job = view.jobs[number]
         if job.spec.team in mine:
             mine[job.spec.team].append(job)
-    found: dict[int, None] = {}
+    loans: dict[int, None] = {}
     for team, jobs in mine.items():
         held = 0
         for job in sorted(jobs, key=lambda one: (one.started_ns, one.id)):
             held += view.fleet.job_gpus.get(job.id, 0)
             if held > over[team]:
-                found[job.id] = None
-    return found
+                loans[job.id] = None
+    return loans
 
 
 def quota_gpus(view: View, team: str) -> int:

@@ -13,7 +13,7 @@ from phalanx.cluster.forecast.horizon import leave_ns, length_ns
 from phalanx.cluster.jobs.job import Job, Placement
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.placement.choose import place
-from phalanx.cluster.placement.free_index import Nodes, room_of
+from phalanx.cluster.placement.free_index import Nodes, free_index_of
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.claims import (
     collected,
@@ -24,8 +24,8 @@ from phalanx.cluster.queue.claims import (
 )
 from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize, Start
 from phalanx.cluster.queue.index import QueueIndex
-from phalanx.cluster.queue.pending import Demand, Front, Lane, starves
-from phalanx.cluster.queue.preemption import Eviction, Offer
+from phalanx.cluster.queue.pending import Demand, Lane, PriorityOrder, starves
+from phalanx.cluster.queue.preemption import Eviction, PreemptionOffer
 from phalanx.cluster.reasons import Reason, reason, sentences, span_of
 from phalanx.cluster.state import View
 
@@ -64,7 +64,9 @@ class Pass:
         self._collected: Nodes = 0
         self._saved = index.limits.saved_for(view)  # by limit: the job that starves under it
         self._kept: dict[int | None, Nodes] = {}  # by bound: what ``_bind`` closes
-        self._no_room: dict[int, list[Nodes]] = {}  # by demand: closed nodes without which it fails
+        self._without_capacity: dict[
+            int, list[Nodes]
+        ] = {}  # by demand: closed nodes without which it fails
 
     def run(self) -> list[Decision]:
         """All decisions, in order."""
@@ -97,14 +99,14 @@ class Pass:
 
     def _leaving_for_others(self) -> Nodes:
         """Nodes that others leave for somebody: not for the collector."""
-        found = 0
+        leaving = 0
         for number, promise in self._promises.by_job.items():
             if number != self._collector and promise.asked and number in self._bind:
-                found |= self._promises.nodes(number)
-        return found
+                leaving |= self._promises.nodes(number)
+        return leaving
 
     def _in_order(self) -> None:
-        front = Front(self._waiting, self._ranks)
+        front = PriorityOrder(self._waiting, self._ranks)
         for lane in self._waiting.lanes.values():
             front.add(lane, lane.entries)
         left = max(1, self._policy.reservations)
@@ -133,8 +135,8 @@ class Pass:
             front.go_on(source, started)
 
     def _backfill(self) -> None:
-        front = Front(self._waiting, self._ranks)
-        room = room_of(self._view.fleet)
+        front = PriorityOrder(self._waiting, self._ranks)
+        free_index = free_index_of(self._view.fleet)
         free: dict[tuple[tuple[int, ...], int], Nodes] = {}
         left: dict[tuple[tuple[int, ...], int, int | None], int] = {}  # nodes nobody was promised
         classes = len(self._view.fleet.classes)
@@ -143,11 +145,11 @@ class Pass:
         unlike = {id(where[number][1]) for number in promised if number in where}
         hopeful: dict[int, None] = {}
         for demand in self._waiting.demands.values():
-            key = (demand.suiting(room, classes), demand.request.shape.slot_gpus)
+            key = (demand.suiting(free_index, classes), demand.request.shape.slot_gpus)
             bound = demand.bound_ns
             if (*key, bound) not in left:
                 if key not in free:
-                    free[key] = room.with_free(*key)
+                    free[key] = free_index.with_free(*key)
                 left[(*key, bound)] = (free[key] & ~self._promised(bound)).bit_count()
             # What is promised to one of them is not in its way.
             if left[(*key, bound)] >= demand.least_slots or id(demand) in unlike:
@@ -172,15 +174,15 @@ class Pass:
 
     def _promised(self, bound: int | None) -> Nodes:
         """Nodes that are promised before a job that holds its nodes so long would be gone."""
-        found = self._kept.get(bound)
-        if found is None:
-            found = self._collected
+        promised = self._kept.get(bound)
+        if promised is None:
+            promised = self._collected
             for number in self._bind:
                 promise = self._promises.by_job[number]
                 if bound is None or self._view.now_ns + bound > promise.start_ns:
-                    found |= self._promises.nodes(number)
-            self._kept[bound] = found
-        return found
+                    promised |= self._promises.nodes(number)
+            self._kept[bound] = promised
+        return promised
 
     def _closed(self, job: Job, bound: int | None) -> Nodes:
         """Nodes that are not for a job."""
@@ -212,17 +214,17 @@ class Pass:
     def _try(self, job: Job, lane: Lane, demand: Demand, code: str) -> bool:
         """Starts a job if there is room for it."""
         closed = self._closed(job, demand.bound_ns)
-        failed = self._no_room.setdefault(id(demand), [])
+        failed = self._without_capacity.setdefault(id(demand), [])
         if any(known & ~closed == 0 for known in failed):
             return False
-        found = self._place(job, demand, closed)
-        if found is None:
+        placement = self._place(job, demand, closed)
+        if placement is None:
             failed.append(closed)
             return False
-        where = str(found.reason)
-        if found.replicas < demand.request.replicas:
+        where = str(placement.reason)
+        if placement.replicas < demand.request.replicas:
             wanted = demand.request.replicas
-            why = reason("elastic_start", replicas=found.replicas, wanted=wanted, where=where)
+            why = reason("elastic_start", replicas=placement.replicas, wanted=wanted, where=where)
         elif code == "first_in_line":
             priority = self._ranks.of(lane, job.queued_ns, demand.gpus)
             why = reason(code, priority=priority, where=where)
@@ -230,25 +232,25 @@ class Pass:
             why = reason(code, where=where)
         if job.id in self._bind:
             self._binds(job.id, yes=False)
-        self._index.start(self._view, job, found)
-        self._decisions.append(Start(job.id, found, why))
+        self._index.start(self._view, job, placement)
+        self._decisions.append(Start(job.id, placement, why))
         return True
 
     def _place(self, job: Job, demand: Demand, closed: Nodes) -> Placement | None:
         """A place for all replicas, or for as many as there is room for, if it is elastic."""
         most = self._index.limits.most_replicas(self._view, job, demand)
         request = structs.replace(demand.request, job=job.id, closed=closed, replicas=most)
-        found = place(self._view.fleet, request)
-        if isinstance(found, Placement):
-            return found
+        placement = place(self._view.fleet, request)
+        if isinstance(placement, Placement):
+            return placement
         best: Placement | None = None
         low, high = request.shape.floor, request.replicas - 1
         while low <= high:
             # First whether the fewest fit; then how many more do.
             middle = (low + high + 1) // 2 if best else low
-            found = place(self._view.fleet, structs.replace(request, replicas=middle))
-            if isinstance(found, Placement):
-                best, low = found, middle + 1
+            placement = place(self._view.fleet, structs.replace(request, replicas=middle))
+            if isinstance(placement, Placement):
+                best, low = placement, middle + 1
             elif best is None:
                 return None
             else:
@@ -262,12 +264,12 @@ class Pass:
             self._binds(job.id)
             return True
         request = structs.replace(demand.request, job=job.id)
-        found = promise_start(self._index, self._view, job, request, self._bind, firm)
-        if found is None:
+        promise = promise_start(self._index, self._view, job, request, self._bind, firm)
+        if promise is None:
             self._promises.drop(job.id)
             self._binds(job.id, yes=False)
             return False
-        self._promises.make(found)
+        self._promises.make(promise)
         self._binds(job.id)
         return True
 
@@ -300,20 +302,20 @@ class Pass:
         request = structs.replace(
             demand.request, job=job.id, closed=self._closed(job, demand.bound_ns)
         )
-        found = evict(
+        eviction = evict(
             self._index, self._view, job, request, self._ranks, demand.gpus, self._leaving
         )
-        if found is None:
+        if eviction is None:
             rule = self._policy.qos.get(job.spec.qos)
             if self._view.quotas or (rule is not None and rule.preempts):
                 tried_ns[job.id] = now
             return False
-        self._ask(job, found, demand.gpus)
+        self._ask(job, eviction, demand.gpus)
         return True
 
-    def _ask(self, job: Job, found: Eviction, gpus: int) -> None:
+    def _ask(self, job: Job, eviction: Eviction, gpus: int) -> None:
         grace, now = self._policy.grace_ns, self._view.now_ns
-        for offer in found.offers:
+        for offer in eviction.offers:
             self._leaving[offer.job] = None
             why = self._reason(job, offer, gpus)
             if offer.replicas:
@@ -324,15 +326,15 @@ class Pass:
             Reserved(
                 job=job.id,
                 start_ns=now + grace,
-                nodes=found.nodes,
+                nodes=eviction.nodes,
                 made_ns=now,
                 firm=True,
-                asked=tuple(offer.job for offer in found.offers),
+                asked=tuple(offer.job for offer in eviction.offers),
             )
         )
         self._binds(job.id)
 
-    def _reason(self, job: Job, offer: Offer, gpus: int) -> Reason:
+    def _reason(self, job: Job, offer: PreemptionOffer, gpus: int) -> Reason:
         if offer.replicas:
             return reason("shrunk_for", job=job.id, replicas=offer.replicas)
         team = self._view.jobs[offer.job].spec.team

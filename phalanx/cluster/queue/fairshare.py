@@ -21,14 +21,14 @@ def _halvings() -> tuple[int, ...]:
     roots = [1 << (bits - 1)]  # 2 ** -1, then its root, and so on: 2 ** (-1 / 2 ** k)
     for _ in range(STEPS.bit_length() - 1):
         roots.append(isqrt(roots[-1] << bits))
-    found = []
+    halvings = []
     for step in range(STEPS):
         product = 1 << bits
         for power in range(1, len(roots)):
             if step & STEPS >> power:
                 product = product * roots[power] >> bits
-        found.append(product >> (bits - 32))
-    return tuple(found)
+        halvings.append(product >> (bits - 32))
+    return tuple(halvings)
 
 
 def half_to(steps: int) -> int:

@@ -15,7 +15,7 @@ from phalanx.cluster.placement.request import held_by
 from phalanx.cluster.queue.decisions import QueueState
 from phalanx.cluster.queue.holdings import Holdings
 from phalanx.cluster.queue.limits import Limits
-from phalanx.cluster.queue.pending import Ranks, Waiting
+from phalanx.cluster.queue.pending import PendingJobs, Priorities
 from phalanx.cluster.queue.promises import Promises
 from phalanx.cluster.queue.window_nodes import WindowNodes
 from phalanx.cluster.reasons import reason
@@ -27,7 +27,7 @@ class QueueIndex:
 
     def __init__(self, state: QueueState) -> None:
         self.state = state
-        self.waiting = Waiting()
+        self.waiting = PendingJobs()
         self.holdings = Holdings(state)
         self.limits = Limits(self.holdings, self.waiting)
         self.promises = Promises(state)
@@ -65,9 +65,9 @@ class QueueIndex:
             if number not in self.waiting.where:
                 self.waiting.add(view, view.jobs[number])
 
-    def ranks(self, view: View) -> Ranks:
+    def ranks(self, view: View) -> Priorities:
         """Priorities at this moment."""
-        return Ranks(view, self.state.usage, self.state.held)
+        return Priorities(view, self.state.usage, self.state.held)
 
     def forget(self, job: int) -> None:
         """A job waits no longer."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.placement.free_index import room_of
+from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.queue.holdings import Holdings, Limited
-from phalanx.cluster.queue.pending import Demand, Lane, Waiting, gpus_of, starves
+from phalanx.cluster.queue.pending import Demand, Lane, PendingJobs, gpus_of, starves
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.state import View
 
@@ -45,7 +45,7 @@ class AtLimit(Struct, frozen=True):
 class Limits:
     """Ceilings of teams and limits of classes of service, against what is held."""
 
-    def __init__(self, holdings: Holdings, waiting: Waiting) -> None:
+    def __init__(self, holdings: Holdings, waiting: PendingJobs) -> None:
         self._holdings, self._waiting = holdings, waiting
 
     def gate(self, view: View, lane: Lane, gpus: int) -> AtLimit | None:
@@ -132,8 +132,8 @@ class Limits:
 
 def _has_nodes(view: View, demand: Demand) -> bool:
     """Whether a demand would have nodes if nothing ran: for others nothing need be saved."""
-    room = room_of(view.fleet)
-    sound = room.sound(demand.suiting(room, len(view.fleet.classes)))
+    free_index = free_index_of(view.fleet)
+    sound = free_index.sound(demand.suiting(free_index, len(view.fleet.classes)))
     return sound.bit_count() >= demand.least_slots
 
 

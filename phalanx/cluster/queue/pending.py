@@ -12,8 +12,8 @@ from heapq import heapify, heappop, heappush
 
 from phalanx.cluster.forecast.horizon import bound_ns, length_ns
 from phalanx.cluster.jobs.job import GangShape, Job
-from phalanx.cluster.placement.free_index import Room
-from phalanx.cluster.placement.request import Request, barred_from, request_of
+from phalanx.cluster.placement.free_index import FreeIndex
+from phalanx.cluster.placement.request import PlacementRequest, barred_from, request_of
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.queue.fairshare import ONE, factors
 from phalanx.cluster.state import View
@@ -37,7 +37,7 @@ class Lane:
 class Demand:
     """What some pending jobs ask for alike, and for how long."""
 
-    def __init__(self, key: Key, request: Request, gpus: int, least_gpus: int) -> None:
+    def __init__(self, key: Key, request: PlacementRequest, gpus: int, least_gpus: int) -> None:
         self.key = key
         self.request = request  # of any of them
         self.gpus = gpus
@@ -45,21 +45,21 @@ class Demand:
         shape = request.shape
         self.least_slots = shape.slots(min(shape.floor, request.replicas))
         # The room and how many classes the fleet had, and what was found.
-        self._suiting: tuple[Room | None, int, tuple[int, ...]] = (None, -1, ())
+        self._suiting: tuple[FreeIndex | None, int, tuple[int, ...]] = (None, -1, ())
         self.bound_ns = key[-2]  # the longest that they hold nodes; None: nobody says
         self.length_ns = key[-1]  # how long they hold them as far as one can tell
         self.lanes: dict[Lane, list[Entry]] = {}  # sorted
 
-    def suiting(self, room: Room, classes: int) -> tuple[int, ...]:
+    def suiting(self, free_index: FreeIndex, classes: int) -> tuple[int, ...]:
         """Classes of nodes that would do, of so many that the fleet has."""
-        if self._suiting[0] is not room or self._suiting[1] != classes:
+        if self._suiting[0] is not free_index or self._suiting[1] != classes:
             asked = self.request
-            found = room.suiting(asked.shape, asked.constraint, asked.partition, asked.barred)
-            self._suiting = (room, classes, found)
+            found = free_index.suiting(asked.shape, asked.constraint, asked.partition, asked.barred)
+            self._suiting = (free_index, classes, found)
         return self._suiting[2]
 
 
-class Waiting:
+class PendingJobs:
     """All pending jobs, by lane and by demand."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ def base_parts(policy: QueuePolicy, job: Job) -> dict[str, int]:
     }
 
 
-class Ranks:
+class Priorities:
     """Priorities at one moment."""
 
     def __init__(self, view: View, usage: dict[str, int], held: dict[str, int]) -> None:
@@ -194,14 +194,14 @@ class Ranks:
         return quota is not None and self._held.get(team, 0) + gpus <= quota.gpus
 
 
-class Front:
+class PriorityOrder:
     """Jobs in order of priority, from several lanes.
 
     Starting a job can only lower the priorities of its team, so an entry is weighed again when it
     comes up, and put back when it is no longer first.
     """
 
-    def __init__(self, waiting: Waiting, ranks: Ranks) -> None:
+    def __init__(self, waiting: PendingJobs, ranks: Priorities) -> None:
         self._where, self._ranks = waiting.where, ranks
         self._sources: list[tuple[Lane, list[Entry]]] = []
         self._next: list[int] = []  # by source: position of the entry in the heap

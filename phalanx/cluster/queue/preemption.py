@@ -14,15 +14,15 @@ from msgspec import Struct
 
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.placement.free_index import Nodes, numbers, room_of
-from phalanx.cluster.placement.request import Request, tensor_slots
+from phalanx.cluster.placement.free_index import Nodes, free_index_of, numbers
+from phalanx.cluster.placement.request import PlacementRequest, tensor_slots
 from phalanx.cluster.recovery.layout import column_replicas, column_slots, grid
 from phalanx.cluster.state import View
 
 MOST_PRUNED = 64  # offers that are tried to be done without, those that lose most first
 
 
-class Offer(Struct, frozen=True):
+class PreemptionOffer(Struct, frozen=True):
     """What a job could give: some of its nodes by shrinking, or all of them."""
 
     job: int
@@ -34,7 +34,7 @@ class Offer(Struct, frozen=True):
 class Eviction(Struct, frozen=True):
     """Who gives what, and the nodes on which the asking job has room then."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[PreemptionOffer, ...]
     nodes: tuple[int, ...]
 
 
@@ -59,7 +59,7 @@ def shrinks(job: Job, floor: int) -> list[tuple[int, tuple[int, ...]]]:
     if not together:
         return []
     _, columns, _ = grid(shape, placement.replicas)
-    found: list[tuple[int, tuple[int, ...]]] = []
+    steps: list[tuple[int, tuple[int, ...]]] = []
     freed: tuple[int, ...] = ()
     for column in range(columns - 1, 0, -1):
         left = placement.replicas - (columns - column) * together
@@ -67,8 +67,8 @@ def shrinks(job: Job, floor: int) -> list[tuple[int, tuple[int, ...]]]:
             break
         slots = column_slots(shape, placement.replicas, column)
         freed += tuple(placement.nodes[slot] for slot in slots)
-        found.append((left, freed))
-    return found
+        steps.append((left, freed))
+    return steps
 
 
 def shrink_lost_gpu_ns(view: View, job: Job) -> int:
@@ -79,22 +79,22 @@ def shrink_lost_gpu_ns(view: View, job: Job) -> int:
 
 
 def choose(
-    view: View, request: Request, shrinkable: list[tuple[Job, int]], stoppable: list[Job]
+    view: View, request: PlacementRequest, shrinkable: list[tuple[Job, int]], stoppable: list[Job]
 ) -> Eviction | None:
     """Offers that make room for a gang with little lost; None: not even all of them do.
 
     ``shrinkable`` comes with the fewest replicas each may be left with.
     """
     frame = _Frame(view.fleet, request)
-    offers: list[Offer] = []
+    offers: list[PreemptionOffer] = []
     for job, floor in shrinkable:
         steps = shrinks(job, floor)
         if steps:
             lost = shrink_lost_gpu_ns(view, job)
-            offers.append(Offer(job.id, lost, steps[-1][1], steps[-1][0]))
+            offers.append(PreemptionOffer(job.id, lost, steps[-1][1], steps[-1][0]))
     offers.sort(key=lambda offer: (offer.lost_gpu_ns // max(1, len(offer.nodes)), offer.job))
     stops = [
-        Offer(job.id, lost_gpu_ns(view, job), job.placement.nodes, 0)
+        PreemptionOffer(job.id, lost_gpu_ns(view, job), job.placement.nodes, 0)
         for job in stoppable
         if job.placement is not None
     ]
@@ -115,17 +115,19 @@ def choose(
         if frame.enough(fewer):
             taken = fewer
     taken = [_least_shrink(view, frame, taken, offer) for offer in taken]
-    return Eviction(tuple(taken), tuple(sorted(frame.nodes_with_room(taken)[: frame.slots])))
+    return Eviction(tuple(taken), tuple(sorted(frame.nodes_with_capacity(taken)[: frame.slots])))
 
 
-def _least_shrink(view: View, frame: _Frame, taken: list[Offer], offer: Offer) -> Offer:
+def _least_shrink(
+    view: View, frame: _Frame, taken: list[PreemptionOffer], offer: PreemptionOffer
+) -> PreemptionOffer:
     """A shrinking job gives up no more replicas than are needed."""
     if not offer.replicas:
         return offer
     job = view.jobs[offer.job]
     others = [one for one in taken if one is not offer]
     for left, nodes in shrinks(job, offer.replicas):
-        smaller = Offer(offer.job, offer.lost_gpu_ns, nodes, left)
+        smaller = PreemptionOffer(offer.job, offer.lost_gpu_ns, nodes, left)
         if frame.enough([*others, smaller]):
             return smaller
     return offer
@@ -134,18 +136,18 @@ def _least_shrink(view: View, frame: _Frame, taken: list[Offer], offer: Offer) -
 class _Frame:
     """Which nodes would have room for a slot, given some offers."""
 
-    def __init__(self, fleet: Fleet, request: Request) -> None:
+    def __init__(self, fleet: Fleet, request: PlacementRequest) -> None:
         self._fleet, self._shape = fleet, request.shape
-        room = room_of(fleet)
-        self._classes = room.suiting(
+        free_index = free_index_of(fleet)
+        self._classes = free_index.suiting(
             request.shape, request.constraint, request.partition, request.barred
         )
-        self._usable: Nodes = room.healthy & ~request.closed
+        self._usable: Nodes = free_index.healthy & ~request.closed
         for node in request.avoid:
             self._usable &= ~(1 << node)
-        free = room.with_free(self._classes, request.shape.slot_gpus) & self._usable
+        free = free_index.with_free(self._classes, request.shape.slot_gpus) & self._usable
         if request.shape.whole_nodes:
-            free &= room.idle
+            free &= free_index.idle
         self._free: dict[int, None] = dict.fromkeys(numbers(free))
         self.slots = request.shape.slots(request.replicas)
         self._wide = tensor_slots(request.shape)
@@ -154,40 +156,40 @@ class _Frame:
         number = int(self._fleet.columns.node_class[node])
         return bool(self._usable >> node & 1) and number in self._classes
 
-    def helps(self, offer: Offer) -> bool:
+    def helps(self, offer: PreemptionOffer) -> bool:
         """Whether any of its nodes could hold a slot."""
         return any(self._suits(node) and node not in self._free for node in offer.nodes)
 
-    def price(self, offer: Offer) -> int:
+    def price(self, offer: PreemptionOffer) -> int:
         """Lost work for each node that it gives."""
         useful = sum(self._suits(node) for node in offer.nodes)
         return offer.lost_gpu_ns // useful if useful else 2**62
 
-    def nodes_with_room(self, offers: list[Offer]) -> list[int]:
+    def nodes_with_capacity(self, offers: list[PreemptionOffer]) -> list[int]:
         """Nodes with room for a slot once the offers are taken, those freed first."""
         given: dict[int, dict[int, None]] = {}
         for offer in offers:
             for node in offer.nodes:
                 given.setdefault(node, {})[offer.job] = None
-        freed = [node for node, jobs in given.items() if self._has_room(node, jobs)]
+        freed = [node for node, jobs in given.items() if self._has_capacity(node, jobs)]
         return freed + [node for node in self._free if node not in given]
 
-    def enough(self, offers: list[Offer]) -> bool:
+    def enough(self, offers: list[PreemptionOffer]) -> bool:
         """Whether the gang has room once the offers are taken."""
-        nodes = self.nodes_with_room(offers)
+        nodes = self.nodes_with_capacity(offers)
         if len(nodes) < self.slots or self._wide == 1:
             return len(nodes) >= self.slots
         domains = np.bincount(self._fleet.columns.domain[np.asarray(nodes, np.int64)])
         return int((domains // self._wide).sum()) * self._wide >= self.slots
 
-    def cheapest_node(self, stops: list[Offer]) -> Eviction | None:
+    def cheapest_node(self, stops: list[PreemptionOffer]) -> Eviction | None:
         """For a single slot: the node whose jobs lose least, and only as many as must go."""
-        by_node: dict[int, list[Offer]] = {}
+        by_node: dict[int, list[PreemptionOffer]] = {}
         for offer in sorted(stops, key=lambda one: (one.lost_gpu_ns, one.job)):
             for node in offer.nodes:
                 if self._suits(node):
                     by_node.setdefault(node, []).append(offer)
-        best: tuple[int, int, list[Offer]] | None = None
+        best: tuple[int, int, list[PreemptionOffer]] | None = None
         for node, offers in by_node.items():
             if best is not None and offers[0].lost_gpu_ns > best[0]:
                 break  # nodes come by their cheapest offer
@@ -198,11 +200,11 @@ class _Frame:
                     best = (lost, node, taken)
         return None if best is None else Eviction(tuple(best[2]), (best[1],))
 
-    def _least_on(self, node: int, offers: list[Offer]) -> list[Offer] | None:
+    def _least_on(self, node: int, offers: list[PreemptionOffer]) -> list[PreemptionOffer] | None:
         """The offers on one node that make room at the least loss."""
         missing = self._shape.slot_gpus - self._fleet.free_mask(node).bit_count()
         # least[g]: cheapest offers that free g GPUs or more.
-        least: list[tuple[int, list[Offer]] | None] = [(0, [])] + [None] * max(0, missing)
+        least: list[tuple[int, list[PreemptionOffer]] | None] = [(0, [])] + [None] * max(0, missing)
         for offer in offers:
             gpus = self._fleet.held[node][offer.job].gpus.bit_count()
             for goal in range(len(least) - 1, 0, -1):
@@ -214,15 +216,15 @@ class _Frame:
                 if known is None or lost < known[0]:
                     least[goal] = (lost, [*before[1], offer])
         found = least[-1]
-        if found is not None and self._has_room(node, [one.job for one in found[1]]):
+        if found is not None and self._has_capacity(node, [one.job for one in found[1]]):
             return found[1]
         # CPUs or memory are short, or nobody else may be there: take from the cheapest on.
         for count in range(1, len(offers) + 1):
-            if self._has_room(node, [one.job for one in offers[:count]]):
+            if self._has_capacity(node, [one.job for one in offers[:count]]):
                 return offers[:count]
         return None
 
-    def _has_room(self, node: int, jobs: Collection[int]) -> bool:
+    def _has_capacity(self, node: int, jobs: Collection[int]) -> bool:
         if not self._suits(node):
             return False
         held, shape = self._fleet.held[node], self._shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.placement.free_index import Nodes, room_of, set_of_nodes
+from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.queue.decisions import QueueState, Reserved
 from phalanx.cluster.state import View
 
@@ -33,7 +33,7 @@ class Promises:
     def hold(self, view: View, promise: Reserved) -> bool:
         """Whether a promise needs no new look yet."""
         policy, now = view.policy.queue, view.now_ns
-        if self.nodes(promise.job) & ~room_of(view.fleet).healthy:
+        if self.nodes(promise.job) & ~free_index_of(view.fleet).healthy:
             return False
         if promise.asked:
             return now < promise.start_ns + policy.grace_ns

@@ -12,7 +12,7 @@ where they cannot be in its way.
 from __future__ import annotations
 
 from phalanx.cluster.forecast.horizon import leave_ns
-from phalanx.cluster.forecast.why import Answers
+from phalanx.cluster.forecast.why import WaitExplainer
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.free_index import Nodes
 from phalanx.cluster.queue import wakes
@@ -20,7 +20,7 @@ from phalanx.cluster.queue.claims import collected, collector
 from phalanx.cluster.queue.cycle import Pass
 from phalanx.cluster.queue.decisions import Decision, Pending, QueueState
 from phalanx.cluster.queue.index import QueueIndex
-from phalanx.cluster.queue.pending import Front, Lane, base_parts
+from phalanx.cluster.queue.pending import Lane, PriorityOrder, base_parts
 from phalanx.cluster.state import View
 
 
@@ -71,9 +71,9 @@ class Queue:
         """What a pending job waits for, and until when. Asking changes nothing that is logged."""
         return self.answers(view).of(job)
 
-    def answers(self, view: View) -> Answers:
+    def answers(self, view: View) -> WaitExplainer:
         """What pending jobs wait for, to ask about many; good until the next event."""
-        return Answers(self._index.copy_to_ask(view), view)
+        return WaitExplainer(self._index.copy_to_ask(view), view)
 
     def priority(self, view: View, job: Job, since_ns: int) -> int:
         """The priority of a job if it had waited since then."""
@@ -85,7 +85,7 @@ class Queue:
     def first_priority(self, view: View) -> int | None:
         """The priority of the job that is first in line; None: nobody waits."""
         self.sync(view)
-        front = Front(self.waiting, self._index.ranks(view))
+        front = PriorityOrder(self.waiting, self._index.ranks(view))
         for lane in self.waiting.lanes.values():
             front.add(lane, lane.entries)
         return front.first_priority()

@@ -6,7 +6,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.detectors import told_wrong
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.fleet import names
-from phalanx.cluster.fleet.node_events import bury
+from phalanx.cluster.fleet.node_events import mark_node_lost
 from phalanx.cluster.gang.draining import tell_bare
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
@@ -27,7 +27,7 @@ from phalanx.cluster.protocol.events import (
 )
 from phalanx.cluster.reasons import Fact, Reason, reason, sentences
 from phalanx.cluster.recovery.causes import cause_of
-from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, Failure, own_failure
+from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, ReportedFailure, own_failure
 from phalanx.cluster.recovery.recover import broken, give_up, slow
 
 CLAIMS_KEPT = 1024  # about a disputed step
@@ -72,7 +72,7 @@ def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:
     job.step = max(job.step, fact.step)
     if fact.cause == "lost_peer" and _withheld(ctx, job):
         return
-    failure = Failure(fact.cause, fact.detail, rank=fact.rank, step=fact.step)
+    failure = ReportedFailure(fact.cause, fact.detail, rank=fact.rank, step=fact.step)
     why = own_failure(ctx, job, failure)
     if why is not None:
         give_up(ctx, job, fact.node, fact.cause, why)
@@ -95,7 +95,7 @@ def _withheld(ctx: Context, job: Job) -> bool:
     silent = [node for node in job.placement.nodes if node in ctx.health.withheld]
     for node in silent:
         cause = ctx.health.withheld.pop(node)
-        bury(ctx, node, cause)
+        mark_node_lost(ctx, node, cause)
     return bool(silent)
 
 
@@ -120,7 +120,7 @@ def on_no_progress(ctx: Context, fact: NoProgress) -> None:
     code = "idle_hang" if fact.limit == "idle" else "hang"
     why = reason(code, step=fact.step, nodes=shown, evidence=_evidence(fact))
     told = str(why) + (f"; {fact.detail}" if fact.detail else "")
-    ends = own_failure(ctx, job, Failure("hang", told, alike=fact.limit))
+    ends = own_failure(ctx, job, ReportedFailure("hang", told, alike=fact.limit))
     if ends is not None:
         give_up(ctx, job, (*culprits, job.placement.nodes[0])[0], "hang", ends)
         return
@@ -143,12 +143,12 @@ def _evidence(fact: NoProgress) -> str:
     first = ", the first of this start," if fact.limit == "first_step" else ""
     if fact.limit == "phase":
         first = f", but {fact.phase},"
-    told = f"{first}{quiet}; {_seconds(fact.limit_ns)} are allowed by {fact.setting}"
+    sentence = f"{first}{quiet}; {_seconds(fact.limit_ns)} are allowed by {fact.setting}"
     if fact.cpu_ns < 0:
-        return told
+        return sentence
     gpu = f", GPUs at most {fact.gpu_ppm // 10_000} % busy" if fact.gpu_ppm >= 0 else ""
     done = f"{_seconds(fact.cpu_ns)} of CPU time, {fact.output_bytes} bytes of output"
-    return f"{told}; its processes had {done}{gpu}"
+    return f"{sentence}; its processes had {done}{gpu}"
 
 
 def _seconds(span_ns: int) -> str:
@@ -188,7 +188,9 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
         return
     missing = nodes or gang.unanswered
     if not missing:
-        why_failed = own_failure(ctx, job, Failure("no_answer", f"while it was {gang.phase}"))
+        why_failed = own_failure(
+            ctx, job, ReportedFailure("no_answer", f"while it was {gang.phase}")
+        )
         if why_failed is not None:
             give_up(ctx, job, placement.nodes[0], "no_answer", why_failed)
             return
@@ -330,7 +332,9 @@ def on_loss_spike(ctx: Context, fact: LossSpike) -> None:
     if not back:
         ctx.notify(reason("spike", step=fact.step), job=job.id, level="warning")
         return
-    ends = own_failure(ctx, job, Failure("non_finite", "loss spike", step=fact.step, waits=False))
+    ends = own_failure(
+        ctx, job, ReportedFailure("non_finite", "loss spike", step=fact.step, waits=False)
+    )
     if ends is not None:
         give_up(ctx, job, job.placement.nodes[0], "non_finite", ends)
         return

@@ -66,11 +66,11 @@ def with_columns(
     """Values by slot with more columns behind the last; ``added`` by stage, then by column."""
     stages, columns, wide = grid(shape, replicas)
     old, new = columns * wide, len(added) // stages
-    found: list[int] = []
+    slots: list[int] = []
     for stage in range(stages):
-        found.extend(values[stage * old : (stage + 1) * old])
-        found.extend(added[stage * new : (stage + 1) * new])
-    return tuple(found)
+        slots.extend(values[stage * old : (stage + 1) * old])
+        slots.extend(added[stage * new : (stage + 1) * new])
+    return tuple(slots)
 
 
 def buddy_shift(fleet: Fleet, nodes: Sequence[int], before: int = 0) -> int:

@@ -40,13 +40,13 @@ def in_memory(gang: Gang, empty: tuple[int, ...] = ()) -> bool:
 def without_copy(gang: Gang, empty: tuple[int, ...] = ()) -> list[int]:
     """Nodes of the last generation that ran whose snapshot nobody has; ``empty``: gone as well."""
     gone, keepers = {**gang.lost, **dict.fromkeys(empty, "empty")}, gang.keepers
-    found = []
+    slots = []
     for node in sorted(set(gone).intersection(keepers)) if gone else ():
         # ``index`` runs over a large gang far faster than a loop would.
         buddy = keepers[(keepers.index(node) + gang.buddy_shift) % len(keepers)]
         if not gang.buddy_shift or buddy in gone:
-            found += [node, buddy] if buddy in gone else [node]
-    return list(dict.fromkeys(found))
+            slots += [node, buddy] if buddy in gone else [node]
+    return list(dict.fromkeys(slots))
 
 
 def unsaved(job: Job) -> bool:

@@ -14,7 +14,13 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.placement.choose import Refusal, Request, place, replacements, request_of
+from phalanx.cluster.placement.choose import (
+    PlacementRefusal,
+    PlacementRequest,
+    place,
+    replacements,
+    request_of,
+)
 from phalanx.cluster.placement.free_index import array_of
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.recovery.causes import cause_of
@@ -44,23 +50,23 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
     """
     must, may = leaving(ctx, job)
     allowed = ctx.policy.recovery
-    found: list[Option] = []
+    ways: list[Option] = []
     if allowed.in_place and not must:
-        found.append(_in_place(ctx, job, may))
+        ways.append(_in_place(ctx, job, may))
     for gone in dict.fromkeys(((*must, *may), must)):
         if not gone:
             continue
         incoming = _incoming(ctx, job, gone) if allowed.swap else ()
         if len(incoming) == len(gone):
-            found.append(_reshaped(ctx, job, gone, incoming, ()))
+            ways.append(_reshaped(ctx, job, gone, incoming, ()))
         elif allowed.shrink:
             for partly in dict.fromkeys((incoming, ())):
                 option = _shrunk(ctx, job, gone, partly)
                 if option is not None:
-                    found.append(option)
-    best = min((option.loss_gpu_ns for option in found), default=None)
-    found.append(_requeued(ctx, job, best, saves=saves))
-    return sorted(found, key=lambda option: option.loss_gpu_ns)  # stable: a tie keeps the order
+                    ways.append(option)
+    best = min((option.loss_gpu_ns for option in ways), default=None)
+    ways.append(_requeued(ctx, job, best, saves=saves))
+    return sorted(ways, key=lambda option: option.loss_gpu_ns)  # stable: a tie keeps the order
 
 
 def leaving(ctx: Context, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -162,7 +168,7 @@ def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int,
     assert placement is not None
     base = request_of(job, placement.replicas, ctx.policy)
     shut = ctx.queue.shut_now(ctx.view, job)  # spares stand by there until the window opens
-    request = Request(
+    request = PlacementRequest(
         job=job.id,
         shape=base.shape,
         replicas=base.replicas,
@@ -247,7 +253,7 @@ def _requeued(ctx: Context, job: Job, best: int | None, *, saves: bool) -> Optio
     down += ctx.policy.queue.delay_ns
     # Whether there is room elsewhere is worth finding out only if that could decide.
     cheaper = best is None or down * gpus < best
-    if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), Refusal):
+    if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), PlacementRefusal):
         down += ctx.policy.recovery.repair_ns
     return Option(rung="requeue", loss_gpu_ns=down * gpus)
 
@@ -261,16 +267,16 @@ def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) 
     def lost(ppm: int) -> int:
         return gpus * horizon * ppm // (MILLION + ppm)
 
-    found = [Option(rung="degraded", loss_gpu_ns=lost(slowdown_ppm), replicas=replicas)]
+    ways = [Option(rung="degraded", loss_gpu_ns=lost(slowdown_ppm), replicas=replicas)]
     if ctx.policy.recovery.rebalance and cause == "slow_compute":
         shares, ppm = _rebalanced(job, node, slowdown_ppm)
         if shares:
             way = Option(
                 rung="rebalance", loss_gpu_ns=lost(ppm), replicas=replicas, micro_batches=shares
             )
-            found.append(way)
-    found.extend(_swapped(ctx, job, node))
-    return sorted(found, key=lambda option: option.loss_gpu_ns)
+            ways.append(way)
+    ways.extend(_swapped(ctx, job, node))
+    return sorted(ways, key=lambda option: option.loss_gpu_ns)
 
 
 def degraded_ways(ctx: Context, job: Job, node: int) -> list[Option]:

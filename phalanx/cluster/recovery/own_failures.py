@@ -39,7 +39,7 @@ sentences(
 )
 
 
-class Failure(NamedTuple):
+class ReportedFailure(NamedTuple):
     """One failure as it is told: how, by which rank and at which step."""
 
     cause: str
@@ -55,7 +55,7 @@ class Failure(NamedTuple):
         return f"{self.cause}: {self.alike or self.detail}"[:ERROR_CHARS]
 
 
-def own_failure(ctx: Context, job: Job, failure: Failure) -> Reason | None:
+def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | None:
     """Counts a failure, unless it is not the job's own. The reason if it was one too many.
 
     Otherwise the gang may have to wait before it forms again: ``gang.retry_ns``.
@@ -66,8 +66,8 @@ def own_failure(ctx: Context, job: Job, failure: Failure) -> Reason | None:
     if cause.domain == "hardware" or cause.node == "replace" or failure.cause == "lost_peer":
         return None
     here = max(ctx.ledger.accounts[job.id].step, failure.step)
-    words = f"{failure.cause} at step {here}" + (f": {failure.detail}" if failure.detail else "")
-    job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
+    sentence = f"{failure.cause} at step {here}" + (f": {failure.detail}" if failure.detail else "")
+    job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], sentence)
     if not cause.blames_job:
         return None
     storage = failure.cause in STORAGE or (
@@ -81,16 +81,16 @@ def own_failure(ctx: Context, job: Job, failure: Failure) -> Reason | None:
     _clear_if_sound(ctx, job, failure)
     if storage:
         job.storage_failures += 1
-        wait = _no_room if failure.cause == "disk_full" else _storage_away
-        return wait(ctx, job, here, failure.detail or words)
+        wait = _disk_full if failure.cause == "disk_full" else _storage_away
+        return wait(ctx, job, here, failure.detail or sentence)
     if cause.domain == "software" and gang.phase in ("joining", "restoring"):
         # The step was not even tried: whatever disturbs the formation may pass.
         job.failed_formations += 1
     else:
         _count(ctx, job, failure, here)
-    why = _too_many(ctx, job, failure, words)
+    why = _too_many(ctx, job, failure, sentence)
     if why is None and failure.waits:
-        _back_off(ctx, job, words)
+        _back_off(ctx, job, sentence)
     return why
 
 
@@ -122,7 +122,7 @@ def _secured(ctx: Context, job: Job) -> int:
     return max(job.committed if kept else 0, job.durable)
 
 
-def _clear_if_sound(ctx: Context, job: Job, failure: Failure) -> None:
+def _clear_if_sound(ctx: Context, job: Job, failure: ReportedFailure) -> None:
     """A gang that ran well for long enough has used none of its retries; an interval ends, too."""
     policy, gang = ctx.policy.recovery, gang_of(job)
     ran_ns = ctx.now_ns - gang.since_ns if gang.phase in ("running", "draining") else 0
@@ -134,7 +134,7 @@ def _clear_if_sound(ctx: Context, job: Job, failure: Failure) -> None:
         job.retries_used = 0
 
 
-def _count(ctx: Context, job: Job, failure: Failure, here: int) -> None:
+def _count(ctx: Context, job: Job, failure: ReportedFailure, here: int) -> None:
     alike = failure.error == job.failed_error or 0 <= failure.rank == job.failed_rank
     there = job.failed_step >= 0 and abs(here - job.failed_step) <= SKEW_STEPS
     again = there and alike and job.failures_there > 0
@@ -147,29 +147,29 @@ def _count(ctx: Context, job: Job, failure: Failure, here: int) -> None:
     job.retries_used += 1
 
 
-def _too_many(ctx: Context, job: Job, failure: Failure, words: str) -> Reason | None:
+def _too_many(ctx: Context, job: Job, failure: ReportedFailure, sentence: str) -> Reason | None:
     policy = ctx.policy.recovery
     if failure.cause == "configuration" and job.generation <= 1:
         # Later a single node may differ from those that it ran on.
-        return reason("cannot_run", evidence=failure.detail or words)
+        return reason("cannot_run", evidence=failure.detail or sentence)
     if job.failed_formations >= policy.failed_formations:
-        return reason("no_formation", times=job.failed_formations, evidence=words)
+        return reason("no_formation", times=job.failed_formations, evidence=sentence)
     if job.failures_there >= policy.same_step_failures:
         facts = {"step": job.failed_step, "times": job.failures_there}
-        return reason("same_step", **facts, evidence=words)
+        return reason("same_step", **facts, evidence=sentence)
     if job.retries_used > job.spec.retries:
         minutes = policy.retry_interval_ns // (60 * SECOND_NS)
-        return reason("retries", retries=job.spec.retries, minutes=minutes, evidence=words)
+        return reason("retries", retries=job.spec.retries, minutes=minutes, evidence=sentence)
     return None
 
 
-def _back_off(ctx: Context, job: Job, words: str) -> None:
+def _back_off(ctx: Context, job: Job, sentence: str) -> None:
     """The first failure is recovered from at once; each further one waits twice as long."""
     times = max(job.retries_used, job.failed_formations)
     wait_ns = back_off_ns(ctx, times)
     if wait_ns:
         gang_of(job).retry_ns = ctx.now_ns + wait_ns
-        told = reason("backs_off", times=times, seconds=wait_ns // SECOND_NS, evidence=words)
+        told = reason("backs_off", times=times, seconds=wait_ns // SECOND_NS, evidence=sentence)
         ctx.notify(told, job=job.id, level="warning")
         job.why = told
 
@@ -182,32 +182,32 @@ def back_off_ns(ctx: Context, times: int) -> int:
     return min(policy.back_off_ns << min(times - 2, 30), policy.most_back_off_ns)
 
 
-def _storage_away(ctx: Context, job: Job, step: int, words: str) -> Reason | None:
+def _storage_away(ctx: Context, job: Job, step: int, sentence: str) -> Reason | None:
     """Its folder cannot be used: tried again soon and then less often, for it may come back."""
     policy, times = ctx.policy.recovery, job.storage_failures
     if times >= policy.storage_tries:
         steps = max(0, job.committed - job.durable)
         failed = LeaveCause.STORAGE_FAILED_WITH_LOSS if steps else LeaveCause.STORAGE_FAILED
-        return failed.because(times=times, steps=steps, durable=job.durable, evidence=words)
+        return failed.because(times=times, steps=steps, durable=job.durable, evidence=sentence)
     wait_ns = min(policy.storage_retry_ns << min(times - 1, 30), policy.most_back_off_ns)
     gang_of(job).retry_ns = ctx.now_ns + wait_ns
     seconds, tries = wait_ns // SECOND_NS, policy.storage_tries
-    waits = reason("storage_wait", seconds=seconds, times=times, tries=tries, evidence=words)
+    waits = reason("storage_wait", seconds=seconds, times=times, tries=tries, evidence=sentence)
     ctx.notify(waits, job=job.id, level="error")
     job.why = waits
     return None
 
 
-def _no_room(ctx: Context, job: Job, step: int, _words: str) -> Reason | None:
+def _disk_full(ctx: Context, job: Job, step: int, _words: str) -> Reason | None:
     """A checkpoint found no room: memory holds it until there is some, or nobody makes any."""
     policy, times = ctx.policy.recovery, job.storage_failures
-    told: dict[str, int | str] = {"step": step, "steps": step - job.durable, "times": times}
+    facts: dict[str, int | str] = {"step": step, "steps": step - job.durable, "times": times}
     if times >= policy.room_tries:
-        return LeaveCause.NO_ROOM_TO_SAVE.because(durable=job.durable, **told)
+        return LeaveCause.NO_ROOM_TO_SAVE.because(durable=job.durable, **facts)
     wait_ns = policy.room_retry_ns * times
     gang_of(job).retry_ns = ctx.now_ns + wait_ns
     seconds = wait_ns // SECOND_NS
-    waits = reason("room_wait", seconds=seconds, tries=policy.room_tries, **told)
+    waits = reason("room_wait", seconds=seconds, tries=policy.room_tries, **facts)
     ctx.notify(waits, job=job.id, level="error")
     job.why = waits
     return None

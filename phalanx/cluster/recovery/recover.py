@@ -133,19 +133,19 @@ def recover(ctx: Context, job: Job) -> None:
         ctx.wake(gang.retry_ns, "settle", job.id, token(job))
         return
     ctx.ledger.found(job.id, gang.cause)
-    found = options(ctx, job)
-    if found[0].rung == "requeue" and _merely_emptied(ctx, job):
+    ways = options(ctx, job)
+    if ways[0].rung == "requeue" and _merely_emptied(ctx, job):
         _leave_in_order(ctx, job)
-        found = options(ctx, job)
+        ways = options(ctx, job)
     if gang.ending is not None:  # it forms, wherever it can, only to save what it has in memory
-        found.sort(key=lambda way: way.rung == "requeue")
-    best = found[0]
+        ways.sort(key=lambda way: way.rung == "requeue")
+    best = ways[0]
     why = WayTaken.RECOVER.because(
         rung=best.rung,
         cause=gang.cause,
         node=ctx.fleet.nodes[gang.culprit].name if gang.culprit >= 0 else "",
         loss=best.loss_gpu_ns // 10**9,
-        other=_others(found),
+        other=_others(ways),
     )
     if best.rung == "requeue":
         job.preemptions += 1
@@ -211,13 +211,13 @@ def _parted(ctx: Context, job: Job) -> None:
     job.partings = job.partings + 1 if here <= job.parted_step else 1
     job.parted_step = here
     names = ", ".join(ctx.fleet.nodes[node].name for node in list(gang.broken)[:EVIDENCE_KEPT])
-    words = f"step {here}: ranks on {names} lost a peer, and every node answers"
-    job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
+    sentence = f"step {here}: ranks on {names} lost a peer, and every node answers"
+    job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], sentence)
     wait_ns = back_off_ns(ctx, job.partings - 1)
     if wait_ns:
         gang.retry_ns = ctx.now_ns + wait_ns
         seconds = wait_ns // SECOND_NS
-        told = reason("parted", step=here, times=job.partings, seconds=seconds, evidence=words)
+        told = reason("parted", step=here, times=job.partings, seconds=seconds, evidence=sentence)
         ctx.notify(told, job=job.id, level="error")
         job.why = told
     if job.partings > 1:

@@ -8,28 +8,28 @@ from typing import Any
 
 from msgspec import structs
 
-from phalanx.config.errors import Change, Problem, written
+from phalanx.config.errors import Change, ConfigProblem, written
 from phalanx.config.schema import Job
 
 RANKS = "world size"  # the key of the number of ranks, which is no setting
 LEFT_OUT = 0  # of a number: as if nobody had given it
 
-Rules = Callable[[Job, int], Sequence[Problem]]
+Rules = Callable[[Job, int], Sequence[ConfigProblem]]
 
 
 def with_accepted_fix(
-    found: Problem, job: Job, world_size: int, before: Sequence[Problem], rules: Rules
-) -> Problem:
+    problem: ConfigProblem, job: Job, world_size: int, before: Sequence[ConfigProblem], rules: Rules
+) -> ConfigProblem:
     """The problem with those of its changes that mend it and break nothing else."""
     accepted = []
-    for group in found.tries:
+    for group in problem.tries:
         for change in group:
             after = rules(*_changed(job, world_size, change))
             if _is_better(before, after):
-                accepted.append(_words(found, change))
+                accepted.append(_words(problem, change))
                 break
-    fix = ", or ".join(dict.fromkeys(accepted)) or found.fix
-    return structs.replace(found, fix=fix, tries=())
+    fix = ", or ".join(dict.fromkeys(accepted)) or problem.fix
+    return structs.replace(problem, fix=fix, tries=())
 
 
 def nearest_first(values: Iterable[int], wanted: int) -> list[int]:
@@ -37,7 +37,7 @@ def nearest_first(values: Iterable[int], wanted: int) -> list[int]:
     return sorted(set(values), key=lambda value: (abs(value - wanted), value))
 
 
-def _is_better(before: Sequence[Problem], after: Sequence[Problem]) -> bool:
+def _is_better(before: Sequence[ConfigProblem], after: Sequence[ConfigProblem]) -> bool:
     """Fewer problems, and none with a key that had none (or fewer)."""
     old, new = (Counter(each.key for each in problems) for problems in (before, after))
     return len(after) < len(before) and new <= old
@@ -54,7 +54,7 @@ def _changed(job: Job, world_size: int, change: Mapping[str, Any]) -> tuple[Job,
     return job, world_size
 
 
-def _words(found: Problem, change: Change) -> str:
+def _words(problem: ConfigProblem, change: Change) -> str:
     """What to do, in words."""
     settings = {key: value for key, value in change.items() if key != RANKS}
     if RANKS in change:
@@ -63,7 +63,7 @@ def _words(found: Problem, change: Change) -> str:
     texts = []
     for key, value in settings.items():
         number = isinstance(value, int) and not isinstance(value, bool)
-        if key != found.key:
+        if key != problem.key:
             texts.append(f"set {key} = {written(value)}")
         elif number and value == LEFT_OUT:
             texts.append("leave it out")

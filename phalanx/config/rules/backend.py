@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from phalanx.config.backend import Backend, Kubernetes, Slurm
-from phalanx.config.errors import Problem, problem, written
+from phalanx.config.errors import ConfigProblem, problem, written
 from phalanx.config.schema import Job
 
 WORD = re.compile(r"[A-Za-z0-9_.,:|&!*+/@\[\]()=~?-]*")  # what stands in a line of #SBATCH
@@ -26,7 +26,7 @@ SLURM_WORDS = (
 )
 
 
-def backend_problems(job: Job) -> Iterator[Problem]:
+def backend_problems(job: Job) -> Iterator[ConfigProblem]:
     """Rules for backend.*."""
     backend = job.backend
     yield from _shared(backend)
@@ -37,7 +37,7 @@ def backend_problems(job: Job) -> Iterator[Problem]:
         yield problem("backend.image", '""', rule, "name it by its digest")
 
 
-def _shared(backend: Backend) -> Iterator[Problem]:
+def _shared(backend: Backend) -> Iterator[ConfigProblem]:
     image = backend.image
     if image and not DIGEST.fullmatch(image):
         fix = "`skopeo inspect docker://NAME` prints the digest of a tag"
@@ -65,7 +65,7 @@ def _shared(backend: Backend) -> Iterator[Problem]:
                 yield problem(key, written(text), rule, 'e.g. "/scratch:/scratch"')
 
 
-def _slurm(slurm: Slurm) -> Iterator[Problem]:
+def _slurm(slurm: Slurm) -> Iterator[ConfigProblem]:
     for name in SLURM_WORDS:
         text = getattr(slurm, name)
         if not WORD.fullmatch(text):
@@ -87,7 +87,7 @@ def _slurm(slurm: Slurm) -> Iterator[Problem]:
         )
 
 
-def _kubernetes(kubernetes: Kubernetes) -> Iterator[Problem]:
+def _kubernetes(kubernetes: Kubernetes) -> Iterator[ConfigProblem]:
     for name in ("namespace", "queue", "service_account"):
         text = getattr(kubernetes, name)
         if text and not NAME.fullmatch(text):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from phalanx.config.errors import Problem, did_you_mean, problem
+from phalanx.config.errors import ConfigProblem, did_you_mean, problem
 from phalanx.config.schema import Data, Job
 
 SMALLEST_SHARE = 1 / (1 << 16)  # of a blend: one sample in a cycle of 2^16
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def data_problems(job: Job) -> Iterator[Problem]:
+def data_problems(job: Job) -> Iterator[ConfigProblem]:
     """Everything in [data] that contradicts itself or the rest of the job."""
     data = job.data
     yield from _where(data)
@@ -28,7 +28,7 @@ def data_problems(job: Job) -> Iterator[Problem]:
         )
 
 
-def _where(data: Data) -> Iterator[Problem]:
+def _where(data: Data) -> Iterator[ConfigProblem]:
     if data.source == "shards" and not data.path and not data.blend:
         yield problem(
             "data.path",
@@ -45,7 +45,7 @@ def _where(data: Data) -> Iterator[Problem]:
         yield problem("data.path", f'"{data.path}"', rule, "make it a source of the blend")
 
 
-def _blend(data: Data) -> Iterator[Problem]:
+def _blend(data: Data) -> Iterator[ConfigProblem]:
     for name, source in data.blend.items():
         if not _NAME.fullmatch(name):
             rule = "a source's name is made of letters, digits, _ and -"
@@ -57,7 +57,7 @@ def _blend(data: Data) -> Iterator[Problem]:
         yield from _weights(weights, "data.blend", ".weight")
 
 
-def _weights(weights: Mapping[str, float], key: str, end: str = "") -> Iterator[Problem]:
+def _weights(weights: Mapping[str, float], key: str, end: str = "") -> Iterator[ConfigProblem]:
     total = sum(weights.values())
     if total <= 0:
         yield problem(key, "", "every weight is zero", "give one source a weight above 0")
@@ -72,7 +72,7 @@ def _weights(weights: Mapping[str, float], key: str, end: str = "") -> Iterator[
             )
 
 
-def _stages(data: Data) -> Iterator[Problem]:
+def _stages(data: Data) -> Iterator[ConfigProblem]:
     if data.stages and not data.blend:
         rule = "stages change the weights of a blend, and there is none"
         yield problem("data.stages", "", rule, "add tables [data.blend.NAME]")
@@ -95,7 +95,7 @@ def _stages(data: Data) -> Iterator[Problem]:
         yield from _weights(stage.weights, f"{key}.weights")
 
 
-def _shuffle(data: Data) -> Iterator[Problem]:
+def _shuffle(data: Data) -> Iterator[ConfigProblem]:
     if data.shuffle == "blocked" and data.block_tokens < data.sequence:
         yield problem(
             "data.block_tokens",

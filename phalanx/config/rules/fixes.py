@@ -21,21 +21,21 @@ def fix_for(value: Any, hint: Any, default: str) -> str:
     """What to write instead of ``value``; ``default`` is the field's own, "" where it has none."""
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if choices := literal_values(base):
-        found = _choice(value, choices)
+        choice = _choice(value, choices)
     elif base is bool:
         word = written(value).strip('"').lower()
-        found = "write true" if word in _TRUE else "write false" if word in _FALSE else ""
+        choice = "write true" if word in _TRUE else "write false" if word in _FALSE else ""
     elif base in (int, float):
-        found = _nearest_number(value, base, hint)
+        choice = _nearest_number(value, base, hint)
     elif base is str and not isinstance(value, dict | list):
-        found = f"write {written(str(value))}"
+        choice = f"write {written(str(value))}"
     elif get_origin(base) is dict:
-        found = "e.g. { name = 1.0 }"
+        choice = "e.g. { name = 1.0 }"
     elif any(get_origin(option) is tuple for option in (base, *get_args(base))):
-        found = "e.g. [0, 3]"
+        choice = "e.g. [0, 3]"
     else:
-        found = ""
-    return found or (f"the default is {default}" if default else "give a value of that kind")
+        choice = ""
+    return choice or (f"the default is {default}" if default else "give a value of that kind")
 
 
 def _choice(value: Any, choices: tuple[Any, ...]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from phalanx.config.errors import ConfigError, Problem, problem
+from phalanx.config.errors import ConfigError, ConfigProblem, problem
 from phalanx.config.presets import PRESETS
 from phalanx.config.resolve import resolve
 from phalanx.config.rules.accepted import with_accepted_fix
@@ -34,7 +34,7 @@ def check(job: Job, world_size: int) -> None:
         raise ConfigError.of(tried)
 
 
-def _problems(job: Job, world_size: int) -> list[Problem]:
+def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
     job = resolve(job, world_size)
     problems = list(_model(job.model))
     # Rules between the axes and the model read its shape: without one they only mislead.
@@ -47,7 +47,7 @@ def _problems(job: Job, world_size: int) -> list[Problem]:
     return problems
 
 
-def _model(model: Model) -> Iterator[Problem]:
+def _model(model: Model) -> Iterator[ConfigProblem]:
     missing = [name for name in SHAPE if not getattr(model, name)]
     if len(missing) == len(SHAPE):
         known = ", ".join(PRESETS)
@@ -77,7 +77,7 @@ def _model(model: Model) -> Iterator[Problem]:
         yield from _moe(model, model.moe)
 
 
-def _size(model: Model) -> Iterator[Problem]:
+def _size(model: Model) -> Iterator[ConfigProblem]:
     experts = model.moe.experts * model.moe.ffn if model.moe is not None else 0
     layer = model.dim * (2 * model.heads * model.head_dim + 3 * max(model.ffn, experts))
     if model.layers * layer > MOST_PARAMETERS:
@@ -89,7 +89,7 @@ def _size(model: Model) -> Iterator[Problem]:
         )
 
 
-def _heads(model: Model) -> Iterator[Problem]:
+def _heads(model: Model) -> Iterator[ConfigProblem]:
     if model.heads % model.kv_heads:
         yield problem(
             "model.kv_heads",
@@ -113,7 +113,7 @@ def _heads(model: Model) -> Iterator[Problem]:
         )
 
 
-def _latent(model: Model, latent: LatentAttention) -> Iterator[Problem]:
+def _latent(model: Model, latent: LatentAttention) -> Iterator[ConfigProblem]:
     if model.kv_heads != model.heads:
         yield problem(
             "model.kv_heads",
@@ -137,7 +137,7 @@ def _latent(model: Model, latent: LatentAttention) -> Iterator[Problem]:
         )
 
 
-def _moe(model: Model, moe: Moe) -> Iterator[Problem]:
+def _moe(model: Model, moe: Moe) -> Iterator[ConfigProblem]:
     if moe.top_k > moe.experts:
         yield problem(
             "model.moe.top_k",
@@ -163,7 +163,7 @@ def _moe(model: Model, moe: Moe) -> Iterator[Problem]:
         yield problem("model.mlp", '"gelu"', "experts are swiglu", 'set it to "swiglu"')
 
 
-def _precision(job: Job) -> Iterator[Problem]:
+def _precision(job: Job) -> Iterator[ConfigProblem]:
     precision = job.precision
     if precision.compute == "float16" and not job.optimizer.skip_non_finite:
         yield problem(
@@ -207,7 +207,7 @@ def _fp8_sizes(job: Job) -> dict[str, int]:
     return sizes
 
 
-def _memory(job: Job) -> Iterator[Problem]:
+def _memory(job: Job) -> Iterator[ConfigProblem]:
     if job.memory.offload == "parameters" and job.parallel.zero == 0:
         yield problem(
             "memory.offload",
@@ -217,7 +217,7 @@ def _memory(job: Job) -> Iterator[Problem]:
         )
 
 
-def _optimizer(job: Job) -> Iterator[Problem]:
+def _optimizer(job: Job) -> Iterator[ConfigProblem]:
     if 0 < job.optimizer.spike_factor <= 1:
         yield problem(
             "optimizer.spike_factor",
@@ -228,7 +228,7 @@ def _optimizer(job: Job) -> Iterator[Problem]:
         )
 
 
-def _schedule(job: Job) -> Iterator[Problem]:
+def _schedule(job: Job) -> Iterator[ConfigProblem]:
     schedule, steps = job.schedule, job.train.steps
     if schedule.warmup_steps > steps:
         yield problem(
@@ -261,7 +261,7 @@ def _schedule(job: Job) -> Iterator[Problem]:
         )
 
 
-def _train(job: Job) -> Iterator[Problem]:
+def _train(job: Job) -> Iterator[ConfigProblem]:
     train = job.train
     batches = {"train.global_batch": train.global_batch}
     before = 0
@@ -296,7 +296,7 @@ def _train(job: Job) -> Iterator[Problem]:
         )
 
 
-def _start(job: Job) -> Iterator[Problem]:
+def _start(job: Job) -> Iterator[ConfigProblem]:
     start = job.checkpoint
     if start.load_hf and start.resume:
         yield problem(

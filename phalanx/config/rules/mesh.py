@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from phalanx.config.errors import Problem, problem
+from phalanx.config.errors import ConfigProblem, problem
 from phalanx.config.ramp import batch_ramp
 from phalanx.config.rules.accepted import LEFT_OUT, RANKS, nearest_first
 from phalanx.config.rules.mesh_changes import (
@@ -41,7 +41,7 @@ def _micro_batches(job: Job, batch: int) -> int:
     return math.ceil(batch / (job.parallel.data * job.train.micro_batch))
 
 
-def mesh_problems(job: Job, world_size: int) -> list[Problem]:
+def mesh_problems(job: Job, world_size: int) -> list[ConfigProblem]:
     """Every reason why a resolved job's axes do not fit each other or the world size."""
     axes = job.parallel
     return [
@@ -56,7 +56,7 @@ def mesh_problems(job: Job, world_size: int) -> list[Problem]:
     ]
 
 
-def _world(axes: Parallel, world_size: int) -> Iterator[Problem]:
+def _world(axes: Parallel, world_size: int) -> Iterator[ConfigProblem]:
     if world_size > MOST_RANKS:
         rule, fix = f"must be at most {MOST_RANKS:,}", f"nearest: {MOST_RANKS}"
         yield problem("world size", world_size, rule, fix)
@@ -82,7 +82,7 @@ def _world(axes: Parallel, world_size: int) -> Iterator[Problem]:
     )
 
 
-def _sharding(axes: Parallel) -> Iterator[Problem]:
+def _sharding(axes: Parallel) -> Iterator[ConfigProblem]:
     if axes.data % axes.replicate:
         yield problem(
             "parallel.replicate",
@@ -105,7 +105,7 @@ def _sharding(axes: Parallel) -> Iterator[Problem]:
         )
 
 
-def _tensor(job: Job, world_size: int) -> Iterator[Problem]:
+def _tensor(job: Job, world_size: int) -> Iterator[ConfigProblem]:
     model, tensor = job.model, job.parallel.tensor
     parts = list(_split_by_tensor(model))
     common = math.gcd(*(size for _, size, _ in parts))
@@ -127,7 +127,7 @@ def _tensor(job: Job, world_size: int) -> Iterator[Problem]:
         )
 
 
-def _async_tensor(job: Job) -> Iterator[Problem]:
+def _async_tensor(job: Job) -> Iterator[ConfigProblem]:
     if not job.parallel.async_tensor:
         return
     if job.train.device == "cpu":
@@ -177,7 +177,7 @@ def _split_by_tensor(model: Model) -> Iterator[tuple[str, int, str]]:
         )
 
 
-def _pipeline(job: Job, world_size: int) -> Iterator[Problem]:
+def _pipeline(job: Job, world_size: int) -> Iterator[ConfigProblem]:
     axes, layers = job.parallel, job.model.layers
     stages = axes.pipeline * axes.virtual_stages
     most = layers if axes.pipeline > layers else layers // axes.virtual_stages
@@ -225,7 +225,7 @@ def _pipeline(job: Job, world_size: int) -> Iterator[Problem]:
         yield from _zero_bubble(job)
 
 
-def _zero_bubble(job: Job) -> Iterator[Problem]:
+def _zero_bubble(job: Job) -> Iterator[ConfigProblem]:
     """The schedule splits backward in two: inputs first, weights when a rank would idle."""
     axes = job.parallel
     if job.train.compile == "on":
@@ -260,7 +260,7 @@ def _zero_bubble(job: Job) -> Iterator[Problem]:
         )
 
 
-def _virtual_stages(axes: Parallel) -> Iterator[Problem]:
+def _virtual_stages(axes: Parallel) -> Iterator[ConfigProblem]:
     rules = {
         "gpipe": (axes.virtual_stages == 1, "exactly 1"),
         "1f1b": (axes.virtual_stages == 1, "exactly 1"),
@@ -280,14 +280,14 @@ def _virtual_stages(axes: Parallel) -> Iterator[Problem]:
         )
 
 
-def _enough_micro_batches(job: Job) -> Iterator[Problem]:
+def _enough_micro_batches(job: Job) -> Iterator[ConfigProblem]:
     for number, stage in enumerate(job.train.batch_ramp):
         key = f"train.batch_ramp[{number}].global_batch"
         yield from _enough_for_schedule(job, stage.global_batch, key)
     yield from _enough_for_schedule(job, job.train.global_batch, "train.global_batch")
 
 
-def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[Problem]:
+def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[ConfigProblem]:
     axes, count = job.parallel, _micro_batches(job, batch)
     per_micro_batch = axes.data * job.train.micro_batch
     if axes.schedule in ("1f1b", "zero-bubble") and count < axes.pipeline:
@@ -314,7 +314,7 @@ def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[Problem]:
         )
 
 
-def _context(job: Job, world_size: int) -> Iterator[Problem]:
+def _context(job: Job, world_size: int) -> Iterator[ConfigProblem]:
     axes, model = job.parallel, job.model
     if axes.context_method == "ring" and job.data.document_mask:
         yield problem(
@@ -349,7 +349,7 @@ def _context(job: Job, world_size: int) -> Iterator[Problem]:
             )
 
 
-def _sequence(job: Job) -> Iterator[Problem]:
+def _sequence(job: Job) -> Iterator[ConfigProblem]:
     axes, sequence = job.parallel, job.data.sequence
     if axes.context > 1 and axes.context_method == "ring":
         # Each rank takes a chunk from the front and one from the back, so that all work equally.
@@ -368,7 +368,7 @@ def _sequence(job: Job) -> Iterator[Problem]:
         )
 
 
-def _expert(job: Job) -> Iterator[Problem]:
+def _expert(job: Job) -> Iterator[ConfigProblem]:
     axes, moe = job.parallel, job.model.moe
     if axes.expert == 1:
         return

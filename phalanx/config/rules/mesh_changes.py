@@ -27,14 +27,14 @@ def other_sizes(
     """Other sizes of an axis: on as many ranks, with the replicas that are left, or on others."""
     name = key.partition(".")[2]
     wanted = getattr(axes, name)
-    found: list[list[Change]] = [[], []]
+    changes: list[list[Change]] = [[], []]
     rest = axes.pipeline * axes.context * axes.tensor // wanted
     for size in nearest_first((v for v in values if v > 0), wanted)[:64]:
-        found[0].append({key: size})
+        changes[0].append({key: size})
         if world_size % (rest * size) == 0:
-            found[0].append({key: size, "parallel.data": world_size // (rest * size)})
-        found[1].append({RANKS: rest * size * axes.data, key: size})
-    return found
+            changes[0].append({key: size, "parallel.data": world_size // (rest * size)})
+        changes[1].append({RANKS: rest * size * axes.data, key: size})
+    return changes
 
 
 def one_stage_schedules(more: Change | None = None) -> list[Change]:

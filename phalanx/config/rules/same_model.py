@@ -102,12 +102,12 @@ def _compare(ours: Section, theirs: Section, prefix: str) -> Iterator[tuple[str,
 
 def _without_effect(model: Model) -> set[str]:
     """Settings that this model has no use for."""
-    found: set[str] = set()
+    keys: set[str] = set()
     if model.moe is not None and not model.moe.first_dense_layers:
-        found |= {"ffn", "mlp"}  # no layer has a dense MLP
+        keys |= {"ffn", "mlp"}  # no layer has a dense MLP
     if model.latent is not None:
-        found |= {"kv_heads", "head_dim", "qk_norm"}  # the parts of a latent head decide
-    return found
+        keys |= {"kv_heads", "head_dim", "qk_norm"}  # the parts of a latent head decide
+    return keys
 
 
 def _written(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from phalanx.config.errors import Problem, did_you_mean, problem, written
+from phalanx.config.errors import ConfigProblem, did_you_mean, problem, written
 from phalanx.config.schema import Job
 
 # File systems take 255 bytes; temporary names beside a run's folder need some of them.
@@ -21,7 +21,7 @@ LOCAL = {
 }
 
 
-def text_problems(job: Job) -> Iterator[Problem]:
+def text_problems(job: Job) -> Iterator[ConfigProblem]:
     """Rules for the run's name, and for every setting that is text."""
     for key, text in _texts(msgspec.to_builtins(job), ""):
         yield from _unprintable(key, text)
@@ -29,13 +29,13 @@ def text_problems(job: Job) -> Iterator[Problem]:
     yield from _folder_name("name", job.name)
 
 
-def name_problems(key: str, name: str) -> Iterator[Problem]:
+def name_problems(key: str, name: str) -> Iterator[ConfigProblem]:
     """The same rules for a name that is given in place of the job's."""
     yield from _unprintable(key, name)
     yield from _folder_name(key, name)
 
 
-def _folder_name(key: str, name: str) -> Iterator[Problem]:
+def _folder_name(key: str, name: str) -> Iterator[ConfigProblem]:
     if not name or "/" in name or name.startswith("."):
         yield problem(
             key,
@@ -57,7 +57,7 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from _texts(below, f"{key}.{name}" if key else name)
 
 
-def _unprintable(key: str, text: str) -> Iterator[Problem]:
+def _unprintable(key: str, text: str) -> Iterator[ConfigProblem]:
     if any(map(_unwelcome, text)):
         plain = "".join(char for char in text if not _unwelcome(char)).strip()
         quoted = text.encode("unicode_escape").decode()
@@ -65,13 +65,13 @@ def _unprintable(key: str, text: str) -> Iterator[Problem]:
         yield problem(key, f'"{quoted}"', rule, f'nearest: "{plain}"')
 
 
-def _address(key: str, text: str) -> Iterator[Problem]:
-    scheme, found, _ = text.partition("://")
-    if found and key in LOCAL:
+def _address(key: str, text: str) -> Iterator[ConfigProblem]:
+    scheme, separator, _ = text.partition("://")
+    if separator and key in LOCAL:
         # Taken as a path, it would make a folder of that odd name here.
         rule = "must be a folder of this machine, not an address"
         yield problem(key, f'"{text}"', rule, LOCAL[key])
-    elif found and scheme not in STORES:
+    elif separator and scheme not in STORES:
         rule = f'"{scheme}" is no known kind of store'
         yield problem(key, f'"{text}"', rule, did_you_mean(scheme, STORES))
 

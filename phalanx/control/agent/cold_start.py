@@ -44,13 +44,13 @@ class TokenError(Exception):
     """There is no join token, and why."""
 
 
-def waited_for_work(words: list[str]) -> list[str]:
+def waited_for_work(argv: list[str]) -> list[str]:
     """The options of an agent that shall wait, once there is work, without that one.
 
     Others, and those that only the command line can explain, come back at once and unchanged.
     """
-    if "--no-standby" not in words:
-        return words
+    if "--no-standby" not in argv:
+        return argv
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     for name in ("join", "name", "state", "site", "leaf", "pod", "rack", "fingerprint"):
         parser.add_argument(f"--{name}", default="")
@@ -59,17 +59,17 @@ def waited_for_work(words: list[str]) -> list[str]:
     for name in ("--no-standby", "--as-agent"):
         parser.add_argument(name, action="store_true")
     try:
-        given, unknown = parser.parse_known_args(words)
+        given, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError:
-        return words
+        return argv
     urls = tuple(url.strip().rstrip("/") for url in given.join.split(",") if url.strip())
     if given.site not in ("", *ENGINES):
-        return words
+        return argv
     facts = node_facts(given.site, os.environ)
     if unknown or not urls or not facts.first or given.name.isdigit():
-        return words
+        return argv
     _run(given, urls)
-    return [word for word in words if word != "--no-standby"]
+    return [word for word in argv if word != "--no-standby"]
 
 
 def _run(given: argparse.Namespace, urls: tuple[str, ...]) -> None:
@@ -163,15 +163,17 @@ def _token_of_server_here(urls: tuple[str, ...]) -> str:
 
     One that is just being started (`phalanx up &` in the same script) is waited for.
     """
-    here = [url for url in urls if urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")]
+    local_urls = [
+        url for url in urls if urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+    ]
     deadline = time.monotonic() + TOKEN_SECONDS
     answers = False
     while True:
         if token := _read_token(urls):
             return token
-        if not here or answers or time.monotonic() > deadline:
+        if not local_urls or answers or time.monotonic() > deadline:
             return ""
-        answers = any(_answers(url) for url in here)
+        answers = any(_answers(url) for url in local_urls)
         time.sleep(POLL_SECONDS)
 
 

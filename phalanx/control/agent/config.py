@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from phalanx.checkpoint.keeper.channel import ReplicaOptions
 
 
-class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all parts; unknown keys are refused."""
 
 
-class FaultOptions(Part, frozen=True):
+class FaultOptions(AgentSection, frozen=True):
     """Where faults are heard of; "" or nothing: not there."""
 
     kernel_log: str = "/dev/kmsg"
@@ -32,14 +32,14 @@ class FaultOptions(Part, frozen=True):
     poll_seconds: float = 10.0
 
 
-class TelemetryOptions(Part, frozen=True):
+class TelemetryOptions(AgentSection, frozen=True):
     """What is read of the node beside what the system and NVML tell."""
 
     steps: bool = True  # records of every rank's steps; without them only progress is known
     dcgm: str = EXPORTER  # its dcgm-exporter: activity of GPUs, if it answers; "": not asked
 
 
-class HookOptions(Part, frozen=True):
+class HookOptions(AgentSection, frozen=True):
     """Programs that run on the node before a job's workers start and after they have ended."""
 
     prolog: tuple[str, ...] = ()
@@ -48,13 +48,13 @@ class HookOptions(Part, frozen=True):
     epilog_seconds: float = 60.0
 
 
-class BindingOptions(Part, frozen=True):
+class BindingOptions(AgentSection, frozen=True):
     """How workers are bound. none: not at all; cores: each to its own; numa: near its GPU too."""
 
     policy: Literal["none", "cores", "numa"] = "numa"
 
 
-class ReplicaChannel(Part, frozen=True):
+class ReplicaChannel(AgentSection, frozen=True):
     """The channel between keepers."""
 
     interface: str = ""  # of the network; "": the one that the node's address is on
@@ -79,13 +79,13 @@ class ReplicaChannel(Part, frozen=True):
         return ReplicaOptions(address, self.encrypt, self.bytes_per_second)
 
 
-class EnvironmentOptions(Part, frozen=True):
+class EnvironmentOptions(AgentSection, frozen=True):
     """What jobs find of the agent's own environment, beside what all of them do."""
 
     pass_: tuple[str, ...] = field(default=(), name="pass")  # names or patterns: "AWS_*"
 
 
-class ContainmentOptions(Part, frozen=True):
+class ContainmentOptions(AgentSection, frozen=True):
     """What holds jobs in. Bounds of memory and processes need a control group of the site's."""
 
     no_new_privileges: bool = True  # false: set-user-ID programs (sudo, ping) work in jobs
@@ -96,14 +96,14 @@ class ContainmentOptions(Part, frozen=True):
     cpu_weight: int = 100
 
 
-class UserOptions(Part, frozen=True):
+class UserOptions(AgentSection, frozen=True):
     """Whom a root agent runs jobs as: users of people, unless the operator names others."""
 
     least_uid: int = 1000
     also: tuple[str, ...] = ()  # names of users below it
 
 
-class AgentConfig(Part, frozen=True):
+class AgentConfig(AgentSection, frozen=True):
     """Everything about one node."""
 
     faults: FaultOptions = FaultOptions()

@@ -32,12 +32,12 @@ class Hook(Struct, frozen=True):
     seconds: float
 
 
-async def run_hook(hook: Hook, output: Path, told: dict[str, str]) -> str:
+async def run_hook(hook: Hook, output: Path, facts: dict[str, str]) -> str:
     """Run it; what went wrong, or "" where it ended with 0 (or there is none)."""
     if not hook.argv:
         return ""
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    environment |= told | {"PHALANX_HOOK": hook.kind}
+    environment |= facts | {"PHALANX_HOOK": hook.kind}
     try:
         with os.fdopen(open_log(output), "ab") as file:
             process = await asyncio.create_subprocess_exec(

@@ -20,7 +20,7 @@ from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.messages import CheckDone, RunCheck
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.wire.zygote_messages import Ended, Spawn
-from phalanx.doctor import Patient, Report, check_node
+from phalanx.doctor import CheckOptions, NodeReport, check_node
 
 KEY = "doctor"  # the zygote's name of the child
 LIMIT_SECONDS = 120.0  # a device that hangs fails its check
@@ -29,7 +29,7 @@ REPORT, INJECT = "doctor.json", "doctor.inject"
 log = logging.getLogger("phalanx.agent")
 
 
-class Examiner:
+class NodeChecker:
     """Runs one check at a time and says what came of it."""
 
     def __init__(self, node: Node, state: Path, zygote: ZygoteClient) -> None:
@@ -76,7 +76,7 @@ class Examiner:
         report = self._state / REPORT
         with suppress(OSError):
             report.unlink(missing_ok=True)
-        patient = Patient(
+        options = CheckOptions(
             node=self._node.name,
             folder=self._state,
             quick=depth == "quick",
@@ -88,7 +88,7 @@ class Examiner:
             key=KEY,
             role="doctor",
             log=str(self._state / "doctor.log"),
-            argv=(msgspec.json.encode(patient, enc_hook=str).decode(), str(report)),
+            argv=(msgspec.json.encode(options, enc_hook=str).decode(), str(report)),
         )
         try:
             child = await self._zygote.spawn(order)
@@ -114,9 +114,9 @@ class Examiner:
             return tuple((self._state / INJECT).read_text().split())
         return ()
 
-    def _read(self) -> Report | None:
+    def _read(self) -> NodeReport | None:
         with suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode((self._state / REPORT).read_bytes(), type=Report)
+            return msgspec.json.decode((self._state / REPORT).read_bytes(), type=NodeReport)
         return None
 
     def ended(self, end: Ended) -> None:
@@ -125,9 +125,9 @@ class Examiner:
             self._ends.put_nowait(end)
 
 
-def examine(patient: str, report: str) -> None:
+def examine(options: str, report: str) -> None:
     """In the child: look, and write down what was found."""
-    who = msgspec.json.decode(patient, type=Patient, dec_hook=lambda kind, value: kind(value))
+    who = msgspec.json.decode(options, type=CheckOptions, dec_hook=lambda kind, value: kind(value))
     found = check_node(who)
     draft = Path(report).with_suffix(".new")
     draft.write_bytes(msgspec.json.encode(found))

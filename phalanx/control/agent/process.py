@@ -38,15 +38,15 @@ from phalanx.cluster.protocol.messages import (
 from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.faults import FaultSources
 from phalanx.control.agent.identity import machine_id, next_incarnation
-from phalanx.control.agent.inspect.details import Details
+from phalanx.control.agent.inspect.details import DetailReader
 from phalanx.control.agent.inspect.evidence import Evidence
 from phalanx.control.agent.inspect.logs import LogReader
-from phalanx.control.agent.inspect.shell import Shells
-from phalanx.control.agent.jobs.jobs import Crew
-from phalanx.control.agent.jobs.local_job import Place
+from phalanx.control.agent.inspect.shell import NodeShells
+from phalanx.control.agent.jobs.jobs import NodeJobs
+from phalanx.control.agent.jobs.local_job import NodeSettings
 from phalanx.control.agent.jobs.program_activity import ProgramActivity
 from phalanx.control.agent.jobs.worker_events import at_server_time
-from phalanx.control.agent.node_check import Examiner
+from phalanx.control.agent.node_check import NodeChecker
 from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.agent.tasks import Tasks
@@ -107,7 +107,7 @@ class AgentProcess:
             options.state / "zygote.log",
             lambda end: self._ended(end),
         )
-        place = Place(
+        settings = NodeSettings(
             options.node.name,
             options.state,
             options.address,
@@ -115,24 +115,24 @@ class AgentProcess:
             options.node.gpus,
             options.config if not _is_own(options.urls) else _with_own_user(options.config),
         )
-        self.crew = Crew(place, self.zygote, self.happened)
+        self.node_jobs = NodeJobs(settings, self.zygote, self.happened)
         local = options.address.startswith("127.")  # jobs use no network card then
         self.faults = FaultSources(options.config.faults, self.happened, links=not local)
-        self.crew.out_of_memory = self.faults.ran_out_of_memory
-        self.logs = LogReader(self.crew, self.uplink.send)
-        self.shells = Shells(self.crew, self.uplink.send)
-        self.examiner = Examiner(options.node, options.state, self.zygote)
+        self.node_jobs.out_of_memory = self.faults.ran_out_of_memory
+        self.logs = LogReader(self.node_jobs, self.uplink.send)
+        self.shells = NodeShells(self.node_jobs, self.uplink.send)
+        self.checker = NodeChecker(options.node, options.state, self.zygote)
         self.first_check: CheckDone | None = None  # at start; None: work was going on
         sampler = Sampler(options.state, dcgm=options.config.telemetry.dcgm)
         clock = self._telemetry_clock
-        told = self.crew.jobs if options.config.telemetry.steps else {}
+        told = self.node_jobs.jobs if options.config.telemetry.steps else {}
         self.telemetry = Telemetry(told, self.uplink.send, clock, sampler)
-        self.crew.before_stop = lambda job: self.telemetry.collect(job, last=True)
+        self.node_jobs.before_stop = lambda job: self.telemetry.collect(job, last=True)
         self.activity = ProgramActivity(
-            self.crew.jobs, self.uplink.send, lambda: clock()[0], lambda: self.telemetry.gpus
+            self.node_jobs.jobs, self.uplink.send, lambda: clock()[0], lambda: self.telemetry.gpus
         )
-        self.evidence = Evidence(self.crew.jobs, self.uplink.send)
-        self.details = Details(self.crew.jobs, self.uplink.send, lambda: self.skew_ns)
+        self.evidence = Evidence(self.node_jobs.jobs, self.uplink.send)
+        self.details = DetailReader(self.node_jobs.jobs, self.uplink.send, lambda: self.skew_ns)
         self.store = ""
         self._tasks = Tasks()
         self._early: list[LocalFact] = []  # before there is a machine
@@ -142,14 +142,14 @@ class AgentProcess:
     async def run(self) -> None:
         """Serve until cancelled; raises JoinError where the server refuses for good."""
         await self.zygote.open()
-        await self.crew.open()
+        await self.node_jobs.open()
         await self._open_store()
-        if self.crew.left_over():
+        if self.node_jobs.left_over():
             await asyncio.sleep(FOUND_SECONDS)
             running = {fact.job for fact in self._early if isinstance(fact, WorkerFound)}
-            await self.crew.find_kept(running)
+            await self.node_jobs.find_kept(running)
         else:
-            self.first_check = await self.examiner.check("quick")
+            self.first_check = await self.checker.check("quick")
         await self.faults.start()
         waking = asyncio.create_task(self._keep_time())
         rotating = asyncio.create_task(self.logs.rotate_forever())
@@ -168,7 +168,7 @@ class AgentProcess:
                 task.cancel()
             self._tasks.close()
             self.faults.close()
-            self.crew.close()
+            self.node_jobs.close()
 
     async def _refused(self, serving: asyncio.Task[None]) -> None:
         """The server does not want this agent: unless something runs here, nothing stays."""
@@ -235,20 +235,20 @@ class AgentProcess:
     def _act(self, action: Message) -> None:
         match action:
             case WorkerForm():
-                self.crew.form(action, *self.forms[action.job])
+                self.node_jobs.form(action, *self.forms[action.job])
             case WorkerStop():
                 self.forms.pop(action.job, None)
-                self.crew.stop(action)
+                self.node_jobs.stop(action)
             case RunCheck():
-                self.examiner.later(action, self.skew_ns, self.happened)
+                self.checker.later(action, self.skew_ns, self.happened)
             case _:
-                self.crew.pass_on(action)  # type: ignore[arg-type]
+                self.node_jobs.pass_on(action)  # type: ignore[arg-type]
 
     def _ended(self, end: Ended) -> None:
         if end.key == STORE and self.store:
             self._tasks.later(self._replace_store())
-        self.examiner.ended(end)
-        self.crew.ended(end)
+        self.checker.ended(end)
+        self.node_jobs.ended(end)
 
     async def _keep_time(self) -> None:
         while True:
@@ -287,8 +287,8 @@ class AgentProcess:
         """The server has let us in: it says what time it is, and what is to be resumed."""
         self.skew_ns = welcome.clock_ns - time.time_ns()
         lease_seconds = welcome.lease_ns / 1e9
-        self.crew.processes.lease_seconds = lease_seconds
-        self.crew.processes.silent_seconds = welcome.silent_ns / 1e9
+        self.node_jobs.processes.lease_seconds = lease_seconds
+        self.node_jobs.processes.silent_seconds = welcome.silent_ns / 1e9
         self.zygote.lease(lease_seconds)
         if self.agent is None:
             self.agent = Agent(
@@ -315,11 +315,11 @@ class AgentProcess:
             loop = asyncio.get_running_loop()
             loop.call_later(UNCLAIMED_SECONDS, self._end_unclaimed)
             return
-        for job in list(self.crew.jobs):
+        for job in list(self.node_jobs.jobs):
             if job not in self.agent.jobs and job not in self.forms:
                 needed = job in self.agent.memory
                 log.warning("job %d: nobody wants what is left of it here", job)
-                self.crew.abandon(job, keep_snapshots=needed)
+                self.node_jobs.abandon(job, keep_snapshots=needed)
 
     def heard(self, message: wire.Down) -> None:
         """A command, or a request for a log; whatever it asks for, the agent goes on."""
@@ -345,7 +345,7 @@ class AgentProcess:
             case OpenShell() | ShellInput() | CloseShell():
                 self.shells.hear(message)
             case wire.Profile():
-                self.crew.trace(message.job, message.ranks, message.steps)
+                self.node_jobs.trace(message.job, message.ranks, message.steps)
             case wire.ReadSteps() | wire.ReadTrace():
                 self.details.hear(message)
 

@@ -70,12 +70,12 @@ def meeting_name(key: bytes, job: int, generation: int) -> str:
     return hmac.digest(key, f"rendezvous {job} {generation}".encode(), "sha256").hex()[:32]
 
 
-class Meeting:
+class GenerationStore:
     """The keys of one generation of a gang."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
-        self.waiting: dict[bytes, set[Conversation]] = {}
+        self.waiting: dict[bytes, set[ClientSession]] = {}
         self.users = 0  # connections that named it
         self.left = 0.0  # when the last one went
 
@@ -90,13 +90,13 @@ class Rendezvous:
     """All meetings of a node."""
 
     def __init__(self) -> None:
-        self.meetings: dict[bytes, Meeting] = {}
+        self.meetings: dict[bytes, GenerationStore] = {}
         self.loop = asyncio.get_running_loop()
 
-    def named(self, name: bytes) -> Meeting:
+    def named(self, name: bytes) -> GenerationStore:
         """The meeting of a name, which may be new."""
         if name not in self.meetings:
-            self.meetings[name] = Meeting()
+            self.meetings[name] = GenerationStore()
         return self.meetings[name]
 
     async def sweep(self) -> None:
@@ -112,12 +112,12 @@ class Rendezvous:
                 del self.meetings[name]
 
 
-class Conversation(asyncio.Protocol):
+class ClientSession(asyncio.Protocol):
     """One client."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._all = rendezvous
-        self._named: dict[bytes, Meeting] = {}
+        self._named: dict[bytes, GenerationStore] = {}
         self._awaited: set[bytes] = set()
         self._stored = 0
         self._buffer = bytearray()
@@ -248,17 +248,17 @@ class Conversation(asyncio.Protocol):
         return (yield size) if size else b""
 
     def _keys(self) -> Generator[int, bytes, list[bytes]]:
-        found, size = [], 0
+        keys, size = [], 0
         for _ in range((yield from self._count())):
-            found.append((yield from self._string()))
-            size += len(found[-1])
+            keys.append((yield from self._string()))
+            size += len(keys[-1])
             if size > MOST_BYTES:
                 raise RequestRefusedError(f"more than {MOST_BYTES} bytes of keys in one request")
-        return found
+        return keys
 
     # What is done with it.
 
-    def _meeting(self, key: bytes) -> Meeting:
+    def _meeting(self, key: bytes) -> GenerationStore:
         """The meeting that a key is of."""
         name = key[1:33]
         meeting = self._named.get(name)
@@ -343,7 +343,7 @@ async def _serve(listening: socket.socket) -> None:
     tasks = Tasks()
     tasks.later(rendezvous.sweep())
     server = await rendezvous.loop.create_server(
-        lambda: Conversation(rendezvous), sock=listening, backlog=4096
+        lambda: ClientSession(rendezvous), sock=listening, backlog=4096
     )
     async with server:
         await server.serve_forever()

@@ -10,10 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from phalanx.control.agent.jobs.local_job import Here
-from phalanx.observe.node.node_records import DETAIL_WORLD, Said, merge
+from phalanx.control.agent.jobs.local_job import LocalJob
+from phalanx.observe.node.node_messages import NodeRecords
+from phalanx.observe.node.node_records import DETAIL_WORLD, TimedRecord, merge
 from phalanx.observe.node.node_sample import NodeSample, Sampler
-from phalanx.observe.node.node_words import NodeRecords
 from phalanx.observe.node.worker_ring import RingRecords, ring_path
 from phalanx.train.report.records import StepRecord
 
@@ -25,39 +25,41 @@ LATE_NS = 5_000_000_000  # a rank that has not told of a step by then will not
 class JobTelemetry:
     """The rings of one job on this node."""
 
-    def __init__(self, here: Here) -> None:
-        self.here = here
-        self.generation = here.generation
+    def __init__(self, job: LocalJob) -> None:
+        self.job = job
+        self.generation = job.generation
         self.rings: dict[int, RingRecords] = {}
-        self.waiting: dict[int, list[Said]] = {}  # by rank: steps that others here have not told of
+        self.waiting: dict[
+            int, list[TimedRecord]
+        ] = {}  # by rank: steps that others here have not told of
         self.due = 0.0
 
     @property
     def world(self) -> int:
-        form = self.here.form
+        form = self.job.form
         if form is None:
             return 0
         return form.world or len(form.nodes) * (form.slot_gpus or 1)
 
     def collect(self, node: int, now_ns: int, skew_ns: int, *, last: bool) -> NodeRecords | None:
         """What is new; ``last``: nothing will follow, so nothing waits for company."""
-        if self.here.generation != self.generation:
-            self.generation, self.waiting = self.here.generation, {}
+        if self.job.generation != self.generation:
+            self.generation, self.waiting = self.job.generation, {}
         lost = refused = 0
-        for index, hand in self.here.hands.items():
+        for index, process in self.job.processes.items():
             ring = self.rings.get(index)
             if ring is None:
-                ring = self.rings[index] = RingRecords(ring_path(self.here.sockets, index))
+                ring = self.rings[index] = RingRecords(ring_path(self.job.sockets, index))
             said = ring.read(self.generation, now_ns - skew_ns)
-            self.waiting.setdefault(hand.rank, []).extend(
-                Said(time_ns + skew_ns, record) for time_ns, record in said
+            self.waiting.setdefault(process.rank, []).extend(
+                TimedRecord(time_ns + skew_ns, record) for time_ns, record in said
             )
             lost, ring.lost_bytes = lost + ring.lost_bytes, 0
             refused, ring.refused = refused + ring.refused, 0
         ready = self._ready(now_ns, last)
         return merge(
             node,
-            self.here.job,
+            self.job.number,
             self.generation,
             ready,
             summary=self.world > DETAIL_WORLD,
@@ -65,14 +67,14 @@ class JobTelemetry:
             refused=refused,
         )
 
-    def _ready(self, now_ns: int, last: bool) -> dict[int, list[Said]]:
+    def _ready(self, now_ns: int, last: bool) -> dict[int, list[TimedRecord]]:
         """Steps that every rank here has told of, or that are late; the rest waits."""
-        told = [
+        latest = [
             max((said.record.step for said in waiting), default=0)
             for waiting in self.waiting.values()
         ]
-        until = min(told, default=0)
-        ready: dict[int, list[Said]] = {}
+        until = min(latest, default=0)
+        ready: dict[int, list[TimedRecord]] = {}
         for rank, waiting in self.waiting.items():
             leave = [
                 last
@@ -95,7 +97,7 @@ class Telemetry:
 
     def __init__(
         self,
-        jobs: dict[int, Here],
+        jobs: dict[int, LocalJob],
         send: Callable[[NodeRecords | NodeSample], None],
         clock: Callable[[], tuple[int, int, int]],
         sampler: Sampler | None = None,
@@ -126,13 +128,13 @@ class Telemetry:
         if node >= 0:
             self._send(NodeSample(node=node, time_ns=now_ns, host=host, gpus=gpus))
 
-    def collect(self, job: int, *, last: bool = False) -> None:
+    def collect(self, number: int, *, last: bool = False) -> None:
         """Tell the server what is new of a job, if its turn has come."""
         node, now_ns, skew_ns = self._clock()
-        here = self._jobs.get(job)
-        if node < 0 or here is None:
+        job = self._jobs.get(number)
+        if node < 0 or job is None:
             return
-        known = self._known.setdefault(job, JobTelemetry(here))
+        known = self._known.setdefault(number, JobTelemetry(job))
         now = time.monotonic()
         if now < known.due and not last:
             return

@@ -24,7 +24,7 @@ from phalanx.control.trust.node_key import (
     NONCE_HEADER,
     SERVER_FILE,
     SERVER_HEADER,
-    Asked,
+    NodeClaim,
     fingerprint,
     link_proof,
     node_key,
@@ -196,7 +196,7 @@ class Uplink:
         said = connection.response.headers
         self._pin(bytes.fromhex(said.get(SERVER_HEADER, "")), str(connection.remote_address[0]))
         nonce = bytes.fromhex(said.get(NONCE_HEADER, ""))
-        asked = Asked(nonce, self._server_key, register.node.name, register.machine)
+        asked = NodeClaim(nonce, self._server_key, register.node.name, register.machine)
         proof = link_proof(self._link, asked) if self._link else self._key.sign(asked)
         linked = bool(self._link)
         return structs.replace(register, key=self._key.public, proof=proof, linked=linked)

@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 from phalanx.cluster.jobs.job import ENDED
 from phalanx.control.backends.own_controller import CertificateError, OwnController
 from phalanx.control.client.client import Client, ClientError
-from phalanx.control.server.http.submission import Wanted, submission
+from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.wire.api_types import (
     Done,
     Drain,
@@ -54,7 +54,7 @@ class LeadOptions(Struct, frozen=True, kw_only=True):
 
     state: Path  # on storage that every later allocation sees as well
     url: str
-    wanted: Wanted
+    wanted: RequestedWork
     node_gpus: int
     slots: int  # nodes that the gang needs
     policy: Path | None = None
@@ -78,7 +78,7 @@ class Site(Protocol):
         ...
 
 
-class Lead:
+class BatchLeader:
     """``run`` returns the exit code of the batch script."""
 
     def __init__(self, options: LeadOptions, site: Site | None = None) -> None:
@@ -237,13 +237,13 @@ class Lead:
     def _who_is_missing(self, there: set[str]) -> str:
         here = self.site.nodes()
         missing, strangers = sorted(set(here) - there), sorted(there - set(here))
-        told = f"{', '.join(missing[:5])}: no agent joined within {JOIN_SECONDS:.0f} s"
+        sentence = f"{', '.join(missing[:5])}: no agent joined within {JOIN_SECONDS:.0f} s"
         if strangers and self.options.own_server:
             return (
-                f"{told}, but {', '.join(strangers[:5])} did, which the engine does not name: "
+                f"{sentence}, but {', '.join(strangers[:5])} did, which the engine does not name: "
                 "agents must be called as their engine calls their nodes (leave --name out)"
             )
-        return f"{told}; see {self.state}/nodes/{missing[0]}"
+        return f"{sentence}; see {self.state}/nodes/{missing[0]}"
 
     def _ask_site(self) -> None:
         """What the engine's administrator wants of the nodes, told to the core."""

@@ -1,6 +1,6 @@
 """A cluster on this machine: each node an agent of its own, as separate processes.
 
-torch is imported once, by a mother of zygotes, and each node's zygote is forked from it; from
+torch is imported once, by a parent zygote, and each node's zygote is forked from it; from
 then on the nodes share nothing, and any of their processes may be killed.
 """
 
@@ -26,7 +26,7 @@ from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.zygote_messages import Spawn
 
 END_SECONDS = 15.0
-ALONE_SECONDS = 5.0  # the mother outlives this process so long
+ALONE_SECONDS = 5.0  # the parent zygote outlives this process so long
 
 log = logging.getLogger("phalanx.local")
 
@@ -76,12 +76,12 @@ class LocalCluster:
         self.gpus_per_node = gpus_per_node
         self.nodes = [LocalNode(f"node-{n}", state / "nodes" / f"node-{n}") for n in range(nodes)]
         path = make_runtime_folder(state) / "mother.sock"
-        self._mother = ZygoteClient(path, state / "mother.log", lambda end: None)
+        self._parent_zygote = ZygoteClient(path, state / "mother.log", lambda end: None)
 
     async def start(self) -> None:
         """Start every node; returns when their agents run (not: when they have joined)."""
-        await self._mother.open()
-        self._mother.lease(ALONE_SECONDS)
+        await self._parent_zygote.open()
+        self._parent_zygote.lease(ALONE_SECONDS)
         while not self.join_token.exists():  # a server that has just started is about to write it
             await asyncio.sleep(0.02)
         for node in self.nodes:
@@ -92,7 +92,7 @@ class LocalCluster:
         return self.nodes.index(node)
 
     async def start_zygote(self, node: LocalNode) -> None:
-        """Fork a node's zygote from the mother, unless one outlived whoever started it."""
+        """Fork a node's zygote from the parent zygote, unless one outlived whoever started it."""
         node.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = make_runtime_folder(node.state) / "zygote.sock"
         if _listened(path):
@@ -110,7 +110,7 @@ class LocalCluster:
             namespace=space,
             environment=self._environment(),
         )
-        await self._mother.spawn(order)
+        await self._parent_zygote.spawn(order)
         while not path.exists():
             await asyncio.sleep(0.005)
 
@@ -172,7 +172,7 @@ class LocalCluster:
                     await asyncio.sleep(0.02)
             self.kill_node(node)
             shutil.rmtree(runtime_folder(node.state), ignore_errors=True)
-        await self._mother.leave()
+        await self._parent_zygote.leave()
         shutil.rmtree(runtime_folder(self.state), ignore_errors=True)
 
 

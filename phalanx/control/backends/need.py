@@ -66,7 +66,7 @@ def _predicted(job: Job, need: Need) -> Need:
     workload, mapping = workload_of(job), mapping_of(job)
     found = predict(workload, mapping, where)
     hours = found.step_seconds * job.train.steps * (1 + MARGIN) / 3600
-    told = (
+    expected = (
         f"{job.train.steps:,} steps of {found.step_seconds:.3g} s as predicted for {where.name}, "
         f"and {100 * MARGIN:.0f} % more"
     )
@@ -75,7 +75,7 @@ def _predicted(job: Job, need: Need) -> Need:
         memory_bytes=_memory(found, need),
         hours=need.hours or hours,
         least_hours=need.hours or max(LEAST_HOURS, hours * LEAST_SHARE),
-        predicted="" if need.hours else told,
+        predicted="" if need.hours else expected,
         traffic=traffic(workload, mapping, where),
     )
 

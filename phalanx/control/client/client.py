@@ -162,7 +162,7 @@ class Client:
         key = uuid.uuid4().hex if method != "GET" else ""
         data = None if body is None else msgspec.json.encode(body)
         deadline = time.monotonic() + RETRY_SECONDS
-        said: ClientError | None = None  # by a server that is there: tells more than silence
+        refusal: ClientError | None = None  # by a server that is there: tells more than silence
         while True:
             try:
                 connection, answer = self._open(method, path, data, key, TIMEOUT_SECONDS)
@@ -179,9 +179,9 @@ class Client:
                 again = not final or len(self._urls) > 1
             except ClientError as error:
                 problem, again = error, error.status in (429, 503)
-                said = error
+                refusal = error
             if not again or time.monotonic() > deadline:
-                raise (said if said and len(self._urls) > 1 else problem) from None
+                raise (refusal if refusal and len(self._urls) > 1 else problem) from None
             self._urls.append(self._urls.pop(0))
             time.sleep(0.3)
 
@@ -231,11 +231,13 @@ def _decoded(text: bytes, kind: type[T], status: int) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        words = f"the server answers what this release does not know ({error}): is it another one?"
-        raise ClientError(words, status, "not_known") from None
+        message = (
+            f"the server answers what this release does not know ({error}): is it another one?"
+        )
+        raise ClientError(message, status, "not_known") from None
     except msgspec.MsgspecError:
-        words = f"not a Phalanx server: it answered {status}, but no JSON"
-        raise ClientError(words, status, "not_phalanx") from None
+        message = f"not a Phalanx server: it answered {status}, but no JSON"
+        raise ClientError(message, status, "not_phalanx") from None
 
 
 def _refusal(status: int, text: bytes) -> ClientError:

@@ -41,11 +41,11 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 def read_all() -> dict[int, ProcessStat]:
     """Every process of this machine that can be seen."""
-    found = {}
+    processes = {}
     for name in os.listdir(PROC):  # noqa: PTH208 - a path object for each is ten times slower
         if name.isdigit() and (stat := read_stat(int(name))) is not None:
-            found[int(name)] = stat
-    return found
+            processes[int(name)] = stat
+    return processes
 
 
 def trees(roots: list[int], table: dict[int, ProcessStat]) -> dict[int, list[int]]:
@@ -53,13 +53,13 @@ def trees(roots: list[int], table: dict[int, ProcessStat]) -> dict[int, list[int
     children: dict[int, list[int]] = {}
     for pid, stat in table.items():
         children.setdefault(stat.parent, []).append(pid)
-    found = {}
+    members = {}
     for root in roots:
         tree = [root] if root in table else []
         for pid in tree:
             tree.extend(children.get(pid, ()))
-        found[root] = tree
-    return found
+        members[root] = tree
+    return members
 
 
 def own_children() -> list[int]:

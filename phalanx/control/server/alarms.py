@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from phalanx.observe.tracker.findings import Finding, suggestion
+from phalanx.observe.tracker.findings import RunFinding, suggestion
 
 logger = logging.getLogger("phalanx.server")
 
@@ -25,7 +25,7 @@ class Alarms:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.counts: dict[str, int] = {}  # by part
-        self.told: Callable[[Finding], None] = lambda _: None
+        self.told: Callable[[RunFinding], None] = lambda _: None
         self._now = now
         self._last: dict[tuple[str, str], float] = {}
 
@@ -43,7 +43,7 @@ class Alarms:
 
     def say(self, part: str, sentence: str, count: int = 1) -> None:
         """A finding for people about a part of the server."""
-        finding = Finding(
+        finding = RunFinding(
             time=time.time(),
             kind=KIND,
             evidence={"part": part, "count": count},

@@ -26,9 +26,9 @@ from phalanx.control.server.replay import Recovered
 from phalanx.control.server.shell_memory import Memory, Outcome, named
 from phalanx.control.server.store.interface import (
     CommandRow,
+    EventStore,
     Row,
-    Snapshot,
-    Store,
+    StoredSnapshot,
     StoreError,
     StoreLostError,
     command_row,
@@ -45,7 +45,7 @@ OVER = "this server has stopped leading; ask again"
 SLICE_SECONDS = 0.02  # of handling events before sockets get their turn
 
 
-class Clock:
+class ServerClock:
     """The server's: wall time at its start, and the monotonic clock from there on.
 
     Somebody who sets the machine's clock by hours does not make every deadline pass at once. It
@@ -72,7 +72,7 @@ class CoreFailedError(Exception):
     """The core could not digest an event; its state is not to be trusted any more."""
 
 
-class Waiting(Struct):
+class PendingWrite(Struct):
     """A body on its way into the log; a person waits for the answer if there is a future."""
 
     body: EventBody
@@ -87,20 +87,20 @@ Listener = Callable[[Event, Sequence[Command]], None]
 class Controller:
     """Owns a core and the writing side of its store. ``listeners`` hear of every handled event."""
 
-    def __init__(self, store: Store, found: Recovered, epoch: int) -> None:
-        self.core: Core = found.core
-        self.memory: Memory = found.memory
+    def __init__(self, store: EventStore, recovered: Recovered, epoch: int) -> None:
+        self.core: Core = recovered.core
+        self.memory: Memory = recovered.memory
         self.epoch = epoch
-        self.clock = Clock(found.core.view.now_ns)
+        self.clock = ServerClock(recovered.core.view.now_ns)
         self.listeners: list[Listener] = []
         self.alarms = Alarms()
         self.longest_handling_seconds = 0.0
         self.problem = ""  # why nothing can be stored at the moment
         self._store = store
-        self._unusable = found.unusable
+        self._unusable = recovered.unusable
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._waiting: list[Waiting] = []
-        self._in_hand: list[Waiting] = []  # the batch that is being stored or handled
+        self._waiting: list[PendingWrite] = []
+        self._in_hand: list[PendingWrite] = []  # the batch that is being stored or handled
         self._over = False
         self._broken = False  # the core failed in the middle of an event
         self._in_flight: dict[str, tuple[asyncio.Future[Outcome], str]] = {}  # and what is asked
@@ -141,7 +141,7 @@ class Controller:
         if request:
             self._in_flight[request] = future, asked
             future.add_done_callback(lambda _: self._in_flight.pop(request, None))
-        self._waiting.append(Waiting(body, future))
+        self._waiting.append(PendingWrite(body, future))
         self._wake.set()
         # A caller that goes away does not undo what is already on its way into the log.
         return await asyncio.shield(future)
@@ -151,7 +151,7 @@ class Controller:
         if len(self._waiting) + len(bodies) > MOST_WAITING:
             logger.error("%d facts dropped: the store does not answer", len(bodies))
             return
-        self._waiting += [Waiting(body) for body in bodies]
+        self._waiting += [PendingWrite(body) for body in bodies]
         self._wake.set()
 
     async def run(self) -> None:
@@ -174,7 +174,7 @@ class Controller:
         except Exception as error:  # a restart replays more; the events are all there
             self.alarms.raised("the snapshot", error, f"event {self.core.sequence}")
             return
-        kept = Snapshot(
+        kept = StoredSnapshot(
             sequence=self.core.sequence, version=__version__, core=core, answers=answers
         )
         await self._store_call(self._store.save_snapshot, kept)
@@ -210,14 +210,14 @@ class Controller:
                 async with asyncio.timeout(timeout):
                     await self._wake.wait()
 
-    def _next_batch(self) -> list[Waiting]:
+    def _next_batch(self) -> list[PendingWrite]:
         batch, self._waiting = self._waiting[:MOST_BATCH], self._waiting[MOST_BATCH:]
         deadline = self.core.next_deadline_ns()
         if not batch and deadline is not None and deadline <= self.clock.now_ns():
-            batch = [Waiting(Tick())]
+            batch = [PendingWrite(Tick())]
         return batch
 
-    async def _process(self, batch: list[Waiting]) -> None:
+    async def _process(self, batch: list[PendingWrite]) -> None:
         batch, events, rows = self._storable(batch)
         if not batch:
             return
@@ -235,10 +235,12 @@ class Controller:
         self._report_problem("")
         await self._handle(batch, events)
 
-    def _storable(self, batch: list[Waiting]) -> tuple[list[Waiting], list[Event], list[Row]]:
+    def _storable(
+        self, batch: list[PendingWrite]
+    ) -> tuple[list[PendingWrite], list[Event], list[Row]]:
         """The events of a batch as rows; what cannot be written down is refused alone."""
         now = self.clock.now_ns()
-        kept: list[Waiting] = []
+        kept: list[PendingWrite] = []
         events: list[Event] = []
         rows: list[Row] = []
         for each in batch:
@@ -253,7 +255,7 @@ class Controller:
             events.append(event)
         return kept, events, rows
 
-    async def _handle(self, batch: list[Waiting], events: list[Event]) -> None:
+    async def _handle(self, batch: list[PendingWrite], events: list[Event]) -> None:
         began = time.monotonic()
         for each, event in zip(batch, events, strict=True):
             try:
@@ -303,7 +305,7 @@ class Controller:
                 logger.info("events are stored again")
         self.problem = problem
 
-    def _refuse(self, waiting: Sequence[Waiting], why: str) -> None:
+    def _refuse(self, waiting: Sequence[PendingWrite], why: str) -> None:
         for each in waiting:
             if each.future is not None and not each.future.done():
                 each.future.set_exception(UnavailableError(why))

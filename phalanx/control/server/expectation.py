@@ -37,11 +37,11 @@ class Expectations:
         nodes = leading.controller.memory.placed.get(job.id, ())
         if not nodes:
             return planning.JobPlan(problem="it was not placed yet")
-        found = await self._made(job, leading.core.view.fleet.nodes[nodes[0]].kind)
-        self._known[job.id] = found
-        if found.prediction is not None:
-            leading.chronicle.planned(job.id, msgspec.to_builtins(found.prediction))
-        return found
+        plan = await self._made(job, leading.core.view.fleet.nodes[nodes[0]].kind)
+        self._known[job.id] = plan
+        if plan.prediction is not None:
+            leading.run_history.planned(job.id, msgspec.to_builtins(plan.prediction))
+        return plan
 
     async def _made(self, job: Job, kind: str) -> planning.JobPlan:
         try:

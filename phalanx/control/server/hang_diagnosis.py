@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct, structs
 
 from phalanx.cluster.protocol.events import EventBody, NoProgress
-from phalanx.cluster.watch import Watch
+from phalanx.cluster.watch import StepWatch
 from phalanx.control.wire.agent_messages import LookAt, Seen, encode
 from phalanx.control.wire.websocket_frames import framed
 
 LOOK_SECONDS = 1.5  # until nodes that have not answered count as silent
 
 
-class Open(Struct):
+class OpenDiagnosis(Struct):
     """One gang that is being looked at."""
 
     fact: NoProgress
@@ -23,18 +23,18 @@ class Open(Struct):
     seen: dict[int, Seen] = {}
 
 
-class Autopsy:
+class HangDiagnosis:
     """Asks the nodes of a hung gang what their ranks do; then tells who is behind."""
 
     def __init__(
         self,
-        watch: Watch,
+        watch: StepWatch,
         push: Callable[[int, bytes], bool],
         tell: Callable[[Sequence[EventBody]], None],
         now_ns: Callable[[], int],
     ) -> None:
         self._watch, self._push, self._tell, self._now_ns = watch, push, tell, now_ns
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, OpenDiagnosis] = {}
 
     def begin(self, fact: NoProgress, nodes: tuple[int, ...]) -> None:
         """Look at a gang; the fact is told when enough is known.
@@ -47,7 +47,7 @@ class Autopsy:
         frame = framed(encode(LookAt(job=fact.job, generation=fact.generation)))
         if not all(self._push(node, frame) for node in nodes):
             return
-        opened = self._open[fact.job] = Open(fact, nodes)
+        opened = self._open[fact.job] = OpenDiagnosis(fact, nodes)
         asyncio.get_running_loop().call_later(LOOK_SECONDS, self._close, opened)
 
     def receive(self, seen: Seen) -> None:
@@ -61,7 +61,7 @@ class Autopsy:
         if len(opened.seen) == len(opened.nodes):
             self._close(opened)
 
-    def _close(self, opened: Open) -> None:
+    def _close(self, opened: OpenDiagnosis) -> None:
         fact = opened.fact
         if self._open.get(fact.job) is not opened:
             return
@@ -80,7 +80,7 @@ class Autopsy:
         self._tell([structs.replace(named, detail=detail)])
 
 
-def steps_made(opened: Open) -> int:
+def steps_made(opened: OpenDiagnosis) -> int:
     """The step that every rank of a gang says it has completed; -1: not all of them answered."""
     ranks = [entered for seen in opened.seen.values() for entered in seen.ranks.values()]
     if len(opened.seen) < len(opened.nodes) or not ranks:

@@ -13,8 +13,8 @@ from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event
 from phalanx.control.server.agent_link.connections import Hub
 from phalanx.control.server.controller import Controller
-from phalanx.control.server.history.chronicle import Chronicle
-from phalanx.control.server.http.live import Entry, Pushed
+from phalanx.control.server.history.run_history import RunHistory
+from phalanx.control.server.http.live import Entry, LivePush
 from phalanx.control.server.http.views import team_of
 from phalanx.control.server.security.auth import Tokens
 from phalanx.control.server.security.joining import Joining
@@ -39,10 +39,10 @@ class Leading:
     ) -> None:
         self.controller, self.hub, self.tokens, self.joining = controller, hub, tokens, joining
         self._webhooks = webhooks
-        self.chronicle = Chronicle(controller.core, journal, self._tell, controller.alarms)
-        controller.alarms.told = self.chronicle.add
-        hub.gangs.metrics.chronicle = self.chronicle
-        controller.listeners.append(self.chronicle.heard)
+        self.run_history = RunHistory(controller.core, journal, self._tell, controller.alarms)
+        controller.alarms.told = self.run_history.add
+        hub.gangs.metrics.run_history = self.run_history
+        controller.listeners.append(self.run_history.heard)
         self.recent: deque[tuple[Event, Sequence[Command]]] = deque(maxlen=RECENT_EVENTS)
         self.readers: list[asyncio.Queue[Entry]] = []
         self.changed = asyncio.Event()
@@ -62,13 +62,13 @@ class Leading:
             for job, row in list(recorder.latest.items()) if recorder is not None else ():
                 if self.readers and told.get(job) != row["step"]:
                     told[job] = row["step"]
-                    self.push(Pushed("step", team_of(self.core, job), {"job": job, **row}))
+                    self.push(LivePush("step", team_of(self.core, job), {"job": job, **row}))
 
     def _tell(self, kind: str, job: int, body: dict[str, Any]) -> None:
-        self.push(Pushed(kind, team_of(self.core, job) if job else "", body))
+        self.push(LivePush(kind, team_of(self.core, job) if job else "", body))
         self._webhooks.tell(kind, body)
 
-    def push(self, pushed: Pushed) -> None:
+    def push(self, pushed: LivePush) -> None:
         """Something for pages that is not in the log."""
         for reader in self.readers:
             with suppress(asyncio.QueueFull):

@@ -11,7 +11,7 @@ from pathlib import Path
 from phalanx.control.server.security.audit import Audit
 from phalanx.control.server.security.auth import Tokens
 from phalanx.control.server.store.archive import archive_events
-from phalanx.control.server.store.interface import Store, StoreError
+from phalanx.control.server.store.interface import EventStore, StoreError
 from phalanx.observe.store.metric_store import MetricStore
 
 logger = logging.getLogger("phalanx.server")
@@ -22,7 +22,7 @@ ARCHIVE_SECONDS = 600.0
 PRUNE_SECONDS = 600.0
 
 
-async def archive_old(store: Store, state: Path, days: float) -> None:
+async def archive_old(store: EventStore, state: Path, days: float) -> None:
     """Events that no restart needs leave the log when they are old; 0 days: never."""
     folder = state / "archive"
     while days:

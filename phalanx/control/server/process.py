@@ -27,20 +27,20 @@ from phalanx.control.server.leading import Leading
 from phalanx.control.server.maintenance import archive_old, keep_audit, keep_metrics, prune_tokens
 from phalanx.control.server.replay import recover
 from phalanx.control.server.security.audit import NAME as AUDIT_NAME
-from phalanx.control.server.security.audit import Audit, Keeping
+from phalanx.control.server.security.audit import Audit, AuditRetention
 from phalanx.control.server.security.audit_ship import shipper
 from phalanx.control.server.security.auth import JOIN_HOURS, AuthError, Tokens
-from phalanx.control.server.security.connection_gate import Gate
+from phalanx.control.server.security.connection_gate import ConnectionGate
 from phalanx.control.server.security.joining import Joining
 from phalanx.control.server.security.rate_limits import RateLimit
 from phalanx.control.server.store.interface import (
-    Lead,
-    Store,
+    EventStore,
+    Leadership,
     StoreBusyError,
     StoreError,
     StoreLostError,
     StoreUnusableError,
-    no_room,
+    full_disk_advice,
     open_store,
 )
 from phalanx.control.server.webhooks import Webhooks
@@ -104,8 +104,8 @@ class Server:
         with _kept_in(options.state):
             options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
             make_private(options.state)
-            self.store: Store = open_store(options.store, options.state)
-            keeping = Keeping(days=options.keep_audit_days)
+            self.store: EventStore = open_store(options.store, options.state)
+            keeping = AuditRetention(days=options.keep_audit_days)
             self.audit = Audit(options.state / AUDIT_NAME, keeping=keeping)
             self.history = FleetHistory(options.state / "history.sqlite")
             self.metrics = open_metrics(options.state / "metrics.sqlite")
@@ -132,7 +132,7 @@ class Server:
         self.order_limit = RateLimit(limited * options.orders_per_second, options.order_burst)
         self.refusal_limit = RateLimit(limited * options.refusals_per_second, options.refusal_burst)
         self.body_limit = RateLimit(limited * options.body_bytes_per_second, options.body_burst)
-        self.gate = Gate()
+        self.gate = ConnectionGate()
 
     async def await_own_nodes(self, nodes: int, seconds: float) -> int:
         """Until so many nodes are connected, or so long; how many are then.
@@ -188,7 +188,7 @@ class Server:
                 self._obstacle = str(error)
             else:
                 self.leader = self._obstacle = ""
-                await self._reign(lead)
+                await self._lead_until_deposed(lead)
             await asyncio.sleep(STANDBY_SECONDS)
 
     def _may_wait(self) -> bool:
@@ -199,7 +199,7 @@ class Server:
         """
         return bool(self.options.store) or self.settled.is_set()
 
-    async def _reign(self, lead: Lead) -> None:
+    async def _lead_until_deposed(self, lead: Leadership) -> None:
         while True:
             try:
                 await self._lead(lead)
@@ -216,25 +216,25 @@ class Server:
                 logger.error("cannot lead: %s", error)
                 return
 
-    async def _lead(self, lead: Lead) -> None:
+    async def _lead(self, lead: Leadership) -> None:
         policy = self.options.policy
-        found = await asyncio.to_thread(recover, self.store, policy or Policy())
+        recovered = await asyncio.to_thread(recover, self.store, policy or Policy())
         if policy is not None:  # before anything is derived from it
-            found.core.view.policy = policy
-        controller = Controller(self.store, found, lead.epoch)
-        recorder = Recorder(self.metrics, found.core.view.policy.price)
+            recovered.core.view.policy = policy
+        controller = Controller(self.store, recovered, lead.epoch)
+        recorder = Recorder(self.metrics, recovered.core.view.policy.price)
         secret = await asyncio.to_thread(self.store.secret, "replicas")
         links = await asyncio.to_thread(self.store.secret, "links")
         key = await asyncio.to_thread(load_server_key, self.store)
         hub = Hub(controller, __version__, recorder, secret, key, links)
         tokens = await asyncio.to_thread(Tokens, self.store)
-        joining = Joining(tokens, found.core.view.policy.join, own=self.options.own_nodes)
+        joining = Joining(tokens, recovered.core.view.policy.join, own=self.options.own_nodes)
         await controller.start(policy)
         with _kept_in(self.options.state):
             self._first_tokens(tokens)
         leading = Leading(controller, hub, tokens, joining, self.journal, self.webhooks)
         alarms = controller.alarms
-        for each in found.aside:
+        for each in recovered.aside:
             alarms.say("the log", each)
         gangs = self._gang_spans(controller)
         if gangs is not None:
@@ -242,9 +242,9 @@ class Server:
         # What was loaded stays: the collector need not look through a fleet again and again.
         gc.collect()
         gc.freeze()
-        jobs, nodes = len(found.core.view.jobs), len(found.core.view.fleet)
+        jobs, nodes = len(recovered.core.view.jobs), len(recovered.core.view.fleet)
         text = "leading with epoch %d: event %d (%d replayed), %d nodes, %d jobs"
-        logger.info(text, lead.epoch, found.core.sequence, found.replayed, nodes, jobs)
+        logger.info(text, lead.epoch, recovered.core.sequence, recovered.replayed, nodes, jobs)
         tasks = [
             asyncio.create_task(work)
             for work in (
@@ -278,7 +278,7 @@ class Server:
             "metrics": lambda: keep_metrics(self.metrics, options.most_metric_bytes),
             "the archive": lambda: archive_old(self.store, options.state, options.keep_event_days),
             "newest steps": leading.push_steps,
-            "runs": leading.chronicle.keep,
+            "runs": leading.run_history.keep,
             "expectations": lambda: self.expectations.keep(leading),
             "webhooks": self.webhooks.run,
             "the audit log": lambda: keep_audit(self.audit),
@@ -340,7 +340,9 @@ def _kept_in(state: Path) -> Iterator[None]:
         yield
     except (OSError, sqlite3.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise StoreError(f"no state can be kept in {state}: {why}{no_room(state)}") from None
+        raise StoreError(
+            f"no state can be kept in {state}: {why}{full_disk_advice(state)}"
+        ) from None
 
 
 def _spans(url: str) -> Spans | None:

@@ -17,8 +17,8 @@ from phalanx.cluster.protocol.events import ControllerStarted
 from phalanx.control.server.shell_memory import Memory
 from phalanx.control.server.store.chain import START
 from phalanx.control.server.store.interface import (
+    EventStore,
     Row,
-    Store,
     StoreDamagedError,
     StoreError,
     StoreFormatError,
@@ -52,7 +52,7 @@ class UndigestedError(Exception):
         self.sequence = sequence
 
 
-def recover(store: Store, policy: Policy) -> Recovered:
+def recover(store: EventStore, policy: Policy) -> Recovered:
     """Loads a snapshot and replays the tail; a store without a log gives an empty fleet.
 
     The newest snapshot that can be used is taken. One event must not keep a fleet without its
@@ -61,37 +61,37 @@ def recover(store: Store, policy: Policy) -> Recovered:
     aside: list[str] = []
     while True:
         try:
-            found = _replay(store, _begin(store, policy))
+            recovered = _replay(store, _begin(store, policy))
         except (UnreadableError, UndigestedError) as error:
             logger.error("event %d is set aside: %s", error.sequence, error)
             store.set_aside(error.sequence, str(error))
             aside.append(f"event {error.sequence} was set aside: {error}")
         else:
-            found.aside = aside
-            return found
+            recovered.aside = aside
+            return recovered
 
 
-def _replay(store: Store, found: Recovered) -> Recovered:
-    core, sent = found.core, Sent(store)
-    for event in tail(store, core.sequence, found.chain):
+def _replay(store: EventStore, recovered: Recovered) -> Recovered:
+    core, sent = recovered.core, StoredCommands(store)
+    for event in tail(store, core.sequence, recovered.chain):
         try:
             commands = core.handle(event)
-            found.memory.note(event, commands)
-            told = command_row(0, commands)[1]
+            recovered.memory.note(event, commands)
+            recorded = command_row(0, commands)[1]
         except Exception as error:
             logger.exception("event %d cannot be digested", event.sequence)
             raise UndigestedError(event.sequence, repr(error)) from error
-        found.replayed += 1
-        if not found.diverged and sent.differs(event.sequence, told):
-            found.diverged = event.sequence
-    if found.diverged:
+        recovered.replayed += 1
+        if not recovered.diverged and sent.differs(event.sequence, recorded):
+            recovered.diverged = event.sequence
+    if recovered.diverged:
         # The fleet was told something else than the core now believes; agents report what they
         # run when they connect, which brings both together again.
-        logger.error("event %d replays differently: report this as a bug", found.diverged)
-    return found
+        logger.error("event %d replays differently: report this as a bug", recovered.diverged)
+    return recovered
 
 
-def _begin(store: Store, policy: Policy) -> Recovered:
+def _begin(store: EventStore, policy: Policy) -> Recovered:
     """The newest snapshot that can be used, or an empty fleet where all events are there."""
     unusable = []
     for snapshot in store.snapshots():
@@ -129,10 +129,10 @@ def _first_policy(rows: list[Row]) -> Policy | None:
     return first.policy if isinstance(first, ControllerStarted) else None
 
 
-class Sent:
+class StoredCommands:
     """The commands that were stored with the log, read a page at a time."""
 
-    def __init__(self, store: Store, page: int = 2_000) -> None:
+    def __init__(self, store: EventStore, page: int = 2_000) -> None:
         self._store, self._page = store, page
         self._rows: dict[int, bytes] = {}
         self._until = 0

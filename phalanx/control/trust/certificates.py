@@ -114,13 +114,13 @@ def is_current(authority: Authority, folder: Path, hosts: tuple[str, ...]) -> bo
         chain = x509.load_pem_x509_certificates((folder / CERTIFICATE_FILE).read_bytes())
         there = os.access(folder / KEY_FILE, os.R_OK)
         leaf, issuer = chain[0], chain[-1]
-        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, IndexError, x509.ExtensionNotFound):
         return False
     wanted = [_general_name(host) for host in hosts]
     left = leaf.not_valid_after_utc - datetime.now(UTC)
     same = fingerprint_of(issuer) == authority.fingerprint
-    return there and same and left > timedelta(days=RENEW_DAYS) and list(found) == wanted
+    return there and same and left > timedelta(days=RENEW_DAYS) and list(names) == wanted
 
 
 def fingerprint_of(certificate: Certificate) -> str:

@@ -27,7 +27,7 @@ NONCE_BYTES = 16
 PUBLIC_LETTERS = 64  # 32 bytes as hexadecimal digits
 
 
-class Asked(Struct, frozen=True, array_like=True):
+class NodeClaim(Struct, frozen=True, array_like=True):
     """What a node proves that it says itself."""
 
     nonce: bytes
@@ -47,7 +47,7 @@ class NodeKey:
         self._key = private_key(seed)
         self.public: str = self._key.public_key().public_bytes_raw().hex()
 
-    def sign(self, asked: Asked) -> bytes:
+    def sign(self, asked: NodeClaim) -> bytes:
         """The proof that this node has its key."""
         return self._key.sign(asked.encode())
 
@@ -76,7 +76,7 @@ def fingerprint(public: str) -> str:
     return f"sha256:{hashlib.sha256(bytes.fromhex(public)).hexdigest()[:16]}" if public else ""
 
 
-def signed(public: str, proof: bytes, asked: Asked) -> bool:
+def signed(public: str, proof: bytes, asked: NodeClaim) -> bool:
     """Whether the node with this key signed what it was asked."""
     return signed_by(bytes.fromhex(public), proof, asked.encode())
 
@@ -86,6 +86,6 @@ def link_key(secret: bytes, token: str, public: str) -> bytes:
     return hmac.digest(secret, f"{token} {public}".encode(), "sha256")
 
 
-def link_proof(link: bytes, asked: Asked) -> bytes:
+def link_proof(link: bytes, asked: NodeClaim) -> bytes:
     """The proof that an agent knows its link key."""
     return hmac.digest(link, asked.encode(), "sha256")

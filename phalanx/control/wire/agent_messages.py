@@ -16,18 +16,18 @@ from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.messages import AgentMessage, Inventory
 from phalanx.control.wire.shell_messages import ShellDown, ShellOutput
+from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
-from phalanx.observe.node.node_words import NodeRecords
 
 PROTOCOL = 2  # both sides must speak the same
 AGENT_PATH = "/v1/agent"
 
 
-class Frame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+class AgentFrame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """Base of all messages that are the shell's own."""
 
 
-class Register(Frame, frozen=True, tag=True):
+class Register(AgentFrame, frozen=True, tag=True):
     """First message of a connection: who the agent is and what runs there."""
 
     node: Node
@@ -43,7 +43,7 @@ class Register(Frame, frozen=True, tag=True):
     linked: bool = False  # it is the link key
 
 
-class LogPart(Frame, frozen=True, tag=True):
+class LogPart(AgentFrame, frozen=True, tag=True):
     """Some of a log, in answer to ``ReadLog``; ``end``: no more will come."""
 
     request: int
@@ -52,7 +52,7 @@ class LogPart(Frame, frozen=True, tag=True):
     problem: str = ""
 
 
-class Welcome(Frame, frozen=True, tag=True):
+class Welcome(AgentFrame, frozen=True, tag=True):
     """The agent is in: ``node`` is its number from here on, and ``Hello`` is what it says next.
 
     Times on the wire are the server's: an agent adds ``clock_ns`` minus its own clock to what it
@@ -84,7 +84,7 @@ RejectCode = Literal[
 ]
 
 
-class Rejected(Frame, frozen=True, tag=True):
+class Rejected(AgentFrame, frozen=True, tag=True):
     """The agent is not let in (or no longer), and what to do about it."""
 
     code: RejectCode
@@ -95,7 +95,7 @@ class Rejected(Frame, frozen=True, tag=True):
     leader: str = ""  # URL of the server that leads, if another one does
 
 
-class Deliver(Frame, frozen=True, tag=True):
+class Deliver(AgentFrame, frozen=True, tag=True):
     """A command; answered by ``Applied``."""
 
     command: Command
@@ -103,7 +103,7 @@ class Deliver(Frame, frozen=True, tag=True):
     key: bytes = b""  # with Form: what the job's keepers prove to each other that they know
 
 
-class Signed(Frame, frozen=True, tag=True):
+class Signed(AgentFrame, frozen=True, tag=True):
     """An order that starts something on a node, as the server's key has signed it.
 
     ``order``: ``Deliver`` with Form, or ``OpenShell``, encoded; agents take neither without this.
@@ -113,14 +113,14 @@ class Signed(Frame, frozen=True, tag=True):
     signature: bytes
 
 
-class OrderRefused(Frame, frozen=True, tag=True):
+class OrderRefused(AgentFrame, frozen=True, tag=True):
     """An agent's answer to an order that this cluster's server has not signed."""
 
     node: int
     problem: str
 
 
-class ReadLog(Frame, frozen=True, tag=True):
+class ReadLog(AgentFrame, frozen=True, tag=True):
     """Send the end of a rank's log (rank -1: of all ranks here) and, if asked, what comes after."""
 
     request: int
@@ -130,14 +130,14 @@ class ReadLog(Frame, frozen=True, tag=True):
     follow: bool = False
 
 
-class StopLog(Frame, frozen=True, tag=True):
+class StopLog(AgentFrame, frozen=True, tag=True):
     """Nobody reads any more; or, to ``finish``: what is there is read to its end, then no more."""
 
     request: int
     finish: bool = False
 
 
-class Profile(Frame, frozen=True, tag=True):
+class Profile(AgentFrame, frozen=True, tag=True):
     """Have some ranks of a job trace their next steps, into the run's folder."""
 
     job: int
@@ -145,7 +145,7 @@ class Profile(Frame, frozen=True, tag=True):
     steps: int
 
 
-class ReadSteps(Frame, frozen=True, tag=True):
+class ReadSteps(AgentFrame, frozen=True, tag=True):
     """Send what ranks here recorded of some steps, as lines of JSON; rank -1: all of them."""
 
     request: int
@@ -155,7 +155,7 @@ class ReadSteps(Frame, frozen=True, tag=True):
     rank: int = -1
 
 
-class ReadTrace(Frame, frozen=True, tag=True):
+class ReadTrace(AgentFrame, frozen=True, tag=True):
     """Send a piece of the newest trace of a rank; one part answers."""
 
     request: int
@@ -166,14 +166,14 @@ class ReadTrace(Frame, frozen=True, tag=True):
     offset: int = 0
 
 
-class LookAt(Frame, frozen=True, tag=True):
+class LookAt(AgentFrame, frozen=True, tag=True):
     """A gang makes no steps: save what its ranks are doing, and say how far each has come."""
 
     job: int
     generation: int
 
 
-class Seen(Frame, frozen=True, tag=True):
+class Seen(AgentFrame, frozen=True, tag=True):
     """The answer to ``LookAt``. ``ranks``: how far each has come; -1: it does not answer."""
 
     node: int

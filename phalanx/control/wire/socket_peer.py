@@ -9,7 +9,7 @@ from typing import NamedTuple
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Peer(NamedTuple):
+class SocketPeer(NamedTuple):
     """The process that connected, and its user; ``pid`` is 0 where it cannot be seen from here."""
 
     pid: int
@@ -17,9 +17,9 @@ class Peer(NamedTuple):
     gid: int
 
 
-def peer_of(connection: socket.socket) -> Peer:
+def peer_of(connection: socket.socket) -> SocketPeer:
     """The other end of a connection that is made."""
     size = _CREDENTIALS.size
-    return Peer(
+    return SocketPeer(
         *_CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     )

@@ -36,11 +36,11 @@ GIVE_WAY = 75  # exit code of a process that leaves its place to another one (EX
 SEND_SECONDS = 5.0  # an agent that takes nothing for so long counts as gone
 
 
-class Frame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+class WorkerFrame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """Base of the messages that are the shell's own."""
 
 
-class Present(Frame, frozen=True, tag=True):
+class Present(WorkerFrame, frozen=True, tag=True):
     """First word of a worker on a connection: who it is and where it stands."""
 
     job: int
@@ -54,7 +54,7 @@ class Present(Frame, frozen=True, tag=True):
     durable: int = 0
 
 
-class Take(Frame, frozen=True, tag=True):
+class Take(WorkerFrame, frozen=True, tag=True):
     """Take this rank in this generation."""
 
     job: int
@@ -73,7 +73,7 @@ class Take(Frame, frozen=True, tag=True):
     payload: str = ""
 
 
-class Look(Frame, frozen=True, tag=True):
+class Look(WorkerFrame, frozen=True, tag=True):
     """Write the stacks of all threads and the flight recorder into a folder."""
 
     job: int
@@ -81,7 +81,7 @@ class Look(Frame, frozen=True, tag=True):
     folder: str
 
 
-class Looked(Frame, frozen=True, tag=True):
+class Looked(WorkerFrame, frozen=True, tag=True):
     """That is done. ``waiting``: the rank is in a collective that others have not completed."""
 
     job: int
@@ -96,7 +96,7 @@ Passed = (  # orders of the core that an agent hands on as they are
 )
 
 
-class TraceSteps(Frame, frozen=True, tag=True):
+class TraceSteps(WorkerFrame, frozen=True, tag=True):
     """Trace the next steps with torch's profiler."""
 
     steps: int
@@ -111,7 +111,7 @@ decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_fact = msgspec.msgpack.Decoder(Fact).decode
 
 
-class Link:
+class AgentLink:
     """The worker's end. ``heard`` is called with every order, in a thread of its own.
 
     ``present`` says where the worker stands, for every new connection.

@@ -25,14 +25,14 @@ class Containment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_weight: int = 0
 
 
-class Frame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+class ZygoteFrame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """Base of all messages."""
 
 
 # Agent to zygote.
 
 
-class Spawn(Frame, frozen=True, tag=True):
+class Spawn(ZygoteFrame, frozen=True, tag=True):
     """Fork a child. ``key`` names it; there is one of a key at a time."""
 
     key: str
@@ -55,24 +55,24 @@ class Spawn(Frame, frozen=True, tag=True):
     own_port: int = 0  # of a store for this program alone, told by its first rank
 
 
-class Signal(Frame, frozen=True, tag=True):
+class Signal(ZygoteFrame, frozen=True, tag=True):
     """Send a signal to a child and to everything that it started."""
 
     key: str
     number: int
 
 
-class Lease(Frame, frozen=True, tag=True):
+class Lease(ZygoteFrame, frozen=True, tag=True):
     """Without an agent, the zygote and its children end after this time."""
 
     seconds: float
 
 
-class Leave(Frame, frozen=True, tag=True):
+class Leave(ZygoteFrame, frozen=True, tag=True):
     """End all children, and the zygote."""
 
 
-class Heard(Frame, frozen=True, tag=True):
+class Heard(ZygoteFrame, frozen=True, tag=True):
     """The agent knows of the end of a child: the next one needs not be told."""
 
     pid: int
@@ -81,7 +81,7 @@ class Heard(Frame, frozen=True, tag=True):
 # Zygote to agent.
 
 
-class Child(Frame, frozen=True, tag=True):
+class Child(ZygoteFrame, frozen=True, tag=True):
     """A child that lives."""
 
     key: str
@@ -89,7 +89,7 @@ class Child(Frame, frozen=True, tag=True):
     port: int = 0  # of a store
 
 
-class Ended(Frame, frozen=True, tag=True):
+class Ended(ZygoteFrame, frozen=True, tag=True):
     """A child is gone. ``status``: its exit code, or minus the signal that ended it."""
 
     key: str
@@ -97,14 +97,14 @@ class Ended(Frame, frozen=True, tag=True):
     status: int
 
 
-class NotStarted(Frame, frozen=True, tag=True):
+class NotStarted(ZygoteFrame, frozen=True, tag=True):
     """A child could not be forked."""
 
     key: str
     problem: str
 
 
-class Ready(Frame, frozen=True, tag=True):
+class Ready(ZygoteFrame, frozen=True, tag=True):
     """The zygote has told of all its children; ``hears``: it understands ``Heard``."""
 
     pid: int
@@ -134,7 +134,7 @@ class Unframer:
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that these bytes complete."""
         self._rest += data
-        found = []
+        bodies = []
         while len(self._rest) >= LENGTH.size:
             size = LENGTH.unpack_from(self._rest)[0]
             if size > self._most_bytes:
@@ -142,6 +142,6 @@ class Unframer:
             end = LENGTH.size + size
             if len(self._rest) < end:
                 break
-            found.append(self._rest[LENGTH.size : end])
+            bodies.append(self._rest[LENGTH.size : end])
             self._rest = self._rest[end:]
-        return found
+        return bodies

@@ -5,7 +5,7 @@
     while step < steps and not worker.stopping:
         ...
         step += 1
-        worker.snapshot(step, state)       # safe here and at a neighbour, behind training's back
+        worker.snapshot(step, state)       # safe here and at a neighbour, asynchronously
         worker.stepped(step, loss=loss, tokens=tokens)
 
 ``state`` is a dictionary of tensors (DTensors too). Outside of Phalanx all of it does nothing, so
@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.protocol.messages import Sealed, WorkerBusy, WorkerLeft
-from phalanx.control.wire.worker_messages import Link, Present
+from phalanx.control.wire.worker_messages import AgentLink, Present
 from phalanx.observe.node.worker_ring import RingSink, ring_path
 from phalanx.train.report.records import StepParts, StepRecord
 
@@ -46,14 +46,14 @@ class WorkerClient:
         self._rank = int(os.environ.get("RANK", "0"))
         self._step = 0
         self._handed = self._kept = -1  # newest snapshots: handed over; safe at a neighbour
-        self._link: Link | None = None
+        self._link: AgentLink | None = None
         self._checkpointer: Checkpointer | None = None
         self._ring: RingSink | None = None
         self._stepped_at, self._tokens = 0.0, 0
         self._waits: PeerWaits | None = None
         if self.under_phalanx:
             signal.signal(signal.SIGTERM, self._stop)
-            self._link = Link(os.environ["PHALANX_AGENT"], self._present, lambda order: None)
+            self._link = AgentLink(os.environ["PHALANX_AGENT"], self._present, lambda order: None)
             self._link.start()
             folder = Path(os.environ["PHALANX_AGENT"]).parent
         if self.under_phalanx and os.environ.get("PHALANX_RECORDS") != "0":

@@ -17,7 +17,7 @@ from phalanx.config import ConfigError, Job, job_from_table
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.wire.payload import Train, decode_payload
 from phalanx.control.worker.orders import AgentOrders
-from phalanx.observe.node.node_words import RunRecord
+from phalanx.observe.node.node_messages import RunRecord
 from phalanx.observe.node.worker_ring import RingSink, ring_path
 from phalanx.train.rank.exits import ExitCode, ExitInfo
 from phalanx.train.rank.look import record_collectives

@@ -27,7 +27,7 @@ from phalanx.cluster.protocol.messages import (
 )
 from phalanx.control.wire.worker_messages import (
     GIVE_WAY,
-    Link,
+    AgentLink,
     Look,
     Looked,
     Order,
@@ -36,7 +36,7 @@ from phalanx.control.wire.worker_messages import (
     TraceSteps,
 )
 from phalanx.control.worker.exit_causes import cause_of_exit
-from phalanx.train.optim.fingerprint import Diverged
+from phalanx.train.optim.fingerprint import ReplicaDivergence
 from phalanx.train.rank.exits import ExitInfo
 from phalanx.train.rank.launch import redirect_output
 from phalanx.train.rank.look import look
@@ -74,10 +74,10 @@ class AgentOrders:
         self._shares: tuple[int, tuple[int, ...]] = (0, ())  # wanted, and in which generation
         self._running = False
         self._step, self._durable = 0, 0
-        self._leave: WorkerFlush | None = None  # to write a durable checkpoint
+        self._lease: WorkerFlush | None = None  # to write a durable checkpoint
         self._asked = 0.0  # for it, when
         self.trace: Callable[[int], None] = lambda steps: None  # the next steps
-        self._link = Link(path, self._present, self._hear)
+        self._link = AgentLink(path, self._present, self._hear)
         self._link.start()
 
     # The link's thread.
@@ -114,7 +114,7 @@ class AgentOrders:
                 case WorkerRebalance():
                     self._shares = (order.generation, order.micro_batches)
                 case WorkerFlush():
-                    self._leave = order
+                    self._lease = order
                 case WorkerGo():
                     self._go = order.generation
                 case WorkerAbort():
@@ -281,7 +281,7 @@ class AgentOrders:
         generation, shares = self._shares
         return shares if generation == self._generation else ()
 
-    def ask_leave(self) -> None:
+    def ask_lease(self) -> None:
         """Asks for leave to write, and again every few seconds: words get lost."""
         now = time.monotonic()
         if now - self._asked > ASK_AGAIN_SECONDS:
@@ -290,19 +290,19 @@ class AgentOrders:
 
     def may_write(self) -> int | None:
         """What this rank may write a second (0: any), while it may."""
-        order = self._leave
+        order = self._lease
         if order is None or order.generation != self._generation:
             return None
         if order.until_ns < time.time_ns():
-            self._leave = None
+            self._lease = None
             return None
         return order.bytes_per_second
 
-    def used_leave(self) -> None:
+    def used_lease(self) -> None:
         """A checkpoint was handed over: the next one asks again."""
-        self._leave, self._asked = None, 0.0
+        self._lease, self._asked = None, 0.0
 
-    def diverged(self, finding: Diverged) -> None:
+    def diverged(self, finding: ReplicaDivergence) -> None:
         """Tells the agent what all replicas found."""
         assert self._take is not None
         fact = Differs(

@@ -19,20 +19,20 @@ class BlockSums:
     def __init__(self, block_bytes: int) -> None:
         self._block_bytes = block_bytes
         self._open = 0  # checksum of the block that is not full yet
-        self._room = block_bytes
+        self._left = block_bytes
         self._sums: list[int] = []
 
     def add(self, data: NDArray[np.uint8]) -> None:
         """Take the next bytes of the file."""
         while len(data):
-            piece, data = data[: self._room], data[self._room :]
+            piece, data = data[: self._left], data[self._left :]
             self._open = crc32c(piece.data, self._open)
-            self._room -= len(piece)
-            if self._room == 0:
+            self._left -= len(piece)
+            if self._left == 0:
                 self._sums.append(self._open)
-                self._open, self._room = 0, self._block_bytes
+                self._open, self._left = 0, self._block_bytes
 
     def finish(self) -> NDArray[np.uint32]:
         """Checksums of all blocks, the last of which may be short."""
-        tail = [self._open] if self._room < self._block_bytes else []
+        tail = [self._open] if self._left < self._block_bytes else []
         return np.array([*self._sums, *tail], "<u4")

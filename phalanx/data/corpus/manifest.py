@@ -41,7 +41,7 @@ class ShardFile(msgspec.Struct, frozen=True, gc=False):
         return self.name, self.index_name
 
 
-class Origin(msgspec.Struct, frozen=True):
+class CorpusOrigin(msgspec.Struct, frozen=True):
     """What a corpus was made from."""
 
     inputs: tuple[str, ...] = ()  # as given on the command line
@@ -59,7 +59,7 @@ class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab: int
     end_of_document: int
     tokenizer: str  # sha256 of tokenizer.json, "" where none is known
-    source: Origin
+    source: CorpusOrigin
     tokens: int
     documents: int
     file_tokens: int  # every file but the last holds exactly so many
@@ -74,7 +74,7 @@ class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def fingerprint(self) -> str:
         """Short identity of the tokens and of what they mean, wherever they came from."""
-        content = msgspec.structs.replace(self, source=Origin())
+        content = msgspec.structs.replace(self, source=CorpusOrigin())
         return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]
 
     def file_bytes(self, number: int) -> int:
@@ -130,28 +130,28 @@ class _Versioned(msgspec.Struct):
 
 
 def _contradictions(manifest: CorpusManifest) -> list[str]:
-    found = []
+    problems = []
     if token_type(manifest.vocab) == "uint32" and manifest.dtype == "uint16":
-        found.append(f"stores uint16, which cannot hold a vocabulary of {manifest.vocab}")
+        problems.append(f"stores uint16, which cannot hold a vocabulary of {manifest.vocab}")
     if not 0 <= manifest.end_of_document < manifest.vocab:
-        found.append(
+        problems.append(
             f"ends documents with token {manifest.end_of_document}, which is not in its "
             f"vocabulary of {manifest.vocab}"
         )
     if manifest.block_bytes < 1 or manifest.block_bytes % manifest.stored_type.itemsize:
-        found.append(f"has blocks of {manifest.block_bytes} bytes: no whole number of tokens")
+        problems.append(f"has blocks of {manifest.block_bytes} bytes: no whole number of tokens")
     files = manifest.files
     if outside := [file.name for file in files if "/" in file.name]:
-        found.append(f"names a file outside its folder ({outside[0]!r})")
+        problems.append(f"names a file outside its folder ({outside[0]!r})")
     tokens = [file.tokens for file in files]
     if tokens and (
         tokens[:-1].count(manifest.file_tokens) != len(tokens) - 1
         or not 0 < tokens[-1] <= manifest.file_tokens
     ):
-        found.append(f"has files that do not hold {manifest.file_tokens} tokens before its last")
+        problems.append(f"has files that do not hold {manifest.file_tokens} tokens before its last")
     if sum(tokens) != manifest.tokens:
-        found.append(f"counts {manifest.tokens} tokens, but its files add up to {sum(tokens)}")
+        problems.append(f"counts {manifest.tokens} tokens, but its files add up to {sum(tokens)}")
     documents = sum(file.documents for file in files)
     if documents != manifest.documents:
-        found.append(f"counts {manifest.documents} documents, but its files hold {documents}")
-    return found
+        problems.append(f"counts {manifest.documents} documents, but its files hold {documents}")
+    return problems

@@ -48,15 +48,15 @@ class MappedFiles:
         """Refuse a file that is missing, unreadable or of another size than the corpus says."""
         path, expected = self._path(number), self._tokens[number] * self.stored_type.itemsize
         try:
-            found = path.stat().st_size
+            actual = path.stat().st_size
         except FileNotFoundError:
             rule = "is part of the corpus but missing"
             raise DataError("data.path", path, rule, REDO_FIX) from None
-        if found != expected:
-            what = "truncated" if found < expected else "too long"
-            if found in (expected // 2, expected * 2):  # the size of uint16 for uint32, or reverse
+        if actual != expected:
+            what = "truncated" if actual < expected else "too long"
+            if actual in (expected // 2, expected * 2):  # the size of uint16 for uint32, or reverse
                 what = f"no file of {self.stored_type.name} tokens: wrong dtype, or {what}"
-            rule = f"is {what}: {found} bytes, where the corpus says {expected}"
+            rule = f"is {what}: {actual} bytes, where the corpus says {expected}"
             raise DataError("data.path", path, rule, REDO_FIX)
         if not os.access(path, os.R_OK):
             raise DataError("data.path", path, "may not be read by this user", ACCESS_FIX)

@@ -9,7 +9,7 @@ from phalanx.config import Store
 from phalanx.data.corpus.foreign import is_megatron, open_datatrove, open_megatron
 from phalanx.data.corpus.manifest import MANIFEST_NAME
 from phalanx.data.corpus.shards import ShardStream
-from phalanx.data.corpus.stream import FileStream, Split, Stream
+from phalanx.data.corpus.stream import FileStream, Split, TokenStream
 from phalanx.data.errors import DataError
 from phalanx.data.order.heldout import cut
 
@@ -21,7 +21,7 @@ def open_stream(
     vocab: int = ANY_VOCAB,
     validation_fraction: float = 0.0,
     split: Split = "all",
-) -> Stream:
+) -> TokenStream:
     """Open one side of a corpus for a model of ``vocab`` tokens.
 
     ``path`` is a folder of token shards, of Megatron or of datatrove files, or one such file, or
@@ -32,7 +32,7 @@ def open_stream(
 
 def one_side(
     whole: FileStream, path: str | Path, vocab: int, validation_fraction: float, split: Split
-) -> Stream:
+) -> TokenStream:
     """The documents of a corpus that are trained on, or those held out, or all."""
     if whole.vocab > vocab:
         rule = f"the corpus at {path} was made with a vocabulary of {whole.vocab}"
@@ -79,7 +79,7 @@ def open_whole(
     return ShardStream(home)
 
 
-def refuse_mixed_tokenizers(streams: Mapping[str, Stream]) -> None:
+def refuse_mixed_tokenizers(streams: Mapping[str, TokenStream]) -> None:
     """Refuse sources whose tokens mean different things; unknown tokenizers pass."""
     known = {name: stream.tokenizer for name, stream in streams.items() if stream.tokenizer}
     for name, tokenizer in known.items():

@@ -59,11 +59,11 @@ class ShardStream(FileStream):
         count = min(self.block_tokens, self.manifest.files[number].tokens - first)
         content = np.empty(count, self.manifest.stored_type)
         self._files.read(number, first, content)
-        found, expected = crc32c(content.data), int(self.index(number).sums[block])
-        if found != expected:
+        actual, expected = crc32c(content.data), int(self.index(number).sums[block])
+        if actual != expected:
             rule = (
                 f"block {block} (tokens {first} to {first + count - 1} of the file) is damaged: "
-                f"checksum {found:08x}, where the index says {expected:08x}"
+                f"checksum {actual:08x}, where the index says {expected:08x}"
             )
             path = self.home / self.manifest.files[number].name
             raise DataError("data.path", path, rule, REDO_FIX)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from phalanx.config import Data
 from phalanx.data.corpus.documents import number_documents
 from phalanx.data.corpus.opening import one_side, open_whole, refuse_mixed_tokenizers
-from phalanx.data.corpus.stream import Place, Stream
+from phalanx.data.corpus.stream import TokenPosition, TokenStream
 from phalanx.data.corpus.synthetic import SyntheticSource
 from phalanx.data.errors import DataError
 
@@ -51,7 +51,7 @@ class SampleSource(Protocol):
     def silent(self, indices: Sequence[int]) -> NDArray[np.bool_] | None:
         """Labels [samples, sequence] that the corpus gives no weight; None where it gives all."""
 
-    def place(self, index: int) -> Place | None:
+    def place(self, index: int) -> TokenPosition | None:
         """Where a sample begins on disk; None for one that is made up."""
 
     def expect(self, indices: NDArray[np.int64]) -> None:
@@ -68,7 +68,7 @@ class Windows:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: TokenStream,
         sequence: int,
         check_tokens: int = 0,
         remote: RemoteStream | None = None,
@@ -113,7 +113,7 @@ class Windows:
         silent: NDArray[np.bool_] = counts == 0
         return silent
 
-    def place(self, index: int) -> Place | None:
+    def place(self, index: int) -> TokenPosition | None:
         """Where a sample begins on disk."""
         return self._stream.place(index * self._sequence)
 
@@ -145,7 +145,7 @@ class Windows:
             self._sound.add(run)
 
 
-class Part:
+class SampleRange:
     """A run of the samples of a source that has no documents to hold out."""
 
     def __init__(self, whole: SampleSource, first: int, samples: int) -> None:
@@ -165,7 +165,7 @@ class Part:
         """Labels [samples, sequence] that the corpus gives no weight; None where it gives all."""
         return self._whole.silent([self._first + index for index in indices])
 
-    def place(self, index: int) -> Place | None:
+    def place(self, index: int) -> TokenPosition | None:
         """Where a sample begins on disk."""
         return self._whole.place(self._first + index)
 
@@ -244,11 +244,11 @@ def held_out_part(whole: SampleSource, data: Data, split: Split) -> SampleSource
     if held_out == 0:
         return whole
     if split == "validation":
-        return Part(whole, samples - held_out, held_out)
-    return Part(whole, 0, samples - held_out)
+        return SampleRange(whole, samples - held_out, held_out)
+    return SampleRange(whole, 0, samples - held_out)
 
 
-def _check_tokens(data: Data, stream: Stream, remote: bool) -> int:
+def _check_tokens(data: Data, stream: TokenStream, remote: bool) -> int:
     """How many tokens are checked at once: a block of the order, where it reads whole blocks."""
     if data.shuffle == "blocked" or remote:
         return data.block_tokens
@@ -256,7 +256,7 @@ def _check_tokens(data: Data, stream: Stream, remote: bool) -> int:
     return stream.block_tokens if data.check_blocks or data.on_damage == "weightless" else 0
 
 
-def _refuse_short(stream: Stream, data: Data, path: str, split: Split) -> None:
+def _refuse_short(stream: TokenStream, data: Data, path: str, split: Split) -> None:
     if stream.tokens > data.sequence:
         return
     what = "corpus" if split == "train" and not data.validation_fraction else f"{split} side"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Split = Literal["train", "validation", "all"]
 
 
-class Place(msgspec.Struct, frozen=True):
+class TokenPosition(msgspec.Struct, frozen=True):
     """Where a token of a stream lies on disk."""
 
     file: str
@@ -24,7 +24,7 @@ class Place(msgspec.Struct, frozen=True):
     block: int  # checksummed block of the file
 
 
-class Stream(Protocol):
+class TokenStream(Protocol):
     """The documents of a corpus packed one after the other, readable from any token on.
 
     Streams are used by one thread at a time for each object, and survive a fork.
@@ -74,7 +74,7 @@ class Stream(Protocol):
     def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Ascending positions in [first, first + count) at which documents start."""
 
-    def place(self, token: int) -> Place:
+    def place(self, token: int) -> TokenPosition:
         """Where a token of the stream is stored."""
 
     def check(self, first: int, count: int) -> None:
@@ -127,12 +127,12 @@ class FileStream(ABC):
         filled = 0
         while filled < count:
             at = first + filled
-            room = self._starts[number + 1] - at
-            if room >= count - filled:
+            left = self._starts[number + 1] - at
+            if left >= count - filled:
                 files.read(number, at - self._starts[number], out[filled:count])
                 return
-            files.read(number, at - self._starts[number], out[filled : filled + room])
-            filled += room
+            files.read(number, at - self._starts[number], out[filled : filled + left])
+            filled += left
             number += 1
 
     def read_rows(self, firsts: Sequence[int], rows: Iterable[NDArray[Any]]) -> None:
@@ -148,7 +148,7 @@ class FileStream(ABC):
     def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Ascending positions in [first, first + count) at which documents start."""
         self._refuse_outside(first, count)
-        found = []
+        starts = []
         for number in range(self._file_of(first), len(self._starts) - 1):
             begin = self._starts[number]
             if begin >= first + count:
@@ -157,15 +157,15 @@ class FileStream(ABC):
             # bisect looks at a few entries of a mapped array; searchsorted may copy all of it.
             low = bisect_left(inside, first - begin)
             high = bisect_left(inside, first + count - begin, lo=low)
-            found.append(np.asarray(inside[low:high], np.int64) + begin)
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+            starts.append(np.asarray(inside[low:high], np.int64) + begin)
+        return np.concatenate(starts) if starts else np.empty(0, np.int64)
 
-    def place(self, token: int) -> Place:
+    def place(self, token: int) -> TokenPosition:
         """Where a token of the stream is stored."""
         self._refuse_outside(token, 1)
         number = self._file_of(token)
         inside = token - self._starts[number]
-        return Place(self.file_name(number), inside, inside // self.block_tokens)
+        return TokenPosition(self.file_name(number), inside, inside // self.block_tokens)
 
     def check(self, first: int, count: int) -> None:
         """Compare the checksums of all blocks that hold these tokens, naming a bad one."""

@@ -37,11 +37,11 @@ class RecordedSums:
         content = map_bytes(path)
         for block in range(first // self.block_bytes, -(-(first + length) // self.block_bytes)):
             data = content[block * self.block_bytes : (block + 1) * self.block_bytes]
-            found, expected = crc32c(data.data), int(self.sums[path][block])
-            if found != expected:
+            actual, expected = crc32c(data.data), int(self.sums[path][block])
+            if actual != expected:
                 rule = (
                     f"block {block} (bytes {block * self.block_bytes} on) is damaged: checksum "
-                    f"{found:08x}, where {expected:08x} was recorded"
+                    f"{actual:08x}, where {expected:08x} was recorded"
                 )
                 fix = "restore the file; if it was changed on purpose, record its checksums again"
                 raise DataError("data.path", path, rule, fix)
@@ -51,16 +51,16 @@ def record_sums(
     home: Path, paths: Sequence[Path], progress: Callable[[int], None] = lambda read: None
 ) -> Path:
     """Read all files once and write their checksums beside the corpus."""
-    found = []
+    files = []
     for path in paths:
         content = map_bytes(path)
         for first in range(0, len(content), BLOCK_BYTES):
             block = content[first : first + BLOCK_BYTES]
-            found.append(crc32c(block.data))
+            files.append(crc32c(block.data))
             progress(len(block))
-    body = np.array(found, "<u4").tobytes()
+    body = np.array(files, "<u4").tobytes()
     header = _HEADER.pack(
-        _MAGIC, _VERSION, BLOCK_BYTES, _identity(home, paths), len(found), crc32c(body)
+        _MAGIC, _VERSION, BLOCK_BYTES, _identity(home, paths), len(files), crc32c(body)
     )
     record = beside(home, RECORD_NAME)
     write_atomically(record, header + body)

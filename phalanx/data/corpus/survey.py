@@ -10,7 +10,7 @@ import numpy as np
 from phalanx.config import Data, Store
 from phalanx.data.corpus.manifest import TOKENIZER_NAME
 from phalanx.data.corpus.source import open_sources, without_idle_sources
-from phalanx.data.corpus.stream import FileStream, Stream
+from phalanx.data.corpus.stream import FileStream, TokenStream
 from phalanx.data.order.curriculum import curriculum
 
 MOST_FILES = 64  # whose documents are measured; of more, an even choice
@@ -41,13 +41,13 @@ def measure_lengths(stream: FileStream) -> Lengths:
     chosen = (
         range(files) if files <= MOST_FILES else np.linspace(0, files - 1, MOST_FILES, dtype=int)
     )
-    found = []
+    parts = []
     for number in chosen:
         inside = np.asarray(stream.file_documents(int(number))[:], np.int64)
         if int(number) == files - 1:
             inside = np.append(inside, edges[files] - edges[files - 1])
-        found.append(np.diff(inside))
-    lengths = np.concatenate(found) if found else np.empty(0, np.int64)
+        parts.append(np.diff(inside))
+    lengths = np.concatenate(parts) if parts else np.empty(0, np.int64)
     if len(lengths) == 0:
         return Lengths(0, 0, 0.0, 0, ())
     powers = np.frexp(np.maximum(lengths, 1))[1] - 1  # floor of the binary logarithm, exactly
@@ -62,7 +62,7 @@ def measure_lengths(stream: FileStream) -> Lengths:
 
 
 def sample_texts(
-    stream: Stream, samples: int, length: int, tokenizer: Path | None = None
+    stream: TokenStream, samples: int, length: int, tokenizer: Path | None = None
 ) -> list[str]:
     """The beginning of evenly spread documents, decoded; token numbers without a tokenizer."""
     windows = []

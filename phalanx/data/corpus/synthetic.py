@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.corpus.documents import number_documents
-from phalanx.data.corpus.stream import Place
+from phalanx.data.corpus.stream import TokenPosition
 from phalanx.data.errors import DataError
 
 SAMPLES = 1 << 40  # more than any run reads, and cheap to permute
@@ -44,7 +44,7 @@ class SyntheticSource:
     def silent(self, indices: Sequence[int]) -> None:
         """Every generated token counts."""
 
-    def place(self, index: int) -> Place | None:
+    def place(self, index: int) -> TokenPosition | None:
         """Generated samples lie nowhere."""
         return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.config.errors import Problem
+from phalanx.config.errors import ConfigProblem
 from phalanx.data.corpus.manifest import TOKENIZER_NAME
 from phalanx.data.corpus.opening import ANY_VOCAB, open_whole
 from phalanx.data.corpus.shards import ShardStream
@@ -32,7 +32,7 @@ def verify(
 ) -> Verified:
     """Check every block of a corpus; all that is wrong is raised at once."""
     stream = open_whole(path, vocab)
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     blocks = 0
     if isinstance(stream, ShardStream):
         with _collected(problems):
@@ -67,7 +67,7 @@ def check_tokenizer(stream: ShardStream) -> None:
 
 
 @contextmanager
-def _collected(problems: list[Problem]) -> Iterator[None]:
+def _collected(problems: list[ConfigProblem]) -> Iterator[None]:
     try:
         yield
     except DataError as error:

@@ -18,7 +18,7 @@ from phalanx.data.corpus.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     CorpusManifest,
-    Origin,
+    CorpusOrigin,
     ShardFile,
     StoredTokens,
     token_type,
@@ -53,7 +53,7 @@ class ShardWriter:
             vocab=vocab,
             end_of_document=end_of_document,
             tokenizer=tokenizer,
-            source=Origin(),
+            source=CorpusOrigin(),
             tokens=0,
             documents=0,
             file_tokens=max(1, file_bytes // width),
@@ -84,10 +84,10 @@ class ShardWriter:
         while len(rest):
             if self._open is None:
                 self._open = _OpenShard(self.folder, len(self.files), self._manifest.block_bytes)
-            room = self._manifest.file_tokens - self._open.tokens
-            here = int(np.searchsorted(at, room))
-            self._open.append(rest[:room], at[:here], numbers[:here])
-            rest, at, numbers = rest[room:], at[here:] - room, numbers[here:]
+            left = self._manifest.file_tokens - self._open.tokens
+            here = int(np.searchsorted(at, left))
+            self._open.append(rest[:left], at[:here], numbers[:here])
+            rest, at, numbers = rest[left:], at[here:] - left, numbers[here:]
             if self._open.tokens == self._manifest.file_tokens:
                 self._close_shard()
 
@@ -108,12 +108,12 @@ class ShardWriter:
         self.write([self._manifest.end_of_document])
         self._in_document = False
 
-    def finish(self, source: Origin | None = None) -> CorpusManifest:
+    def finish(self, source: CorpusOrigin | None = None) -> CorpusManifest:
         """Complete the corpus: the last shard, then the manifest."""
         self._close_shard()
         manifest = msgspec.structs.replace(
             self._manifest,
-            source=source or Origin(),
+            source=source or CorpusOrigin(),
             tokens=sum(file.tokens for file in self.files),
             documents=sum(file.documents for file in self.files),
             files=tuple(self.files),

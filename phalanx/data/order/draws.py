@@ -18,7 +18,7 @@ from phalanx.data.order.shuffle import BlockedShuffle, GlobalShuffle, Shuffle
 VERSION = 2  # of the order: another one gives other samples for the same seed
 
 
-class Counted(Protocol):
+class SourceSize(Protocol):
     """What the order needs to know of a source."""
 
     @property
@@ -30,10 +30,10 @@ class Counted(Protocol):
         """Identity of the content."""
 
 
-class Draws:
+class SampleDraws:
     """Sample numbers 0, 1, 2, … of a run as (source, sample of it): O(1) time and memory."""
 
-    def __init__(self, data: Data, split: str, sources: Mapping[str, Counted]) -> None:
+    def __init__(self, data: Data, split: str, sources: Mapping[str, SourceSize]) -> None:
         self.names = tuple(sources)
         self._data, self._split = data, split
         self._sources = tuple(sources.values())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from phalanx.data.corpus.checksum import crc32c
 from phalanx.data.corpus.index import HASH_SPAN
 from phalanx.data.corpus.mapped import map_bytes
-from phalanx.data.corpus.stream import FileStream, Place, Split
+from phalanx.data.corpus.stream import FileStream, Split, TokenPosition
 from phalanx.data.corpus.writer import beside, write_atomically
 from phalanx.data.errors import DataError
 
@@ -88,13 +88,13 @@ class CutStream:
 
     def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Ascending positions in [first, first + count) at which documents start."""
-        found = [
+        parts = [
             self._whole.document_starts(begin, length) + shift
             for begin, length, shift in self._runs(first, count)
         ]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def place(self, token: int) -> Place:
+    def place(self, token: int) -> TokenPosition:
         """Where a token of the stream is stored."""
         return self._whole.place(self._runs(token, 1)[0][0])
 

@@ -32,7 +32,7 @@ class Proof(NamedTuple):
     sums: NDArray[np.uint32]
 
 
-class Origin(Protocol):
+class OriginFiles(Protocol):
     """The files of a corpus, by their names within it."""
 
     @property
@@ -55,7 +55,7 @@ class Origin(Protocol):
         """A file as the user would name it."""
 
 
-def origin_of(stream: FileStream, copied: Path) -> Origin:
+def origin_of(stream: FileStream, copied: Path) -> OriginFiles:
     """Where to copy a corpus from; ``copied`` is the folder that receives its files."""
     if isinstance(stream, RemoteStream):
         return _StoreFiles(stream, copied)

@@ -70,13 +70,13 @@ class PartCache:
 
     def content(self, part: Part) -> NDArray[np.uint8]:
         """The bytes of a part; waits for them where they are not here yet."""
-        found = self._maps.get(part)
-        while found is None:
+        mapped = self._maps.get(part)
+        while mapped is None:
             waited = self.request(part, urgent=True)
             if waited is not None:
                 waited.result()
-            found = self._map(part)
-        return found
+            mapped = self._map(part)
+        return mapped
 
     def forget(self, part: Part) -> None:
         """Remove a part that turned out wrong, so that it is fetched again."""
@@ -156,29 +156,29 @@ class PartCache:
             sweep = self._unswept_bytes > self._limit_bytes * (1 - _ROOM_SHARE)
             self._unswept_bytes *= not sweep
         if sweep:
-            make_room(self.folder.parent, self._limit_bytes)
+            evict_parts(self.folder.parent, self._limit_bytes)
 
     def _path(self, part: Part) -> Path:
         name, first, length = part
         return self.folder / f"{name}.{first}+{length}.part"
 
 
-def make_room(root: Path, limit_bytes: int) -> int:
+def evict_parts(root: Path, limit_bytes: int) -> int:
     """Remove the parts used longest ago until the cache is below its limit; returns bytes left.
 
     A part that another process has mapped stays readable for it.
     """
-    found = []
+    files = []
     for path in root.glob("*/*.part"):
         try:
             status = path.stat()
         except FileNotFoundError:
             continue
-        found.append((status.st_mtime_ns, status.st_size, path))
-    total = sum(size for _, size, _ in found)
+        files.append((status.st_mtime_ns, status.st_size, path))
+    total = sum(size for _, size, _ in files)
     if total <= limit_bytes:
         return total
-    for _, size, path in sorted(found):
+    for _, size, path in sorted(files):
         if total <= limit_bytes * _ROOM_SHARE:
             break
         path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from phalanx.config import Store
 from phalanx.data.corpus.index import ShardIndex
 from phalanx.data.corpus.manifest import MANIFEST_NAME, CorpusManifest, parse_manifest
 from phalanx.data.corpus.shards import ShardStream
-from phalanx.data.corpus.stream import Place
+from phalanx.data.corpus.stream import TokenPosition
 from phalanx.data.corpus.writer import write_atomically
 from phalanx.data.errors import DataError
 from phalanx.data.remote.parts import PART_BYTES, Part, PartCache, open_cache
@@ -74,7 +74,7 @@ class RemoteStream(ShardStream):
         """Tokens that are fetched at once."""
         return self._remote.part_tokens
 
-    def request(self, place: Place) -> None:
+    def request(self, place: TokenPosition) -> None:
         """Begin to fetch what holds a token, without waiting for it."""
         self._remote.request(place.file, place.token)
         self._ask_for(str(Path(place.file).with_suffix(".idx")))

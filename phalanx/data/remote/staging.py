@@ -20,7 +20,7 @@ from phalanx.data.corpus.manifest import REDO_FIX
 from phalanx.data.corpus.opening import open_whole
 from phalanx.data.corpus.stream import FileStream
 from phalanx.data.errors import DataError
-from phalanx.data.remote.origins import PIECE_BYTES, Origin, Proof, origin_of
+from phalanx.data.remote.origins import PIECE_BYTES, OriginFiles, Proof, origin_of
 
 
 class Staged(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class _Copier:
         self._progress = progress
         self._began = time.monotonic()
 
-    def copy(self, origin: Origin, name: Path, target: Path) -> None:
+    def copy(self, origin: OriginFiles, name: Path, target: Path) -> None:
         """Copy a file and prove what was read; a copy that is there and good is kept."""
         proof, changed_ns = origin.proof(name), origin.changed_ns(name)
         if target.exists() and self._good(target, origin.size(name), changed_ns, proof):
@@ -143,7 +143,7 @@ def _holds(target: Path, stream: FileStream) -> bool:
         return False
 
 
-def _refuse_lack_of_space(origin: Origin, partial: Path) -> int:
+def _refuse_lack_of_space(origin: OriginFiles, partial: Path) -> int:
     needed = sum(origin.size(name) for name in origin.names)
     there = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
     free = shutil.disk_usage(partial).free

@@ -21,7 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx.config import Store
-from phalanx.data.errors import DataError, StoreError
+from phalanx.data.errors import DataError, ObjectStoreError
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -131,14 +131,18 @@ class RangeStore:
                 rule = "is part of the corpus but missing"
                 raise DataError("data.path", f"{self.url}/{name}", rule, "restore it") from None
             except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-                raise StoreError(self.url, name, f"access is refused: {_in_words(error)}") from None
+                raise ObjectStoreError(
+                    self.url, name, f"access is refused: {_in_words(error)}"
+                ) from None
             except (exceptions.BaseError, OSError, TimeoutError) as error:
                 waited, reason = time.monotonic() - began, _in_words(error)
                 if not self._answered and _METADATA_ADDRESS in reason:
-                    raise StoreError(self.url, name, reason) from None  # waiting makes no keys
+                    raise ObjectStoreError(
+                        self.url, name, reason
+                    ) from None  # waiting makes no keys
                 if waited + pause > self._settings.retry_seconds:
                     what = f"failed for {waited:.0f} s (data.store.retry_seconds): {reason}"
-                    raise StoreError(self.url, name, what) from error
+                    raise ObjectStoreError(self.url, name, what) from error
                 if self.retries == 0 or pause >= 1:
                     log.warning("reading %s/%s again in %.1f s: %s", self.url, name, pause, reason)
                 self.retries += 1

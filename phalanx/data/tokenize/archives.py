@@ -10,12 +10,12 @@ from typing import IO
 import msgspec
 
 from phalanx.data.errors import DataError
-from phalanx.data.tokenize.inputs import Piece
+from phalanx.data.tokenize.inputs import InputPiece
 
 _ROWS = 256  # decoded at once
 
 
-def parquet_pieces(path: Path, number: int, text_key: str) -> Iterator[Piece]:
+def parquet_pieces(path: Path, number: int, text_key: str) -> Iterator[InputPiece]:
     """One document a row, from the column ``text_key``."""
     try:
         import pyarrow
@@ -26,7 +26,9 @@ def parquet_pieces(path: Path, number: int, text_key: str) -> Iterator[Piece]:
     try:
         table = pyarrow.parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as error:
-        yield Piece("unreadable", f"is no Parquet file ({error})", number, 0, path.stat().st_size)
+        yield InputPiece(
+            "unreadable", f"is no Parquet file ({error})", number, 0, path.stat().st_size
+        )
         return
     with table:
         if text_key not in table.schema_arrow.names:
@@ -41,17 +43,17 @@ def parquet_pieces(path: Path, number: int, text_key: str) -> Iterator[Piece]:
                     input_bytes = int(row * share) - passed
                     passed += input_bytes
                     if isinstance(text, str):
-                        yield Piece("text", text, number, row, input_bytes)
+                        yield InputPiece("text", text, number, row, input_bytes)
                     else:
                         reason = f"column {text_key!r} holds {type(text).__name__}, not text"
-                        yield Piece("unreadable", reason, number, row, input_bytes)
+                        yield InputPiece("unreadable", reason, number, row, input_bytes)
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            yield Piece("unreadable", f"is damaged ({error})", number, row + 1, 0)
+            yield InputPiece("unreadable", f"is damaged ({error})", number, row + 1, 0)
 
 
 def tar_pieces(
     stream: IO[bytes], number: int, text_key: str, progress: Callable[[], int]
-) -> Iterator[Piece]:
+) -> Iterator[InputPiece]:
     """One document a sample: its ``.txt``, or the key ``text_key`` of its ``.json``."""
     sample, member_number = _Sample(""), 0
     try:
@@ -71,7 +73,7 @@ def tar_pieces(
                     sample.parts[suffix] = content.read()
     except tarfile.TarError as error:
         reason = f"is no tar file, or truncated ({error})"
-        yield Piece("unreadable", reason, number, member_number + 1, progress())
+        yield InputPiece("unreadable", reason, number, member_number + 1, progress())
         return
     yield from sample.pieces(number, text_key, progress)
 
@@ -84,16 +86,18 @@ class _Sample:
         self.parts: dict[str, bytes] = {}
         self._member = member  # number of its first member
 
-    def pieces(self, number: int, text_key: str, progress: Callable[[], int]) -> Iterator[Piece]:
+    def pieces(
+        self, number: int, text_key: str, progress: Callable[[], int]
+    ) -> Iterator[InputPiece]:
         """The sample's text, or why it has none; nothing before the first sample."""
         if self._member == 0:
             return
         try:
             text = self._text(text_key)
         except (ValueError, msgspec.DecodeError) as error:
-            yield Piece("unreadable", f"{self.key}: {error}", number, self._member, progress())
+            yield InputPiece("unreadable", f"{self.key}: {error}", number, self._member, progress())
         else:
-            yield Piece("text", text, number, self._member, progress())
+            yield InputPiece("text", text, number, self._member, progress())
 
     def _text(self, text_key: str) -> str:
         if "txt" in self.parts:

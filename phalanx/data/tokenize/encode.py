@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from phalanx.data.corpus.index import document_hash
 from phalanx.data.errors import DataError
-from phalanx.data.tokenize.inputs import Piece
+from phalanx.data.tokenize.inputs import InputPiece
 from phalanx.data.tokenize.records import RecordReader, Unreadable
 
 HASHED_CHARACTERS = 1 << 14  # the beginning of a document that its hash is made of
@@ -39,12 +39,12 @@ class EncodeSettings(msgspec.Struct, frozen=True):
     dtype: str
 
 
-class Run(NamedTuple):
+class PieceRun(NamedTuple):
     """Consecutive pieces that are encoded at once, and the place of the first."""
 
     file: int
     piece: int
-    pieces: list[Piece]
+    pieces: list[InputPiece]
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Encoder:
         self._records = RecordReader(settings.text_key)
         self._settings = settings
 
-    def __call__(self, pieces: list[Piece]) -> Encoded:
+    def __call__(self, pieces: list[InputPiece]) -> Encoded:
         """Tokens of consecutive pieces, each document closed by the end-of-document token."""
         unreadable: list[Unreadable] = []
         parts = list(self._records.parts(pieces, unreadable))
@@ -101,8 +101,8 @@ class Encoder:
 
 
 def encode_in_order(
-    runs: Iterator[Run], settings: EncodeSettings, workers: int
-) -> Iterator[tuple[Run, Encoded]]:
+    runs: Iterator[PieceRun], settings: EncodeSettings, workers: int
+) -> Iterator[tuple[PieceRun, Encoded]]:
     """Encode each run on some worker; results come in the order of the runs."""
     with _threads_of_tokenizer_off():
         if workers == 1:
@@ -113,12 +113,12 @@ def encode_in_order(
 
 
 def _encode_on_pool(
-    runs: Iterator[Run], settings: EncodeSettings, workers: int
-) -> Iterator[tuple[Run, Encoded]]:
+    runs: Iterator[PieceRun], settings: EncodeSettings, workers: int
+) -> Iterator[tuple[PieceRun, Encoded]]:
     # Spawned, not forked: threads may be alive here, which fork would leave in pieces.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, _start_worker, (settings,))
-    waiting: deque[tuple[Run, Future[Encoded]]] = deque()
+    waiting: deque[tuple[PieceRun, Future[Encoded]]] = deque()
     try:
         for run in runs:
             waiting.append((run, pool.submit(_encode, run.pieces)))
@@ -167,6 +167,6 @@ def _start_worker(settings: EncodeSettings) -> None:
     _encoder = Encoder(settings)
 
 
-def _encode(pieces: list[Piece]) -> Encoded:
+def _encode(pieces: list[InputPiece]) -> Encoded:
     assert _encoder is not None
     return _encoder(pieces)

@@ -40,7 +40,7 @@ class UnpackError(Exception):
 UNPACK_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error, UnpackError)
 
 
-class Piece(NamedTuple):
+class InputPiece(NamedTuple):
     """Some lines of JSON, or (part of) one document's text, or what could not be read."""
 
     kind: Literal["lines", "text", "unreadable"]
@@ -55,15 +55,15 @@ class Piece(NamedTuple):
 def find_files(inputs: Iterable[Path], suffixes: Iterable[str] = SUFFIXES) -> list[Path]:
     """Files named by ``inputs`` and those with a fitting suffix below its folders, sorted."""
     wanted = tuple(suffixes)
-    found: set[Path] = set()
+    matches: set[Path] = set()
     for path in inputs:
         if path.is_dir():
-            found.update(file for file in path.rglob("*") if file.name.endswith(wanted))
+            matches.update(file for file in path.rglob("*") if file.name.endswith(wanted))
         elif path.is_file():
-            found.add(path)
+            matches.add(path)
         else:
             raise DataError("input", path, "is neither a file nor a folder", "correct the path")
-    files = sorted(file for file in found if file.is_file())
+    files = sorted(file for file in matches if file.is_file())
     if not files:
         shown = " ".join(str(path) for path in inputs)
         rule = f"no file with suffix {', '.join(wanted)} was found"
@@ -73,7 +73,7 @@ def find_files(inputs: Iterable[Path], suffixes: Iterable[str] = SUFFIXES) -> li
 
 def read_pieces(
     files: Sequence[Path], text_key: str, first_file: int = 0, first_piece: int = 0
-) -> Iterator[tuple[int, int, Piece]]:
+) -> Iterator[tuple[int, int, InputPiece]]:
     """All pieces from a place on, each with its place: (file, number within it, piece)."""
     for number in range(first_file, len(files)):
         skipped = first_piece if number == first_file else 0
@@ -95,7 +95,7 @@ def cut_text(text: str) -> list[str]:
     return pieces
 
 
-def _read_file(path: Path, number: int, text_key: str) -> Iterator[Piece]:
+def _read_file(path: Path, number: int, text_key: str) -> Iterator[InputPiece]:
     """Pieces of one file, whatever its format; damage becomes a piece that says so."""
     name = path.name.removesuffix(".gz").removesuffix(".zst")
     with path.open("rb", buffering=0) as raw:
@@ -114,7 +114,7 @@ def _read_file(path: Path, number: int, text_key: str) -> Iterator[Piece]:
             else:
                 yield from _text_pieces(_unpacked(raw, path), number, progress)
         except UNPACK_ERRORS as error:
-            yield Piece("unreadable", _unpack_reason(error), number, 0, progress())
+            yield InputPiece("unreadable", _unpack_reason(error), number, 0, progress())
 
 
 class _Progress:
@@ -130,16 +130,20 @@ class _Progress:
         return read
 
 
-def _line_pieces(stream: IO[bytes], number: int, progress: Callable[[], int]) -> Iterator[Piece]:
+def _line_pieces(
+    stream: IO[bytes], number: int, progress: Callable[[], int]
+) -> Iterator[InputPiece]:
     """Runs of whole lines."""
     line = 1
     while data := stream.read(LINES_BYTES):
         data += stream.readline()
-        yield Piece("lines", data, number, line, progress())
+        yield InputPiece("lines", data, number, line, progress())
         line += data.count(b"\n")
 
 
-def _text_pieces(stream: IO[bytes], number: int, progress: Callable[[], int]) -> Iterator[Piece]:
+def _text_pieces(
+    stream: IO[bytes], number: int, progress: Callable[[], int]
+) -> Iterator[InputPiece]:
     """The file as one document, cut at line ends where it has any; an empty one has no text."""
     held, first = "", True
     reason = ""
@@ -147,7 +151,7 @@ def _text_pieces(stream: IO[bytes], number: int, progress: Callable[[], int]) ->
     try:
         while piece := text.read(PIECE_CHARACTERS):
             if held:
-                yield Piece("text", held, number, 0, progress(), first, last=False)
+                yield InputPiece("text", held, number, 0, progress(), first, last=False)
                 first = False
             held = piece + text.readline(PIECE_CHARACTERS)
     except UnicodeDecodeError as error:
@@ -155,9 +159,9 @@ def _text_pieces(stream: IO[bytes], number: int, progress: Callable[[], int]) ->
     except UNPACK_ERRORS as error:  # the document that has begun must also end
         reason = _unpack_reason(error)
     if held or not reason:
-        yield Piece("text", held, number, 0, progress(), first, last=True)
+        yield InputPiece("text", held, number, 0, progress(), first, last=True)
     if reason:
-        yield Piece("unreadable", reason, number, 0, progress())
+        yield InputPiece("unreadable", reason, number, 0, progress())
 
 
 def _unpack_reason(error: Exception) -> str:

@@ -23,13 +23,13 @@ class Counts(msgspec.Struct, frozen=True):
     input_bytes: int = 0
 
 
-class Start(msgspec.Struct, frozen=True):
+class JournalStart(msgspec.Struct, frozen=True):
     """First line: what is being made, and from what."""
 
     identity: str
 
 
-class Entry(msgspec.Struct, frozen=True):
+class JournalEntry(msgspec.Struct, frozen=True):
     """Finished shards, and where to go on: run of pieces, less its tokens already written."""
 
     shards: tuple[ShardFile, ...]
@@ -40,21 +40,25 @@ class Entry(msgspec.Struct, frozen=True):
     unreadable: tuple[Unreadable, ...]  # found since the entry before
 
 
-class Journal:
+class TokenizeJournal:
     """Appends entries; a torn last line, the mark of a kill, is as if never written."""
 
     def __init__(self, folder: Path, identity: str, fresh: bool) -> None:
         self._path = folder / JOURNAL_NAME
         self._identity = identity
-        self.entries: list[Entry] = []
+        self.entries: list[JournalEntry] = []
         if fresh:
             self._path.unlink(missing_ok=True)
         elif self._path.exists():
             self._load()
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Make an entry durable."""
-        lines = b"" if self._path.exists() else msgspec.json.encode(Start(self._identity)) + b"\n"
+        lines = (
+            b""
+            if self._path.exists()
+            else msgspec.json.encode(JournalStart(self._identity)) + b"\n"
+        )
         with self._path.open("ab") as file:
             file.write(lines + msgspec.json.encode(entry) + b"\n")
             file.flush()
@@ -75,8 +79,8 @@ class Journal:
             self._path.unlink()
             return
         try:
-            start = msgspec.json.decode(lines[0], type=Start)
-            self.entries = [msgspec.json.decode(line, type=Entry) for line in lines[1:]]
+            start = msgspec.json.decode(lines[0], type=JournalStart)
+            self.entries = [msgspec.json.decode(line, type=JournalEntry) for line in lines[1:]]
         except msgspec.DecodeError as error:
             raise self._refuse(f"is corrupt ({error})") from None
         if start.identity != self._identity:

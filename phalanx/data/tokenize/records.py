@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from phalanx.data.tokenize.inputs import Piece, cut_text
+from phalanx.data.tokenize.inputs import InputPiece, cut_text
 
 MOST_KEYS = 12  # of a record, that are named
 
@@ -20,7 +20,7 @@ class Unreadable(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """Text of bounded length: a document, or one of its parts in order."""
 
     text: str
@@ -36,7 +36,9 @@ class RecordReader:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(record)
         self._text_key = text_key
 
-    def parts(self, pieces: Iterable[Piece], unreadable: list[Unreadable]) -> Iterator[Part]:
+    def parts(
+        self, pieces: Iterable[InputPiece], unreadable: list[Unreadable]
+    ) -> Iterator[TextPart]:
         """Parts of all documents; an empty document is one empty part."""
         for piece in pieces:
             content = piece.content
@@ -48,9 +50,9 @@ class RecordReader:
             elif piece.first and piece.last:
                 yield from _parts_of(content)
             else:
-                yield Part(content, piece.first, piece.last)
+                yield TextPart(content, piece.first, piece.last)
 
-    def _texts(self, lines: bytes, piece: Piece, unreadable: list[Unreadable]) -> list[str]:
+    def _texts(self, lines: bytes, piece: InputPiece, unreadable: list[Unreadable]) -> list[str]:
         try:
             return [record.text for record in self._decoder.decode_lines(lines)]
         except ValueError:  # as all of msgspec's are: look for the lines at fault one by one
@@ -68,16 +70,16 @@ class RecordReader:
     def _reason(self, line: bytes, error: str) -> str:
         """What is wrong with a line; where only its key is, which keys there are."""
         try:
-            found = msgspec.json.decode(line)
+            decoded = msgspec.json.decode(line)
         except ValueError:
             return error
-        if not isinstance(found, dict) or self._text_key in found:
+        if not isinstance(decoded, dict) or self._text_key in decoded:
             return error
-        keys = ", ".join(f"`{key}`" for key in list(found)[:MOST_KEYS]) or "none"
+        keys = ", ".join(f"`{key}`" for key in list(decoded)[:MOST_KEYS]) or "none"
         return f"has no key `{self._text_key}`, only {keys}"
 
 
-def _parts_of(document: str) -> Iterator[Part]:
+def _parts_of(document: str) -> Iterator[TextPart]:
     parts = cut_text(document) or [""]
     for at, part in enumerate(parts):
-        yield Part(part, first=at == 0, last=at == len(parts) - 1)
+        yield TextPart(part, first=at == 0, last=at == len(parts) - 1)

@@ -22,16 +22,16 @@ from phalanx.data.corpus.manifest import (
     FORMAT_VERSION,
     TOKENIZER_NAME,
     CorpusManifest,
-    Origin,
+    CorpusOrigin,
     ShardFile,
     token_type,
 )
 from phalanx.data.corpus.writer import FILE_BYTES, ShardWriter, write_atomically
 from phalanx.data.errors import DataError
 from phalanx.data.tokenize import inputs
-from phalanx.data.tokenize.encode import Encoded, EncodeSettings, Run, encode_in_order
-from phalanx.data.tokenize.inputs import Piece, read_pieces
-from phalanx.data.tokenize.journal import Counts, Entry, Journal
+from phalanx.data.tokenize.encode import Encoded, EncodeSettings, PieceRun, encode_in_order
+from phalanx.data.tokenize.inputs import InputPiece, read_pieces
+from phalanx.data.tokenize.journal import Counts, JournalEntry, TokenizeJournal
 from phalanx.data.tokenize.records import Unreadable
 from phalanx.data.tokenize.vocabulary import end_of_document
 
@@ -62,7 +62,7 @@ class Tokenized(msgspec.Struct, frozen=True):
     unreadable: tuple[Unreadable, ...]  # the first of them, each naming its file by number
 
 
-class Progress(msgspec.Struct, frozen=True):
+class TokenizeProgress(msgspec.Struct, frozen=True):
     """What was done since the report before."""
 
     input_bytes: int
@@ -85,7 +85,7 @@ def tokenize_files(
     tokenizer: Tokenizer,
     out: Path,
     options: TokenizeOptions | None = None,
-    progress: Callable[[Progress], None] = lambda done: None,
+    progress: Callable[[TokenizeProgress], None] = lambda done: None,
 ) -> Tokenized:
     """Write the documents of ``files``, in their order, as token shards into ``out``."""
     options = options or TokenizeOptions()
@@ -95,7 +95,9 @@ def tokenize_files(
     settings = EncodeSettings(text, end, options.text_key, token_type(vocab))
     out.mkdir(parents=True, exist_ok=True)
     with _space_errors_in_words(out):
-        journal = Journal(out, _identity(files, settings, options.file_bytes), options.replace)
+        journal = TokenizeJournal(
+            out, _identity(files, settings, options.file_bytes), options.replace
+        )
         finished = tuple(shard for entry in journal.entries for shard in entry.shards)
         _check_finished(out, finished, np.dtype(settings.dtype).itemsize)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -114,7 +116,10 @@ class _Work:
     """The part of tokenising that happens in order: writing, counting, remembering."""
 
     def __init__(
-        self, writer: ShardWriter, journal: Journal, progress: Callable[[Progress], None]
+        self,
+        writer: ShardWriter,
+        journal: TokenizeJournal,
+        progress: Callable[[TokenizeProgress], None],
     ) -> None:
         self._writer, self._journal, self._progress = writer, journal, progress
         self._counts = Counts()
@@ -126,9 +131,9 @@ class _Work:
             self._counts = last.counts
             self.file, self.piece, self._skip_tokens = last.file, last.piece, last.skip_tokens
             tokens = sum(shard.tokens for shard in writer.files)
-            progress(Progress(last.counts.input_bytes, tokens, resumed=True))
+            progress(TokenizeProgress(last.counts.input_bytes, tokens, resumed=True))
 
-    def add(self, run: Run, encoded: Encoded) -> None:
+    def add(self, run: PieceRun, encoded: Encoded) -> None:
         """Write a run, less what an earlier process wrote of it in finished shards."""
         new = encoded.starts >= self._skip_tokens
         before = len(self._writer.files)
@@ -142,10 +147,10 @@ class _Work:
             shards = tuple(self._writer.files[before:])
             unreadable, self._unrecorded = tuple(self._unrecorded), []
             self._journal.append(
-                Entry(shards, run.file, run.piece, written, self._counts, unreadable)
+                JournalEntry(shards, run.file, run.piece, written, self._counts, unreadable)
             )
         input_bytes = sum(piece.input_bytes for piece in run.pieces)
-        self._progress(Progress(input_bytes, len(encoded.tokens) - self._skip_tokens))
+        self._progress(TokenizeProgress(input_bytes, len(encoded.tokens) - self._skip_tokens))
         self._skip_tokens = 0
         self._count(input_bytes, encoded)
 
@@ -170,7 +175,7 @@ class _Work:
         if counts.unreadable > options.most_unreadable * records and not few:
             where, first = files[self._named[0].file], self._named[0]
             raise _too_many_left_out(where, first, counts.unreadable, records, listing)
-        source = Origin(
+        source = CorpusOrigin(
             options.inputs, len(files), counts.text_bytes, counts.empty, counts.unreadable
         )
         manifest = self._writer.finish(source)
@@ -208,19 +213,21 @@ def _too_many_left_out(
     return DataError("input", where, rule, fix)
 
 
-def _runs(files: Sequence[Path], text_key: str, first_file: int, first_piece: int) -> Iterator[Run]:
+def _runs(
+    files: Sequence[Path], text_key: str, first_file: int, first_piece: int
+) -> Iterator[PieceRun]:
     """Pieces gathered to the size that a worker takes at once."""
-    place, pieces, size = (0, 0), list[Piece](), 0
+    place, pieces, size = (0, 0), list[InputPiece](), 0
     for file, at, piece in read_pieces(files, text_key, first_file, first_piece):
         if not pieces:
             place = (file, at)
         pieces.append(piece)
         size += len(piece.content)
         if size >= _RUN_BYTES:
-            yield Run(*place, pieces)
+            yield PieceRun(*place, pieces)
             pieces, size = [], 0
     if pieces:
-        yield Run(*place, pieces)
+        yield PieceRun(*place, pieces)
 
 
 def _identity(files: Sequence[Path], settings: EncodeSettings, file_bytes: int) -> str:

@@ -48,7 +48,7 @@ class Dcgm:
 
 def parse(text: str, uuids: Sequence[str]) -> list[dict[str, float]]:
     """The activity of each GPU; one without a UUID is found by its number."""
-    found: list[dict[str, float]] = [{} for _ in uuids]
+    samples: list[dict[str, float]] = [{} for _ in uuids]
     places = {uuid: index for index, uuid in enumerate(uuids) if uuid}
     for name, written, value in _LINE.findall(text):
         labels = dict(_LABEL.findall(written))
@@ -60,6 +60,6 @@ def parse(text: str, uuids: Sequence[str]) -> list[dict[str, float]]:
             share = float(value)
         except ValueError:
             continue
-        if 0 <= index < len(found) and math.isfinite(share) and 0 <= share <= 1:
-            found[index][ACTIVITY[name]] = share
-    return found
+        if 0 <= index < len(samples) and math.isfinite(share) and 0 <= share <= 1:
+            samples[index][ACTIVITY[name]] = share
+    return samples

@@ -81,7 +81,7 @@ class Gpus:
         return found.decode() if isinstance(found, bytes) else str(found)
 
     def _gpu(self, index: int, handle: Any) -> dict[str, float]:
-        nvml, found = self._nvml, dict[str, float]()
+        nvml, sample = self._nvml, dict[str, float]()
         asks: dict[str, Callable[[], float]] = {
             "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
             "gpu_memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
@@ -102,10 +102,10 @@ class Gpus:
         }
         for name, ask in asks.items():
             with suppress(nvml.NVMLError):  # not every card knows everything
-                found[name] = float(ask())
+                sample[name] = float(ask())
         with suppress(nvml.NVMLError, AttributeError):
-            found |= self._nvlink(index, handle)
-        return found
+            sample |= self._nvlink(index, handle)
+        return sample
 
     def _nvlink(self, index: int, handle: Any) -> dict[str, float]:
         fields = [(field, ALL_LINKS) for field in NVLINK_RATES] + [(f, 0) for f in NVLINK_ERRORS]

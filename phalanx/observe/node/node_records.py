@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.observe.node.node_words import NodeRecords, RunRecord
+from phalanx.observe.node.node_messages import NodeRecords, RunRecord
 from phalanx.train.report.records import CheckpointRecord, Record, StepRecord, ValidationRecord
 
 PARTS = ("data", "forward", "backward", "optimizer", "snapshot", "exposed_communication")
@@ -21,7 +21,7 @@ MOST_STEPS = 512  # in one message; of more, the newest
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
-class Said(NamedTuple):
+class TimedRecord(NamedTuple):
     """A record and when it was true."""
 
     time_ns: int
@@ -51,7 +51,7 @@ def merge(
     node: int,
     job: int,
     generation: int,
-    by_rank: Mapping[int, Sequence[Said]],
+    by_rank: Mapping[int, Sequence[TimedRecord]],
     *,
     summary: bool = False,
     lost_bytes: int = 0,
@@ -100,7 +100,7 @@ def merge(
 
 
 def _matrices(
-    by_rank: Mapping[int, Sequence[Said]], ranks: Sequence[int], rows: Mapping[int, int]
+    by_rank: Mapping[int, Sequence[TimedRecord]], ranks: Sequence[int], rows: Mapping[int, int]
 ) -> tuple[Floats, list[int]]:
     """Seconds by kind, step and rank (NaN where nobody told), and each step's most memory."""
     values: Floats = np.full((2 + len(PARTS), len(rows), len(ranks)), np.nan, np.float32)

@@ -100,14 +100,14 @@ class Sampler:
         return {"count_cpu": sum(ticks), "count_busy": sum(ticks) - idle, "load": load}
 
     def _memory(self) -> dict[str, float]:
-        found = {}
+        sample = {}
         for line in (self._proc / "meminfo").read_text().splitlines():
             name, _, rest = line.partition(":")
-            found[name] = float(rest.split()[0]) * 1024
+            sample[name] = float(rest.split()[0]) * 1024
         return {
-            "memory_total_bytes": found["MemTotal"],
-            "memory_used_bytes": found["MemTotal"] - found["MemAvailable"],
-            "swap_used_bytes": found["SwapTotal"] - found["SwapFree"],
+            "memory_total_bytes": sample["MemTotal"],
+            "memory_used_bytes": sample["MemTotal"] - sample["MemAvailable"],
+            "swap_used_bytes": sample["SwapTotal"] - sample["SwapFree"],
         }
 
     def _disk(self) -> dict[str, float]:

@@ -71,7 +71,7 @@ class RingWriter:
         self._map.close()
 
 
-class Found(NamedTuple):
+class RingRead(NamedTuple):
     """What a look at a ring gave."""
 
     bodies: list[bytes]
@@ -86,17 +86,17 @@ class RingReader:
         self._file = -1
         self._at: int | None = None
 
-    def read(self) -> Found:
+    def read(self) -> RingRead:
         """Frames since the last call: never more than the ring holds, however fast it is filled."""
         try:
             if self._file < 0:
                 self._file = _open(self._path, os.O_RDWR)
             return self._read()
         except FileNotFoundError:
-            return Found([], 0)
+            return RingRead([], 0)
         except (OSError, ValueError):
             self.close()
-            return Found([], 0)
+            return RingRead([], 0)
 
     def history(self) -> list[bytes]:
         """All frames that the ring still holds, also those that were read; its place stays."""
@@ -118,22 +118,22 @@ class RingReader:
                 os.close(self._file)
             self._file = -1
 
-    def _read(self) -> Found:
+    def _read(self) -> RingRead:
         capacity, written, kept = _header(self._file)
         at = kept if self._at is None else self._at
         if at > written:
             at = 0  # the ring was made anew
         if written - at > capacity:
             self._settle(written)
-            return Found([], written - at)
+            return RingRead([], written - at)
         data = _between(self._file, at, written - at, capacity)
         _, now, _ = _header(self._file)
         if now - at > capacity:  # overtaken while reading: what we hold is a mixture
             self._settle(now)
-            return Found([], now - at)
+            return RingRead([], now - at)
         bodies, whole_bytes = _frames(data)
         self._settle(written)  # nothing behind a damaged frame can be told apart
-        return Found(bodies, len(data) - whole_bytes)
+        return RingRead(bodies, len(data) - whole_bytes)
 
     def _settle(self, at: int) -> None:
         self._at = at

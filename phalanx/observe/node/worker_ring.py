@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from phalanx.observe.node.node_records import Said
-from phalanx.observe.node.node_words import RunRecord
+from phalanx.observe.node.node_messages import RunRecord
+from phalanx.observe.node.node_records import TimedRecord
 from phalanx.observe.node.ring import RingReader, RingWriter
 from phalanx.train.report.records import Record, StepRecord
 
 MOST_STEP_SECONDS = 86_400.0
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Said).decode
+_decode = msgspec.msgpack.Decoder(TimedRecord).decode
 
 
 def ring_path(folder: Path, index: int) -> Path:
@@ -46,13 +46,13 @@ class RingSink:
                 at_ns -= int(record.step_seconds * 1e9)
         for record, time_ns in zip(waiting, reversed(times_ns), strict=True):
             try:
-                self._ring.append(_encode(Said(time_ns, record)))
+                self._ring.append(_encode(TimedRecord(time_ns, record)))
             except (OverflowError, TypeError, ValueError):  # of a user's program: it goes on
                 self.refused += 1
 
     def describe(self, record: RunRecord) -> None:
         """Say where the run comes from."""
-        self._ring.append(_encode(Said(time.time_ns(), record)))
+        self._ring.append(_encode(TimedRecord(time.time_ns(), record)))
 
     def close(self) -> None:
         self.flush()  # a generation is over; the ring stays for the next one
@@ -66,11 +66,11 @@ class RingRecords:
         self.lost_bytes = 0
         self.refused = 0
 
-    def read(self, generation: int, now_ns: int) -> list[Said]:
+    def read(self, generation: int, now_ns: int) -> list[TimedRecord]:
         """New records of a generation."""
         found = self._ring.read()
         self.lost_bytes += found.lost_bytes
-        said: list[Said] = []
+        records: list[TimedRecord] = []
         for body in found.bodies:
             try:
                 time_ns, record = _decode(body)
@@ -83,20 +83,20 @@ class RingRecords:
             if clean is None:
                 self.refused += 1
             else:
-                said.append(Said(min(time_ns, now_ns), clean))
-        return said
+                records.append(TimedRecord(min(time_ns, now_ns), clean))
+        return records
 
-    def history(self) -> list[Said]:
+    def history(self) -> list[TimedRecord]:
         """Every record of a step that the ring still holds, of any generation."""
-        said: list[Said] = []
+        said: list[TimedRecord] = []
         for body in self._ring.history():
             try:
-                found = _decode(body)
+                records = _decode(body)
             except (msgspec.MsgspecError, OverflowError):
                 continue
-            clean = sensible(found.record)
+            clean = sensible(records.record)
             if isinstance(clean, StepRecord):
-                said.append(Said(found.time_ns, clean))
+                said.append(TimedRecord(records.time_ns, clean))
         return said
 
     def close(self) -> None:

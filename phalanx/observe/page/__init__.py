@@ -49,28 +49,28 @@ class Page(Struct, frozen=True):
 def load() -> Page:
     """Read the files once."""
     root = resources.files(__package__)
-    found = dict(sorted(_walk(root, "")))
+    files = dict(sorted(_walk(root, "")))
     shell = root.joinpath(INDEX).read_bytes()
     digest = hashlib.sha256(shell)
-    for path, data in found.items():
+    for path, data in files.items():
         digest.update(path.encode() + b"\0" + data)
     version = digest.hexdigest()[:12]
     index = shell.replace(BASE.encode(), f"/page/{version}".encode())
     return Page(
         version=version,
         index=_asset(index, "text/html; charset=utf-8"),
-        files={path: _asset(data, KINDS[_suffix(path)]) for path, data in found.items()},
+        files={path: _asset(data, KINDS[_suffix(path)]) for path, data in files.items()},
     )
 
 
 def _walk(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
-    found = []
+    files = []
     for each in folder.iterdir():
         if each.is_dir():
-            found += _walk(each, f"{prefix}{each.name}/")
+            files += _walk(each, f"{prefix}{each.name}/")
         elif _suffix(each.name) in KINDS:
-            found.append((prefix + each.name, each.read_bytes()))
-    return found
+            files.append((prefix + each.name, each.read_bytes()))
+    return files
 
 
 def _suffix(name: str) -> str:

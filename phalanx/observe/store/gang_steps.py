@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
+from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_records import PARTS, Floats, unpack
-from phalanx.observe.node.node_words import NodeRecords
 from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
 
 LATE_STEPS = 64  # the gang is so far ahead of a step that somebody does not tell of
@@ -38,7 +38,7 @@ class GangStep(Struct, kw_only=True):
     head: StepRecord | None = None  # rank 0's
 
 
-class Gang:
+class GangGeneration:
     """One generation of a job."""
 
     def __init__(
@@ -80,30 +80,30 @@ class Gang:
                 refused += 1
                 continue
             self.told = True
-            found = self.open.get(step) or self._begin(step, now_ns)
-            found.step_seconds[columns] = matrices.step_seconds[row]
-            found.compute_seconds[columns] = matrices.compute_seconds[row]
-            found.parts[:, columns] = matrices.parts[row]
-            found.time_ns = max(found.time_ns, min(message.times_ns[row], now_ns))
-            found.slots.add(slot)
+            gang_step = self.open.get(step) or self._begin(step, now_ns)
+            gang_step.step_seconds[columns] = matrices.step_seconds[row]
+            gang_step.compute_seconds[columns] = matrices.compute_seconds[row]
+            gang_step.parts[:, columns] = matrices.parts[row]
+            gang_step.time_ns = max(gang_step.time_ns, min(message.times_ns[row], now_ns))
+            gang_step.slots.add(slot)
             if message.memory_bytes:
-                found.memory_bytes = max(found.memory_bytes, message.memory_bytes[row])
-            found.head = heads.get(step, found.head)
+                gang_step.memory_bytes = max(gang_step.memory_bytes, message.memory_bytes[row])
+            gang_step.head = heads.get(step, gang_step.head)
             self.newest[slot] = max(self.newest[slot], step)
         return refused
 
     def whole(self, now_ns: int) -> Iterator[GangStep]:
         """Steps that are whole, or will not become so, in order."""
         for step in sorted(self.open):
-            found = self.open[step]
-            if len(found.slots) < len(self.nodes):
-                late = self._middle() - step > LATE_STEPS or now_ns - found.first_ns > LATE_NS
+            gang_step = self.open[step]
+            if len(gang_step.slots) < len(self.nodes):
+                late = self._middle() - step > LATE_STEPS or now_ns - gang_step.first_ns > LATE_NS
                 if not late:
                     return
             del self.open[step]
-            if 2 * len(found.slots) > len(self.nodes):
+            if 2 * len(gang_step.slots) > len(self.nodes):
                 self.done = step
-                yield found
+                yield gang_step
 
     def rest(self) -> Iterator[GangStep]:
         """What is left when the gang is over."""
@@ -124,7 +124,7 @@ class Gang:
         return self._middle_step
 
     def _begin(self, step: int, now_ns: int) -> GangStep:
-        found = self.open[step] = GangStep(
+        gang_step = self.open[step] = GangStep(
             job=self.job,
             generation=self.generation,
             step=step,
@@ -134,7 +134,7 @@ class Gang:
             compute_seconds=np.full(self.world, np.nan, np.float32),
             parts=np.full((len(PARTS), self.world), np.nan, np.float32),
         )
-        return found
+        return gang_step
 
 
 class Merged(Struct):
@@ -148,7 +148,7 @@ class GangSteps:
     """All gangs. Not logged: a server that takes over begins with what it hears."""
 
     def __init__(self) -> None:
-        self.gangs: dict[int, Gang] = {}
+        self.gangs: dict[int, GangGeneration] = {}
         self.refused = 0  # steps and messages that cannot be meant
         self.lost_bytes = 0  # that agents could not read in time
 
@@ -160,7 +160,7 @@ class GangSteps:
         ``world``: its ranks; 0: all nodes have ``slot_ranks``, the last one too.
         """
         each = max(1, slot_ranks)
-        self.gangs[job] = Gang(job, generation, nodes, each, world or len(nodes) * each)
+        self.gangs[job] = GangGeneration(job, generation, nodes, each, world or len(nodes) * each)
 
     def end(self, job: int) -> list[GangStep]:
         """A job is over and nobody will tell more of it."""

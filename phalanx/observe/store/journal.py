@@ -14,7 +14,7 @@ from threading import Lock
 import msgspec
 
 from phalanx.observe.store.sqlite_file import check_whole, open_or_begin_anew
-from phalanx.observe.tracker.findings import Finding
+from phalanx.observe.tracker.findings import RunFinding
 from phalanx.observe.tracker.runs import Run
 
 logger = logging.getLogger("phalanx.server")
@@ -31,7 +31,7 @@ MOST_FINDINGS = 100_000
 Buckets = dict[str, int]
 
 _run = msgspec.json.Decoder(Run).decode
-_finding = msgspec.json.Decoder(Finding).decode
+_finding = msgspec.json.Decoder(RunFinding).decode
 _buckets = msgspec.json.Decoder(dict[str, int]).decode  # integers of msgpack end at 2**64
 
 
@@ -70,7 +70,7 @@ class Journal:
 
     # Findings.
 
-    def add_finding(self, finding: Finding) -> None:
+    def add_finding(self, finding: RunFinding) -> None:
         """Keep a finding; of too many, the newest."""
         made = self._write(
             "INSERT INTO findings (time_ns, job, kind, body) VALUES (?, ?, ?, ?)",
@@ -79,7 +79,7 @@ class Journal:
         if made % 1000 == 0:
             self._write("DELETE FROM findings WHERE id <= ?", (made - MOST_FINDINGS,))
 
-    def findings(self, job: int = 0, limit: int = 200, after_ns: int = 0) -> list[Finding]:
+    def findings(self, job: int = 0, limit: int = 200, after_ns: int = 0) -> list[RunFinding]:
         """Newest last; of one job, or of all."""
         which, values = "time_ns >= ?", [after_ns]
         if job:

@@ -21,7 +21,15 @@ from msgspec import Struct
 
 from phalanx.observe.store.blocks import pack, unpack
 from phalanx.observe.store.sqlite_file import open_or_begin_anew
-from phalanx.observe.store.tables import TIERS, Array, Column, Rows, Table, kind_of, statistics
+from phalanx.observe.store.tables import (
+    TIERS,
+    Array,
+    Column,
+    MetricTable,
+    Rows,
+    kind_of,
+    statistics,
+)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tables
@@ -59,7 +67,7 @@ class TableInfo(Struct, frozen=True):
         return next((each for each in self.columns if each.name == name), None)
 
 
-class Read(Struct):
+class ColumnRows(Struct):
     """Rows of one column."""
 
     times_ns: Array
@@ -77,7 +85,7 @@ class MetricStore:
         self._database = self._connect()
         self._database.executescript(SCHEMA)
         self._using = Lock()
-        self._tables: dict[tuple[str, str, int], Table] = {}
+        self._tables: dict[tuple[str, str, int], MetricTable] = {}
         self._appending = Lock()
 
     def _connect(self) -> sqlite3.Connection:
@@ -97,7 +105,7 @@ class MetricStore:
         generation: int,
         columns: Sequence[Column],
         facts: Mapping[str, object] | None = None,
-    ) -> Table:
+    ) -> MetricTable:
         """The table of this name; made when there is none."""
         key = (owner, kind, generation)
         known = self._tables.get(key)
@@ -119,7 +127,7 @@ class MetricStore:
                 key,
             ).fetchone()
         with self._appending:
-            return self._tables.setdefault(key, Table(number, _columns.decode(stored)))
+            return self._tables.setdefault(key, MetricTable(number, _columns.decode(stored)))
 
     def flush(self, *, everything: bool = False) -> None:
         """Store what has come since the last call; what cannot be stored is lost."""
@@ -255,20 +263,20 @@ class MetricStore:
             ).fetchone()
         return int(first or 0), int(last or 0), int(rows or 0)
 
-    def read(self, table: TableInfo, name: str, tier: int, from_ns: int, to_ns: int) -> Read:
+    def read(self, table: TableInfo, name: str, tier: int, from_ns: int, to_ns: int) -> ColumnRows:
         """Rows of a column between two times; damaged blocks are left out."""
         column = table.column(name)
         assert column is not None, name
         wanted = statistics(tier, column)
         times, steps, values = [], [], []
         with closing(self._connect()) as database:
-            found = database.execute(
+            selected = database.execute(
                 "SELECT rows, head, data FROM blocks JOIN parts ON block_id = id AND name = ? "
                 "WHERE table_id = ? AND tier = ? AND last_ns >= ? AND first_ns <= ? "
                 "ORDER BY first_ns LIMIT 100000",
                 (name, table.id, tier, from_ns, to_ns),
             )
-            for rows, head, data in found:
+            for rows, head, data in selected:
                 try:
                     both = unpack(head, "<i8", (2, rows))
                     block = unpack(data, kind_of(tier, column), (rows, len(wanted), column.width))
@@ -280,10 +288,10 @@ class MetricStore:
                 values.append(block[inside])
         if not times:
             empty = np.zeros(0, np.int64)
-            return Read(empty, empty, {each: np.zeros((0, column.width)) for each in wanted})
+            return ColumnRows(empty, empty, {each: np.zeros((0, column.width)) for each in wanted})
         together = np.concatenate(values)
         by_statistic = {each: together[:, index] for index, each in enumerate(wanted)}
-        return Read(np.concatenate(times), np.concatenate(steps), by_statistic)
+        return ColumnRows(np.concatenate(times), np.concatenate(steps), by_statistic)
 
 
 def open_metrics(path: Path) -> MetricStore:

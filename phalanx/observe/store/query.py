@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from phalanx.observe.node.node_records import DETAIL_WORLD
-from phalanx.observe.store.metric_store import MetricStore, Read, TableInfo
+from phalanx.observe.store.metric_store import ColumnRows, MetricStore, TableInfo
 from phalanx.observe.store.tables import SECOND_NS, TIERS, Array
 
 MOST_VALUES = 6_000_000  # read for one answer
@@ -88,7 +88,7 @@ def ranks(
     tier = choose_tier(store, alike, span, columns, width=column.width)
     statistic = "mean" if tier == 0 else "max"
 
-    def read(name: str) -> Read:
+    def read(name: str) -> ColumnRows:
         return _together([_newest_too(store, table, name, tier, span) for table in alike])
 
     own = read("own_seconds")
@@ -111,7 +111,7 @@ def ranks(
     )
 
 
-def _rows_as(read: Read, other: Read) -> Read:
+def _rows_as(read: ColumnRows, other: ColumnRows) -> ColumnRows:
     """The rows of another column; unknown where one was written between the two readings."""
     if np.array_equal(read.times_ns, other.times_ns):
         return read
@@ -125,7 +125,7 @@ def _rows_as(read: Read, other: Read) -> Read:
         name: np.where(same[:, None], each[at] if len(each) else np.nan, np.nan)
         for name, each in read.values.items()
     }
-    return Read(other.times_ns, other.steps, values)
+    return ColumnRows(other.times_ns, other.steps, values)
 
 
 def _rows_of(table: TableInfo) -> object:
@@ -167,12 +167,12 @@ def devices(store: MetricStore, owner: str, span: tuple[int, int], points: int) 
 def _parts(
     store: MetricStore, tables: Sequence[TableInfo], tier: int, span: tuple[int, int]
 ) -> dict[str, Numbers]:
-    found = {}
+    parts = {}
     for column in tables[-1].columns:
         if column.name not in ("step_seconds", "own_seconds"):
             read = _together([store.read(table, column.name, tier, *span) for table in tables])
-            found[column.name] = numbers(_mean(read.values["mean"].astype(np.float64)))
-    return found
+            parts[column.name] = numbers(_mean(read.values["mean"].astype(np.float64)))
+    return parts
 
 
 def choose_tier(
@@ -224,7 +224,7 @@ def _coarser(
 
 def _newest_too(
     store: MetricStore, table: TableInfo, name: str, tier: int, span: tuple[int, int]
-) -> Read:
+) -> ColumnRows:
     """A column in a tier, and behind its last whole bucket what finer tiers know already."""
     read = store.read(table, name, tier, *span)
     if tier == 0:
@@ -236,7 +236,7 @@ def _newest_too(
     if not len(finer.times_ns):
         return read
     column = finer.values["mean"]
-    return Read(
+    return ColumnRows(
         np.concatenate([read.times_ns, finer.times_ns]),
         np.concatenate([read.steps, finer.steps]),
         {
@@ -258,17 +258,17 @@ def _overlaps(store: MetricStore, table: TableInfo, span: tuple[int, int]) -> bo
     )
 
 
-def _together(reads: Sequence[Read]) -> Read:
+def _together(reads: Sequence[ColumnRows]) -> ColumnRows:
     if len(reads) == 1:
         return reads[0]
-    return Read(
+    return ColumnRows(
         np.concatenate([read.times_ns for read in reads]),
         np.concatenate([read.steps for read in reads]),
         {name: np.concatenate([read.values[name] for read in reads]) for name in reads[0].values},
     )
 
 
-def _series(read: Read, tier: int, points: int) -> Series:
+def _series(read: ColumnRows, tier: int, points: int) -> Series:
     times, steps = read.times_ns, read.steps
     mean = read.values["mean"][:, 0].astype(np.float64)
     known = ~np.isnan(mean)
@@ -304,15 +304,15 @@ def _binned(values: Array, edges: Array, how: str) -> Array:
         return values
     starts = edges[:-1]
     if how == "min":
-        found: Array = np.fmin.reduceat(values, starts)
+        binned: Array = np.fmin.reduceat(values, starts)
     elif how == "max":
-        found = np.fmax.reduceat(values, starts)
+        binned = np.fmax.reduceat(values, starts)
     else:
         known = ~np.isnan(values)
         total = np.add.reduceat(np.where(known, values, 0.0), starts)
         with np.errstate(invalid="ignore"):
-            found = total / np.add.reduceat(known.astype(np.float64), starts)
-    return found
+            binned = total / np.add.reduceat(known.astype(np.float64), starts)
+    return binned
 
 
 def _matrix(values: Array, edges: Array) -> list[Numbers]:

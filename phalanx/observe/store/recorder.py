@@ -20,7 +20,7 @@ from phalanx.observe.node.node_records import DETAIL_WORLD, PARTS, Floats
 from phalanx.observe.node.node_sample import HOST, NodeSample
 from phalanx.observe.store.gang_steps import GangStep
 from phalanx.observe.store.metric_store import MetricStore
-from phalanx.observe.store.tables import DAY_NS, Array, Column, Table
+from phalanx.observe.store.tables import DAY_NS, Array, Column, MetricTable
 from phalanx.observe.tracker.runs import validation_summary
 from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
 
@@ -139,11 +139,11 @@ class Recorder:
         row |= {n: np.asarray(v) for n, v in sample.gpus.items() if len(v) == width}
         table.append(min(sample.time_ns, now_ns), 0, row)
 
-    def _scalars(self, job: int) -> Table:
+    def _scalars(self, job: int) -> MetricTable:
         columns = [Column(name) for name in SCALARS]
         return self.store.table(owner_of(job), "scalars", 0, columns)
 
-    def _ranks(self, gang: RecordedGang) -> Table:
+    def _ranks(self, gang: RecordedGang) -> MetricTable:
         by_node = gang.world > DETAIL_WORLD
         names = list(gang.node_names)
         if by_node:
@@ -185,7 +185,7 @@ class Recorder:
         per_gpu = head.tokens / seconds / gang.world
         known = gang.per_gpu.setdefault(gang.world, deque(maxlen=BASELINE_STEPS))
         known.append(per_gpu)
-        found = {
+        metrics = {
             "tokens_per_second_per_gpu": per_gpu,
             # Medians of the last steps: one step beside a median would only show its noise.
             "scaling_efficiency": statistics.median(known)
@@ -196,20 +196,20 @@ class Recorder:
             watts = gang.watts or float(gang.gpus * self.price.watts_per_gpu)
             joules = watts * seconds / head.tokens * MILLION
             hours = gang.gpus * seconds / 3600 / head.tokens * MILLION
-            found |= {
+            metrics |= {
                 "joules_per_million_tokens": joules,
                 "co2_grams_per_million_tokens": joules / 3.6e6 * self.price.grams_co2_per_kwh,
                 "dollars_per_million_tokens": hours
                 * self.price.micro_dollars_per_gpu_hour
                 / MILLION,
             }
-        return found
+        return metrics
 
     def _baselines(self, job: int) -> dict[int, deque[float]]:
         """Speeds by world size that the store remembers, after a restart of the server."""
-        found: dict[int, deque[float]] = {}
+        baselines: dict[int, deque[float]] = {}
         if owner_of(job) not in self._remembered:
-            return found
+            return baselines
         for table in self.store.find(owner_of(job), "scalars"):
             _, last, rows = self.store.span(table, 1)
             if not rows:
@@ -219,9 +219,9 @@ class Recorder:
             speeds = self.store.read(table, "tokens_per_second_per_gpu", 1, *span)
             for world, speed in zip(worlds, speeds.values["mean"][:, 0], strict=True):
                 if world == world and speed == speed and world == int(world):
-                    kept = found.setdefault(int(world), deque(maxlen=BASELINE_STEPS))
+                    kept = baselines.setdefault(int(world), deque(maxlen=BASELINE_STEPS))
                     kept.append(float(speed))
-        return found
+        return baselines
 
 
 def owner_of(job: int) -> str:

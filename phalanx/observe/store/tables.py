@@ -18,7 +18,7 @@ SECOND_NS = 1_000_000_000
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Tier(NamedTuple):
+class Resolution(NamedTuple):
     """A resolution and how long it is kept."""
 
     name: str
@@ -27,12 +27,12 @@ class Tier(NamedTuple):
 
 
 HOUR_NS, DAY_NS = 3600 * SECOND_NS, 86_400 * SECOND_NS
-RAW = Tier("raw", 0, 6 * HOUR_NS)
+RAW = Resolution("raw", 0, 6 * HOUR_NS)
 TIERS = (
     RAW,
-    Tier("10s", 10 * SECOND_NS, 2 * DAY_NS),
-    Tier("1min", 60 * SECOND_NS, 60 * DAY_NS),
-    Tier("30min", 1800 * SECOND_NS, 800 * DAY_NS),
+    Resolution("10s", 10 * SECOND_NS, 2 * DAY_NS),
+    Resolution("1min", 60 * SECOND_NS, 60 * DAY_NS),
+    Resolution("30min", 1800 * SECOND_NS, 800 * DAY_NS),
 )
 
 
@@ -82,15 +82,15 @@ class Bucket:
 
     def row(self, place: slice, wanted: Sequence[str]) -> Array:
         with np.errstate(invalid="ignore", divide="ignore"):
-            found = {
+            values = {
                 "mean": self.sum[place] / self.count[place],
                 "min": self.least[place],
                 "max": self.most[place],
             }
-        return np.stack([found[each] for each in wanted])
+        return np.stack([values[each] for each in wanted])
 
 
-class Table:
+class MetricTable:
     """One table's rows that are not stored yet, in every tier."""
 
     def __init__(self, number: int, columns: Sequence[Column]) -> None:
@@ -147,7 +147,7 @@ class Table:
     def _apart(self, rows: Array) -> dict[str, Array]:
         return {name: rows[:, None, place] for name, place in self._places.items()}
 
-    def _bucket_rows(self, tier: int, kept: Tier, buckets: Sequence[Bucket]) -> Rows:
+    def _bucket_rows(self, tier: int, kept: Resolution, buckets: Sequence[Bucket]) -> Rows:
         values = {
             column.name: np.stack(
                 [each.row(self._places[column.name], statistics(tier, column)) for each in buckets]

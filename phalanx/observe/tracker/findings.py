@@ -38,7 +38,7 @@ QUIET_STEPS = 500
 KEPT = 128
 
 
-class Finding(Struct, kw_only=True):
+class RunFinding(Struct, kw_only=True):
     """One finding. ``picture``: which series or rows show it."""
 
     time: float  # seconds since 1970
@@ -92,7 +92,7 @@ _DEVICE_PICTURES = {
 _LOAD = ["load", "memory_used_bytes"]  # what a node did before something happened to it
 
 
-def from_event(body: EventBody, time_ns: int, node_name: dict[int, str]) -> Finding | None:
+def from_event(body: EventBody, time_ns: int, node_name: dict[int, str]) -> RunFinding | None:
     """What an event of the log means to a person; None: nothing to find in it."""
     found = _found(body)
     if found is None:
@@ -101,7 +101,7 @@ def from_event(body: EventBody, time_ns: int, node_name: dict[int, str]) -> Find
     number = getattr(body, "node", -1)
     job, rank = int(getattr(body, "job", 0) or 0), int(getattr(body, "rank", -1))
     node = node_name.get(number, "") if isinstance(number, int) else ""
-    return Finding(
+    return RunFinding(
         time=time_ns / 1e9,
         kind=kind,
         job=job,
@@ -223,28 +223,28 @@ class Trends:
         planned_seconds: float,
         memory_bytes: int,
         grad_norm: float | None,
-    ) -> list[Finding]:
+    ) -> list[RunFinding]:
         """A step was made."""
         trend = self._jobs.setdefault(job, Trend())
         trend.steps = [*trend.steps[1 - KEPT :], int(seconds * 1e9) if seconds == seconds else 0]
         trend.norms.append(grad_norm)
-        found: list[tuple[str, str, int, list[str]]] = []
+        raised: list[tuple[str, str, int, list[str]]] = []
         if (ppm := gradient_explosion(list(trend.norms))) is not None:
             text = f"the gradient norm is {ppm / MILLION + 1:.0f} times its usual value"
-            found.append(("gradient_explosion", text, ppm, ["grad_norm", "loss"]))
+            raised.append(("gradient_explosion", text, ppm, ["grad_norm", "loss"]))
         if step % EVERY_STEPS == 0:
             trend.peaks.append(memory_bytes)
             if (ppm := memory_creep(list(trend.peaks))) is not None:
                 text = (
                     f"memory grew by {percent(ppm)} within {len(trend.peaks) * EVERY_STEPS} steps"
                 )
-                found.append(("memory_creep", text, ppm, ["peak_memory_bytes"]))
+                raised.append(("memory_creep", text, ppm, ["peak_memory_bytes"]))
             if (ppm := below_plan(trend.steps, int(planned_seconds * 1e9))) is not None:
                 text = f"steps take {percent(ppm)} longer than the plan says"
-                found.append(("behind_plan", text, ppm, ["step_seconds", "plan_efficiency"]))
-        return [each for each in (_new(trend, job, step, time_ns, *one) for one in found) if each]
+                raised.append(("behind_plan", text, ppm, ["step_seconds", "plan_efficiency"]))
+        return [each for each in (_new(trend, job, step, time_ns, *one) for one in raised) if each]
 
-    def saved(self, job: int, step: int, time_ns: int, seconds: float) -> list[Finding]:
+    def saved(self, job: int, step: int, time_ns: int, seconds: float) -> list[RunFinding]:
         """A checkpoint is complete; training was held up for so long."""
         trend = self._jobs.setdefault(job, Trend())
         trend.saves.append(seconds)
@@ -266,12 +266,12 @@ def _new(
     sentence: str,
     ppm: int,
     series: list[str],
-) -> Finding | None:
+) -> RunFinding | None:
     last = trend.said.get(kind)
     if last is not None and 0 <= step - last < QUIET_STEPS:
         return None
     trend.said[kind] = step
-    return Finding(
+    return RunFinding(
         time=time_ns / 1e9,
         kind=kind,
         job=job,

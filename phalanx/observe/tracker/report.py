@@ -1,7 +1,7 @@
 """A run's post-mortem: what happened, where the time went, what to change.
 
-The command line gathers a ``Material`` from a server's API or from a run's folder; here it becomes
-sections, which ``report_pages`` writes down.
+The command line gathers a ``ReportInput`` from a server's API or from a run's folder; here it
+becomes sections, which ``report_pages`` writes down.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Curve(Struct):
     values: Numbers
 
 
-class Material(Struct, kw_only=True):
+class ReportInput(Struct, kw_only=True):
     """Everything that a report is written from."""
 
     run: Run
@@ -50,7 +50,7 @@ class Material(Struct, kw_only=True):
     rank_names: list[str] = []  # of the rows: a rank and its node, or of large gangs a node
 
 
-class Section(Struct):
+class ReportSection(Struct):
     """A heading with lines, a table, or a picture."""
 
     title: str
@@ -61,7 +61,7 @@ class Section(Struct):
     bars: dict[str, float] = {}  # shares of a whole, or of the largest
 
 
-def sections(material: Material) -> list[Section]:
+def sections(material: ReportInput) -> list[ReportSection]:
     """The report's parts in their order."""
     return [
         _verdict(material),
@@ -72,20 +72,22 @@ def sections(material: Material) -> list[Section]:
         _bottleneck(material),
         _incidents(material),
         _ledger(material),
-        Section("What to change", lines=advice(material)),
+        ReportSection("What to change", lines=advice(material)),
     ]
 
 
 _SHOWN = ("loss", "validation_loss", "grad_norm", "step_seconds", "mfu", "tokens_per_second")
 
 
-def _curves(material: Material) -> Section:
+def _curves(material: ReportInput) -> ReportSection:
     shown = {n: c for n, c in material.curves.items() if n in _SHOWN}
     steps = [each.get("evidence", {}).get("step") for each in material.incidents]
-    return Section("Curves", curves=shown, marks=[step for step in steps if isinstance(step, int)])
+    return ReportSection(
+        "Curves", curves=shown, marks=[step for step in steps if isinstance(step, int)]
+    )
 
 
-def _verdict(material: Material) -> Section:
+def _verdict(material: ReportInput) -> ReportSection:
     run = material.run
     last = run.summary
     lines = [
@@ -107,10 +109,10 @@ def _verdict(material: Material) -> Section:
             f"goodput {material.ledger['goodput']:.1%}, "
             f"{material.ledger['gpu_hours']:.3f} GPU-hours, ${material.ledger['dollars']:.2f}"
         )
-    return Section("Verdict", lines)
+    return ReportSection("Verdict", lines)
 
 
-def _timeline(material: Material) -> Section:
+def _timeline(material: ReportInput) -> ReportSection:
     run = material.run
     rows: list[tuple[float, str]] = [(run.created, "submitted")]
     for place in run.placements:
@@ -123,10 +125,10 @@ def _timeline(material: Material) -> Section:
     if run.ended:
         rows.append((run.ended, f"ended: {run.state}"))
     table = [["time", "what"]] + [[when(at), what] for at, what in sorted(rows)]
-    return Section("Timeline", table=table)
+    return ReportSection("Timeline", table=table)
 
 
-def _environment(run: Run) -> Section:
+def _environment(run: Run) -> ReportSection:
     facts = run.provenance
     torch = facts.get("torch") or {}
     rows = [["what", "value"]]
@@ -145,10 +147,10 @@ def _environment(run: Run) -> Section:
     ]
     rows += [[f"seed {k}", str(v)] for k, v in (facts.get("seeds") or {}).items()]
     rows += [[f"data {k}", str(v)] for k, v in (facts.get("data") or {}).items()]
-    return Section("Environment", table=rows)
+    return ReportSection("Environment", table=rows)
 
 
-def _resources(material: Material) -> Section:
+def _resources(material: ReportInput) -> ReportSection:
     run = material.run
     rows = [["what", "requested", "allocated"]]
     gang = material.requested.get("gang", {})
@@ -161,7 +163,7 @@ def _resources(material: Material) -> Section:
         rows.append(["GPU-hours", "", f"{material.ledger['gpu_hours']:.4f}"])
     axes = ("tensor", "context", "pipeline", "slot_gpus", "slot_cpus")
     rows += [[name, str(gang[name]), ""] for name in axes if name in gang]
-    return Section("Resources", table=rows)
+    return ReportSection("Resources", table=rows)
 
 
 def _nodes_of(gang: dict[str, Any]) -> str:
@@ -171,24 +173,24 @@ def _nodes_of(gang: dict[str, Any]) -> str:
     return str(-(-math.prod(axes) // slot)) if gang else ""
 
 
-def step_shares(material: Material) -> dict[str, float]:
+def step_shares(material: ReportInput) -> dict[str, float]:
     """Mean share of each part in a step."""
     whole = mean(material.curves["step_seconds"].values) if "step_seconds" in material.curves else 0
     if not whole:
         return {}
-    found = {
+    shares = {
         part: mean(curve.values) / whole
         for part in PARTS
         if (curve := material.curves.get(f"{part}_seconds")) is not None and curve.values
     }
     # Communication that nothing hides happens within the passes: it counts once.
-    passes = [part for part in ("forward", "backward") if part in found]
-    both = sum(found[part] for part in passes)
-    hidden = min(both, found.get("exposed_communication", 0.0))
+    passes = [part for part in ("forward", "backward") if part in shares]
+    both = sum(shares[part] for part in passes)
+    hidden = min(both, shares.get("exposed_communication", 0.0))
     for part in passes:
-        found[part] *= 1 - hidden / both if both else 1
-    rest = 1 - sum(found.values())
-    return {**found, "rest": rest} if rest > 0 and found else found
+        shares[part] *= 1 - hidden / both if both else 1
+    rest = 1 - sum(shares.values())
+    return {**shares, "rest": rest} if rest > 0 and shares else shares
 
 
 def _slowest(own: dict[int, float], stages: int) -> tuple[int, float]:
@@ -203,7 +205,7 @@ def _slowest(own: dict[int, float], stages: int) -> tuple[int, float]:
     return worst, slower.get(worst, 0.0)
 
 
-def _bottleneck(material: Material) -> Section:
+def _bottleneck(material: ReportInput) -> ReportSection:
     shares = step_shares(material)
     lines = []
     own = {n: v for n, v in enumerate(material.rank_means.get("own_seconds", [])) if v is not None}
@@ -216,10 +218,10 @@ def _bottleneck(material: Material) -> Section:
     named = material.rank_names or [str(row) for row in range(max(own, default=0) + 1)]
     slowest = sorted(own, key=lambda row: -own[row])[:MOST_BARS]
     bars = {f"rank {named[row]}": own[row] / own[slowest[0]] for row in slowest if own[slowest[0]]}
-    return Section("Bottleneck", lines, table if shares else [], bars=bars)
+    return ReportSection("Bottleneck", lines, table if shares else [], bars=bars)
 
 
-def _incidents(material: Material) -> Section:
+def _incidents(material: ReportInput) -> ReportSection:
     table = [["time", "kind", "where", "root cause", "what", "back after"]]
     for each in material.incidents:
         evidence = each.get("evidence", {})
@@ -235,13 +237,15 @@ def _incidents(material: Material) -> Section:
                 f"{back:.2f} s" if isinstance(back, float) else "",
             ]
         )
-    return Section("Incidents", [] if len(table) > 1 else ["none"], table if len(table) > 1 else [])
+    return ReportSection(
+        "Incidents", [] if len(table) > 1 else ["none"], table if len(table) > 1 else []
+    )
 
 
-def _ledger(material: Material) -> Section:
+def _ledger(material: ReportInput) -> ReportSection:
     ledger = material.ledger
     if not ledger:
-        return Section("Ledger", ["a run without a server has no ledger"])
+        return ReportSection("Ledger", ["a run without a server has no ledger"])
     total = int(ledger["allocation_gpu_ns"]) or 1
     table = [["bucket", "GPU-hours", "share"]]
     for name, text in ledger["buckets"].items():
@@ -250,30 +254,30 @@ def _ledger(material: Material) -> Section:
             table.append([words, f"{int(text) / 3.6e12:.5f}", f"{int(text) / total:.2%}"])
     table.append(["allocation", f"{total / 3.6e12:.5f}", "100.00%"])
     bars = {name: int(text) / total for name, text in ledger["buckets"].items() if int(text)}
-    return Section("Ledger", table=table, bars=bars)
+    return ReportSection("Ledger", table=table, bars=bars)
 
 
-def advice(material: Material) -> list[str]:
+def advice(material: ReportInput) -> list[str]:
     """What would help most, from what was measured."""
-    found: list[tuple[float, str]] = []
+    advices: list[tuple[float, str]] = []
     shares = step_shares(material)
     for part, (least, words) in PART_ADVICE.items():
         share = shares.get(part, 0.0)
         if share > least:
-            found.append((share, f"{share:.0%} of a step {words}"))
+            advices.append((share, f"{share:.0%} of a step {words}"))
     if material.ledger:
         total = int(material.ledger["allocation_gpu_ns"]) or 1
         for bucket in LOST:
             share = int(material.ledger["buckets"].get(bucket, "0")) / total
             if share > 0.02:
-                found.append(
+                advices.append(
                     (share, f"{share:.1%} of the GPU time went to {bucket.replace('_', ' ')}")
                 )
     seen: dict[str, int] = {}
     for each in material.incidents:
         if each.get("suggestion"):
             seen[each["suggestion"]] = seen.get(each["suggestion"], 0) + 1
-    lines = [text for _, text in sorted(found, reverse=True)]
+    lines = [text for _, text in sorted(advices, reverse=True)]
     lines += [
         f"{text} (found {count} {'time' if count == 1 else 'times'})"
         for text, count in sorted(seen.items(), key=lambda p: -p[1])

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from phalanx.observe.tracker.report import Curve, Material, Section, sections, short
+from phalanx.observe.tracker.report import Curve, ReportInput, ReportSection, sections, short
 
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 800, 170, 64, 12, 22, 22  # of a curve's picture
 BAR = 18  # height of a row of bars
@@ -26,7 +26,7 @@ TONES = {  # of the ledger's buckets: work, waits, losses, what nobody used
 }
 
 
-def markdown(material: Material) -> str:
+def markdown(material: ReportInput) -> str:
     """The report as Markdown."""
     lines = [f"# Report of {_plain(material.run.name)} {_plain(material.run.id)}", ""]
     for section in sections(material):
@@ -81,7 +81,7 @@ text{fill:var(--soft);font-size:12px}text.name{fill:var(--ink);font-weight:600}
 """
 
 
-def html(material: Material) -> str:
+def html(material: ReportInput) -> str:
     """The report as one HTML file."""
     title = escape(f"Report of {material.run.name} {material.run.id}")
     body = [f"<h1>{title}</h1>", *(_section(each) for each in sections(material))]
@@ -94,7 +94,7 @@ def html(material: Material) -> str:
     )
 
 
-def _section(section: Section) -> str:
+def _section(section: ReportSection) -> str:
     parts = [f"<h2>{escape(section.title)}</h2>"]
     if section.lines:
         parts.append("<ul>" + "".join(f"<li>{_prose(x)}</li>" for x in section.lines) + "</ul>")

@@ -63,7 +63,7 @@ class Run(Struct, kw_only=True):
     tags: list[str] = []
 
 
-class Difference(Struct, frozen=True):
+class RunDifference(Struct, frozen=True):
     """One thing that is not the same in two runs; None: it is not there."""
 
     section: str
@@ -77,20 +77,20 @@ _PLACES = ("started", "command", "folder", "host", "user", "version", "generatio
 _PLACE_VARIABLES = ("PHALANX_",)
 
 
-def differences(a: Run, b: Run) -> list[Difference]:
+def differences(a: Run, b: Run) -> list[RunDifference]:
     """What changed: settings, code, packages, data, seeds, versions; not names, times or paths."""
-    found: list[Difference] = []
+    differing: list[RunDifference] = []
     if bool(a.provenance) != bool(b.provenance):
         told = ["known" if run.provenance else "it has not begun" for run in (a, b)]
-        found.append(Difference("origin", "code, packages, data", *told))
+        differing.append(RunDifference("origin", "code, packages, data", *told))
     for section, one, other in _sections(a, b):
         left, right = dict(flat(one)), dict(flat(other))
-        found += [
-            Difference(section, key, left.get(key), right.get(key))
+        differing += [
+            RunDifference(section, key, left.get(key), right.get(key))
             for key in dict.fromkeys([*left, *right])
             if left.get(key) != right.get(key)
         ]
-    return found
+    return differing
 
 
 def _sections(a: Run, b: Run) -> Iterator[tuple[str, Table, Table]]:
@@ -232,14 +232,14 @@ def _last_steps(folder: RunFolder) -> list[StepRecord]:
         lines = folder.steps.read_bytes()[-(256 << 10) :].splitlines(keepends=True)
     except OSError:
         return []
-    found = []
+    records = []
     for line in lines:
         try:
             record = msgspec.json.decode(line, type=StepRecord)
         except msgspec.MsgspecError:
             continue  # cut at the beginning, or in the middle of a write
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def _summary(steps: list[StepRecord]) -> Table:

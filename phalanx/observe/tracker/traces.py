@@ -47,12 +47,12 @@ def merge_traces(traces: Mapping[int, dict[str, Any]], skew_seconds: Mapping[int
 def trace_of(data: bytes, name: str) -> dict[str, Any]:
     """A trace of torch's profiler; ValueError names the one that is none."""
     try:
-        found = msgspec.json.decode(data)
+        trace = msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
         raise ValueError(f"{name}: no trace ({error})") from None
-    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError(f"{name}: no trace (it has no traceEvents)")
-    return found
+    return trace
 
 
 def _base(rank: int, trace: dict[str, Any]) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.plan.cost.collectives import (
-    Group,
+    CommGroups,
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
@@ -66,7 +66,7 @@ def left_over(
     return seconds - hidden * (1 - pricing.constants.interference * rate)
 
 
-def _rate(ranks: Group, pricing: Pricing) -> Floats:
+def _rate(ranks: CommGroups, pricing: Pricing) -> Floats:
     """Bandwidth of a large ring over the link's."""
     bandwidth = bus_bandwidth(ranks, pricing.machine, pricing.constants)
     return bandwidth / (pricing.machine.link_bandwidth * pricing.constants.link)

@@ -34,7 +34,7 @@ SWITCH_SHARE = 0.85
 
 
 @dataclass(frozen=True)
-class Group:
+class CommGroups:
     """Arrays of groups: how many ranks, and how many of them share a domain."""
 
     size: Floats
@@ -46,13 +46,13 @@ class Group:
         return self.size / self.inside
 
 
-def group(size: Floats, stride: Floats, machine: Machine) -> Group:
+def group(size: Floats, stride: Floats, machine: Machine) -> CommGroups:
     """Groups of an axis whose neighbours are ``stride`` ranks apart."""
     fit = np.maximum(1.0, np.floor(machine.domain / stride))
     # A group that fills a domain only in part must still divide evenly over domains.
     inside = np.where(size <= fit, size, np.gcd(size.astype(np.int64), fit.astype(np.int64)))
     share = pod_share(size * stride, stride, machine)
-    return Group(size, np.asarray(inside, dtype=np.float64), share)
+    return CommGroups(size, np.asarray(inside, dtype=np.float64), share)
 
 
 def pod_share(span: Floats, stride: Floats, machine: Machine) -> Floats:
@@ -69,7 +69,7 @@ def pod_share(span: Floats, stride: Floats, machine: Machine) -> Floats:
     return np.where(machine.pod % span != 0, np.minimum(1.0, uplinks / flows), 1.0)
 
 
-def bus_bandwidth(ranks: Group, machine: Machine, constants: Constants) -> Floats:
+def bus_bandwidth(ranks: CommGroups, machine: Machine, constants: Constants) -> Floats:
     """Bytes/s that a large ring moves past each rank."""
     link = machine.link_bandwidth * constants.link
     network = machine.network_bandwidth * constants.network * ranks.share
@@ -78,7 +78,7 @@ def bus_bandwidth(ranks: Group, machine: Machine, constants: Constants) -> Float
 
 def all_gather_seconds(
     nbytes: Floats,
-    ranks: Group,
+    ranks: CommGroups,
     machine: Machine,
     constants: Constants,
     *,
@@ -100,7 +100,7 @@ def all_gather_seconds(
 
 def all_reduce_seconds(
     nbytes: Floats,
-    ranks: Group,
+    ranks: CommGroups,
     machine: Machine,
     constants: Constants,
     *,
@@ -131,7 +131,7 @@ def all_reduce_seconds(
 
 
 def all_to_all_seconds(
-    nbytes: Floats, ranks: Group, machine: Machine, constants: Constants
+    nbytes: Floats, ranks: CommGroups, machine: Machine, constants: Constants
 ) -> Floats:
     """Every rank sends ``nbytes``, spread evenly over the group (its own part stays)."""
     n = ranks.size

@@ -81,7 +81,7 @@ class Spares(Struct, frozen=True):
         return self.spares * self.gpus_per_unit
 
 
-class Outlook(Struct, frozen=True, kw_only=True):
+class FailureOutlook(Struct, frozen=True, kw_only=True):
     """What failures do to a run on a cluster."""
 
     rate: Rate
@@ -208,7 +208,7 @@ def spare_units(units: int, down_probability: float, quantile: float) -> int:
 
 def outlook(
     cluster: Cluster, checkpoint_bytes: float, settings: FailureSettings | None = None
-) -> Outlook:
+) -> FailureOutlook:
     """Failures, checkpoint interval, goodput and spares of a run that fills a cluster."""
     settings = settings or FailureSettings()
     per_1000 = settings.rate.per_1000_node_days
@@ -227,7 +227,7 @@ def outlook(
 
     interval, kept = at(per_1000)
     rates = _plausible(settings.rate)
-    return Outlook(
+    return FailureOutlook(
         rate=settings.rate,
         mtbf_seconds=mtbf,
         linear_mtbf_seconds=mtbf_seconds(cluster.gpus, per_1000, correlated=False),
@@ -256,16 +256,16 @@ def _plausible(rate: Rate) -> list[float]:
 
 def spares_of(cluster: Cluster, settings: FailureSettings) -> tuple[Spares, ...]:
     """Spares of each failure domain: nodes anywhere, nodes in each pod, whole NVLink racks."""
-    found = [_spares("node", cluster.gpus, cluster.gpus_per_node, settings)]
+    spares = [_spares("node", cluster.gpus, cluster.gpus_per_node, settings)]
     pod = cluster.fabric.pod_gpus
     if pod and cluster.gpus > pod:
         # Spares that must stand in the pod of the node they replace cannot be pooled.
         pods = -(-cluster.gpus // pod)
         one = _spares(f"node, in each of {pods} pods", pod, cluster.gpus_per_node, settings)
-        found.append(one)
+        spares.append(one)
     if cluster.gpus_per_node < cluster.domain_gpus <= cluster.gpus_per_rack:
-        found.append(_spares("NVLink domain", cluster.gpus, cluster.domain_gpus, settings))
-    return tuple(found)
+        spares.append(_spares("NVLink domain", cluster.gpus, cluster.domain_gpus, settings))
+    return tuple(spares)
 
 
 def _spares(domain: str, gpus: int, gpus_per_unit: int, settings: FailureSettings) -> Spares:

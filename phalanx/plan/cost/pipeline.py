@@ -63,12 +63,12 @@ def _rank_layers(
         each = model.layers // total
         split = [range(i * each, (i + 1) * each) for i in range(total)]
     first_moe = first_moe_layer(model)
-    found = []
+    ranks = []
     for rank in range(pipeline):
         numbers = rank_stages(FOLDED[0] if folded else "", pipeline, virtual, rank)
         layers = [layer for number in numbers for layer in split[number]]
         dense = sum(layer < first_moe for layer in layers)
-        found.append(
+        ranks.append(
             RankLayers(
                 dense,
                 len(layers) - dense,
@@ -77,7 +77,7 @@ def _rank_layers(
                 tuple(len(split[number]) for number in numbers),
             )
         )
-    return found
+    return ranks
 
 
 def first_moe_layer(model: Model) -> int:

@@ -116,11 +116,11 @@ def predict(
 
 
 def _stages(workload: Workload, grid: Grid, software: Software) -> tuple[StageMemory, ...]:
-    found = []
+    stages = []
     for position in range(int(grid.pipeline[0])):
         rank = rank_at(workload, grid, software, position)
         here = rank_memory(workload, grid, software, rank)
-        found.append(
+        stages.append(
             StageMemory(
                 position=position,
                 layers=int(rank.dense[0] + rank.moe[0]),
@@ -132,7 +132,7 @@ def _stages(workload: Workload, grid: Grid, software: Software) -> tuple[StageMe
                 total_bytes=float(here.total[0]),
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 def refuse(workload: Workload, mapping: Mapping, cluster: Cluster) -> None:

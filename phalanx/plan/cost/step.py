@@ -32,7 +32,7 @@ FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepSeconds:
     """Seconds of a step and of its parts; one entry a mapping."""
 
     seconds: Floats
@@ -41,7 +41,7 @@ class StepTime:
 
 def step_time(
     workload: Workload, grid: Grid, machine: Machine, constants: Constants, software: Software
-) -> StepTime:
+) -> StepSeconds:
     """Price every mapping of the grid."""
     pricing = Pricing(workload, machine, software, constants, grid.precision)
     m = grid.micro_batches(workload.global_batch).astype(np.float64)
@@ -85,7 +85,7 @@ def step_time(
     parts["host"] = parts["host"] + constants.unmodelled * sum(parts.values())
     busy = sum(parts.values())
     parts["straggler"] = busy * straggler_share(grid.gpus, constants)
-    return StepTime(busy + parts["straggler"], parts)
+    return StepSeconds(busy + parts["straggler"], parts)
 
 
 def floor_seconds(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from phalanx.plan.cost.constants import Constants
-from phalanx.plan.cost.step import StepTime
+from phalanx.plan.cost.step import StepSeconds
 from phalanx.plan.question.machine import Machine
 from phalanx.plan.question.workload import Workload
 from phalanx.plan.search.grid import Floats
@@ -31,7 +31,7 @@ def least_spread(
 
 
 def spread(
-    workload: Workload, machine: Machine, time: StepTime, precision: str, constants: Constants
+    workload: Workload, machine: Machine, time: StepSeconds, precision: str, constants: Constants
 ) -> Floats:
     """Standard deviation of log(measured / predicted), for each mapping."""
     compute = least_spread(workload, machine, precision, constants)

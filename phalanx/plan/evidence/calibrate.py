@@ -26,7 +26,7 @@ from msgspec import Struct, structs
 from phalanx.config import ConfigError
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.uncertainty import Z80
-from phalanx.plan.evidence.published import Run, read_runs
+from phalanx.plan.evidence.published import PublishedRun, read_runs
 from phalanx.plan.evidence.replay import Replay
 from phalanx.plan.search.grid import Bools, Floats
 
@@ -74,14 +74,14 @@ def calibrate(path: Path) -> Calibration:
     return calibrate_runs(timed)
 
 
-def calibrate_runs(runs: Sequence[Run]) -> Calibration:
+def calibrate_runs(runs: Sequence[PublishedRun]) -> Calibration:
     """The same for runs that are at hand already: dense ones first, then experts on top."""
     constants, errors = prior_constants(), np.full(len(runs), np.nan)
     kinds = np.array([run.kind for run in runs])
     for kind in ("dense", "moe"):
         chosen = np.flatnonzero(kinds == kind).tolist()
         if len(chosen):
-            fit = Fit([runs[i] for i in chosen], constants, _knobs(kind))
+            fit = CalibrationFit([runs[i] for i in chosen], constants, _knobs(kind))
             constants, errors[chosen] = fit.validated()
     constants = with_spreads(constants, runs, errors)
     counted = np.array([run.kind == "dense" and run.complete for run in runs])
@@ -110,7 +110,7 @@ def summary(errors: Floats) -> dict[str, float]:
     }
 
 
-def with_spreads(constants: Constants, runs: Sequence[Run], errors: Floats) -> Constants:
+def with_spreads(constants: Constants, runs: Sequence[PublishedRun], errors: Floats) -> Constants:
     """Constants whose 80 % interval holds 80 % of the left-out errors.
 
     The spread is measured by kind, GPU family and precision where there are enough runs; all are
@@ -139,10 +139,12 @@ def with_spreads(constants: Constants, runs: Sequence[Run], errors: Floats) -> C
     return structs.replace(constants, error=table)
 
 
-class Fit:
+class CalibrationFit:
     """The least-squares problem over a set of runs."""
 
-    def __init__(self, runs: Sequence[Run], base: Constants, knobs: Sequence[Knob]) -> None:
+    def __init__(
+        self, runs: Sequence[PublishedRun], base: Constants, knobs: Sequence[Knob]
+    ) -> None:
         self.runs, self.base, self.knobs = runs, base, list(knobs)
         self.replay = Replay(runs)
         self.measured = np.log(np.array([run.seconds for run in runs], dtype=np.float64))
@@ -223,14 +225,14 @@ class Fit:
 
 def _knobs(kind: str) -> list[Knob]:
     """The constants that runs of a kind decide, from ``data/priors.toml``."""
-    found = []
+    knobs = []
     for field, entry in _prior_table().items():
         if isinstance(entry, dict):
             if kind == "dense":
-                found += [Knob(field, key, *pair) for key, pair in entry.items()]
+                knobs += [Knob(field, key, *pair) for key, pair in entry.items()]
         elif field.startswith("expert_") == (kind == "moe"):
-            found.append(Knob(field, "", *entry))
-    return [knob for knob in found if knob.key != "default"]
+            knobs.append(Knob(field, "", *entry))
+    return [knob for knob in knobs if knob.key != "default"]
 
 
 def _prior_table() -> dict[str, Any]:
@@ -240,10 +242,10 @@ def _prior_table() -> dict[str, Any]:
 
 def prior_constants() -> Constants:
     """The constants before any run is seen."""
-    found: dict[str, Any] = {"error": {"dense": 0.1, "moe": 0.2, "communication": 0.3}}
+    priors: dict[str, Any] = {"error": {"dense": 0.1, "moe": 0.2, "communication": 0.3}}
     for field, entry in _prior_table().items():
         if isinstance(entry, dict):
-            found[field] = {key: pair[0] for key, pair in entry.items()}
+            priors[field] = {key: pair[0] for key, pair in entry.items()}
         else:
-            found[field] = entry[0]
-    return Constants(**found)
+            priors[field] = entry[0]
+    return Constants(**priors)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from phalanx.plan.cost.constants import Constants, shipped
 from phalanx.plan.cost.uncertainty import Z80
-from phalanx.plan.evidence.published import Run, Skipped, read_runs
+from phalanx.plan.evidence.published import PublishedRun, Skipped, read_runs
 from phalanx.plan.evidence.replay import Replay
 from phalanx.plan.memory.peak import memory
 from phalanx.plan.search.grid import Floats, grid_of
@@ -80,7 +80,7 @@ def check_rows(path: Path, constants: Constants | None = None) -> CheckReport:
 
 
 def check_runs(
-    runs: Sequence[Run], skipped: Sequence[Skipped], constants: Constants | None = None
+    runs: Sequence[PublishedRun], skipped: Sequence[Skipped], constants: Constants | None = None
 ) -> CheckReport:
     """The same for runs that are at hand already."""
     timed = [run for run in runs if run.seconds is not None]
@@ -102,13 +102,13 @@ def check_runs(
     )
 
 
-def _checked(runs: Sequence[Run], constants: Constants) -> list[CheckedRow]:
+def _checked(runs: Sequence[PublishedRun], constants: Constants) -> list[CheckedRow]:
     seconds, spreads = Replay(runs).price(constants)
-    found = []
+    rows = []
     for run, predicted, spread in zip(runs, seconds.tolist(), spreads.tolist(), strict=True):
         assert run.seconds is not None
         width = float(np.exp(Z80 * spread))
-        found.append(
+        rows.append(
             CheckedRow(
                 row=run.row,
                 source=run.source,
@@ -123,7 +123,7 @@ def _checked(runs: Sequence[Run], constants: Constants) -> list[CheckedRow]:
                 covered=predicted / width <= run.seconds <= predicted * width,
             )
         )
-    return found
+    return rows
 
 
 def _errors(rows: Sequence[CheckedRow]) -> Errors:
@@ -140,7 +140,7 @@ def _errors(rows: Sequence[CheckedRow]) -> Errors:
     )
 
 
-def _memory_row(run: Run) -> MemoryRow:
+def _memory_row(run: PublishedRun) -> MemoryRow:
     held = float(memory(run.workload, grid_of([run.mapping]), run.software).total[0])
     against = run.memory_bytes or float(run.cluster.gpu.memory_bytes)
     return MemoryRow(

@@ -69,7 +69,7 @@ _KNOWN = {
 def tidy(rows: Iterable[Mapping[Any, Any]]) -> Iterator[dict[str, str]]:
     """Rows with this project's column names and stripped values; blank is ""."""
     for row in rows:
-        found: dict[str, str] = {}
+        tidied: dict[str, str] = {}
         for heading, value in row.items():
             if heading is None or not isinstance(value, str):
                 continue  # cells beyond the headings, or missing at the end of a line
@@ -78,9 +78,9 @@ def tidy(rows: Iterable[Mapping[Any, Any]]) -> Iterator[dict[str, str]]:
             text = _value(column, value)
             if text and spelled in MILLISECONDS:
                 text = _divided(text, 1000)
-            if text or column not in found:
-                found[column] = text
-        yield found
+            if text or column not in tidied:
+                tidied[column] = text
+        yield tidied
 
 
 def _value(column: str, value: str) -> str:

@@ -12,7 +12,7 @@ MOST |= {"ffn": 2**22, "seq": 2**24, "num_gpus": 10**7, "vpp": 4096, "microbatch
 MOST |= {"topk": 1024}
 
 
-class RefusedError(Exception):
+class SkippedRowError(Exception):
     """Why a row is skipped."""
 
 
@@ -21,17 +21,17 @@ def integer(row: dict[str, str], key: str, default: int | None = None) -> int:
     text = row.get(key, "")
     if not text:
         if default is None:
-            raise RefusedError(f"{key} is missing")
+            raise SkippedRowError(f"{key} is missing")
         return default
     match = re.fullmatch(r"[~≈]?(\d[\d,_]*(?:\.\d+)?)\s*([kKmM]?)", text)
     if match is None:
-        raise RefusedError(f"{key} = {text!r} is not a number")
+        raise SkippedRowError(f"{key} = {text!r} is not a number")
     thousand = 1024 if key == "seq" else 1000
     scale = {"": 1, "k": thousand, "m": thousand**2}[match[2].lower()]
     value = round(float(re.sub("[,_]", "", match[1])) * scale)
     most = MOST.get(key, LARGEST)
     if not 1 <= value <= most:
-        raise RefusedError(f"{key} = {text!r} must be 1 to {most:,}")
+        raise SkippedRowError(f"{key} = {text!r} must be 1 to {most:,}")
     return value
 
 
@@ -42,10 +42,10 @@ def number(row: dict[str, str], key: str) -> float | None:
         return None
     match = re.fullmatch(r"[~≈]?(-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(%|s|[GT]i?B)?", text)
     if match is None:
-        raise RefusedError(f"{key} = {text!r} is not a number")
+        raise SkippedRowError(f"{key} = {text!r} is not a number")
     value = float(match[1].replace(",", ""))
     if not 0 < value < LARGEST:
-        raise RefusedError(f"{key} = {text!r} must be above 0 and below {LARGEST:,}")
+        raise SkippedRowError(f"{key} = {text!r} must be above 0 and below {LARGEST:,}")
     return value
 
 
@@ -86,4 +86,4 @@ def precision(text: str) -> Precision:
         return "float16"
     if any(word in text for word in ("32", "single")):
         return "float32"
-    raise RefusedError(f"unknown precision {text!r}")
+    raise SkippedRowError(f"unknown precision {text!r}")

@@ -21,7 +21,7 @@ from phalanx.hardware import Cluster, ClusterFile, gpus_by_key, make_cluster
 from phalanx.plan.evidence.columns import tidy
 from phalanx.plan.evidence.fields import (
     MOST,
-    RefusedError,
+    SkippedRowError,
     integer,
     number,
     precision,
@@ -37,7 +37,7 @@ LONG_SEQUENCE = 16384  # tokens; nobody puts two such samples into one micro-bat
 USUAL_VOCAB = 51200
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class PublishedRun(Struct, frozen=True, kw_only=True):
     """One published run in the planner's terms."""
 
     row: int  # line of the file, the header being 1
@@ -66,7 +66,7 @@ class Skipped(Struct, frozen=True):
     reason: str
 
 
-def read_runs(path: Path, *, assume: bool = False) -> tuple[list[Run], list[Skipped]]:
+def read_runs(path: Path, *, assume: bool = False) -> tuple[list[PublishedRun], list[Skipped]]:
     """All comparable runs of a CSV file, and the others with reasons.
 
     ``assume``: also runs that do not give their micro-batch, where it can only have been one.
@@ -85,18 +85,18 @@ def read_runs(path: Path, *, assume: bool = False) -> tuple[list[Run], list[Skip
 
 def parse_runs(
     rows: Iterable[dict[str, str]], *, assume: bool = False
-) -> tuple[list[Run], list[Skipped]]:
+) -> tuple[list[PublishedRun], list[Skipped]]:
     """Runs of parsed rows, and the skipped ones with reasons."""
     runs, skipped = [], []
     for line, row in enumerate(tidy(rows), start=2):
         try:
             runs.append(_run(line, row, assume))
-        except (RefusedError, ConfigError) as refused:
+        except (SkippedRowError, ConfigError) as refused:
             skipped.append(Skipped(line, str(refused)))
     return runs, skipped
 
 
-def _run(line: int, row: dict[str, str], assume: bool) -> Run:
+def _run(line: int, row: dict[str, str], assume: bool) -> PublishedRun:
     traits = traits_of(row)
     if assume and not row.get("microbatch") and integer(row, "seq", 1) >= LONG_SEQUENCE:
         row = row | {"microbatch": "1"}
@@ -104,13 +104,13 @@ def _run(line: int, row: dict[str, str], assume: bool) -> Run:
     else:
         complete = all(row.get(key) for key in ("tp", "pp", "microbatch", "global_batch"))
     if traits.refuse:
-        raise RefusedError(traits.refuse)
+        raise SkippedRowError(traits.refuse)
     gpus = integer(row, "num_gpus")
     cluster = _cluster(row, gpus)
     mapping = _mapping(row, gpus)
     model = _model(row, mapping.pipeline)
     if mapping.pipeline > model.layers:
-        raise RefusedError(f"pp = {mapping.pipeline} exceeds {model.layers} layers")
+        raise SkippedRowError(f"pp = {mapping.pipeline} exceeds {model.layers} layers")
     # Some count embedding and loss as layers: 128 stages of a model of 126.
     most = model.layers // mapping.pipeline
     mapping = structs.replace(mapping, virtual_stages=min(mapping.virtual_stages, most))
@@ -127,8 +127,8 @@ def _run(line: int, row: dict[str, str], assume: bool) -> Run:
     memory = None if oom else number(row, "mem_gb")
     memory_bytes = memory * GB if memory is not None else None
     if seconds is None and memory_bytes is None and not oom:
-        raise RefusedError("no time, rate or memory was measured")
-    return Run(
+        raise SkippedRowError("no time, rate or memory was measured")
+    return PublishedRun(
         row=line,
         source=row.get("source", ""),
         project=traits.project,
@@ -161,12 +161,12 @@ def _mapping(row: dict[str, str], gpus: int) -> Mapping:
     tensor, pipeline = integer(row, "tp"), integer(row, "pp")
     context = integer(row, "cp", 1)
     if gpus % (tensor * pipeline * context):
-        raise RefusedError(
+        raise SkippedRowError(
             f"tp * pp * cp = {tensor * pipeline * context} does not divide {gpus} GPUs"
         )
     data = gpus // (tensor * pipeline * context)  # a few sources misprint their own
     if not row.get("microbatch"):
-        raise RefusedError("microbatch is missing")
+        raise SkippedRowError("microbatch is missing")
     stages = row.get("vpp", "").lower()
     virtual = 2 if stages.startswith(">") else 1
     if not stages.startswith(">") and stages not in ("none", "no"):
@@ -191,7 +191,7 @@ def _mapping(row: dict[str, str], gpus: int) -> Mapping:
 
 def _model(row: dict[str, str], pipeline: int) -> Model:
     if not row.get("hidden") or not row.get("ffn"):
-        raise RefusedError("the model's shape is not given")
+        raise SkippedRowError("the model's shape is not given")
     dim, vocab = integer(row, "hidden"), integer(row, "vocab", USUAL_VOCAB)
     name = row.get("model", "").lower()
     written = row["ffn"].replace(",", "").lower()
@@ -200,10 +200,10 @@ def _model(row: dict[str, str], pipeline: int) -> Model:
     moe_text = re.search(r"moe(\d+)", written)
     dense_text = re.match(r"(\d+)(?:\.0*)?(?![\w.])", written)
     if not moe_text and not dense_text:
-        raise RefusedError(f"ffn = {row['ffn']!r} is not a number")
+        raise SkippedRowError(f"ffn = {row['ffn']!r} is not a number")
     widths = [int(found[1]) for found in (dense_text, moe_text) if found]
     if not all(1 <= width <= MOST["ffn"] for width in widths):
-        raise RefusedError(f"ffn = {row['ffn']!r} must be 1 to {MOST['ffn']:,}")
+        raise SkippedRowError(f"ffn = {row['ffn']!r} must be 1 to {MOST['ffn']:,}")
     ffn = widths[0]
     heads = integer(row, "heads", _usual_heads(dim))
     gated = moe_text is not None or ffn != 4 * dim or "llama" in name
@@ -258,10 +258,10 @@ def _layers_from_size(name: str, dim: int, vocab: int, pipeline: int) -> int:
     """Layers of a GPT of so many billion parameters, in whole stages."""
     match = re.search(r"-(\d+(?:\.\d+)?)b", name)
     if match is None:
-        raise RefusedError("layers is missing")
+        raise SkippedRowError("layers is missing")
     layers = (float(match[1]) * 1e9 - vocab * dim) / (12 * dim**2)
     if not 0 < layers <= MOST["layers"]:
-        raise RefusedError(f"layers is missing, and {name!r} of width {dim} does not say it")
+        raise SkippedRowError(f"layers is missing, and {name!r} of width {dim} does not say it")
     return max(1, round(layers / pipeline)) * pipeline
 
 
@@ -277,7 +277,7 @@ def _cluster(row: dict[str, str], gpus: int) -> Cluster:
     text = row.get("gpu", "")
     key = _gpu_key(text)
     if key is None:
-        raise RefusedError(f"unknown gpu {text!r}" if text else "gpu is missing")
+        raise SkippedRowError(f"unknown gpu {text!r}" if text else "gpu is missing")
     described: dict[str, Any] = {"gpu": key, "gpus": gpus}
     everything = f"{text} {row.get('source', '')} {row.get('notes', '')}"
     cards = re.search(r"(\d+)x(\d+)G\b", everything)
@@ -303,18 +303,18 @@ GPU_NAMES = "gb300|gb200|b300|b200|h800|h200|h100|a800|a100|v100|mi355x|mi300x|m
 
 def _gpu_key(text: str) -> str | None:
     """The catalogue's key of a GPU, by its name and what is said about its board."""
-    words = text.lower()
-    match = re.search(rf"(?<![a-z])({GPU_NAMES})(?![0-9])", words)
+    lowered = text.lower()
+    match = re.search(rf"(?<![a-z])({GPU_NAMES})(?![0-9])", lowered)
     if match is None:
         return None
     key = "tpu-v4" if match[1].startswith("tpu") else match[1]
-    if "500w" in words:
+    if "500w" in lowered:
         key += "-500w"
-    if "dgx-2h" in words:
+    if "dgx-2h" in lowered:
         key += "-450w"
-    if "pcie" in words:
+    if "pcie" in lowered:
         key += "-pcie"
-    small = re.search(r"(?<![0-9])(40|16) ?gi?b?\b", words.split("(")[0])
+    small = re.search(r"(?<![0-9])(40|16) ?gi?b?\b", lowered.split("(")[0])
     if small:
         key += f"-{small[1]}g"
     return key if key in gpus_by_key() else match[1] if match[1] in gpus_by_key() else None
@@ -359,7 +359,7 @@ def _refuse_contradiction(
         return
     ratio = _counted_flops(workload, traits.flops, traits) / (tera * 1e12 * gpu_seconds)
     if not 0.5 < ratio < 2.0:
-        raise RefusedError(f"its time and its TFLOP/s disagree by a factor of {ratio:.2f}")
+        raise SkippedRowError(f"its time and its TFLOP/s disagree by a factor of {ratio:.2f}")
 
 
 def _counted_flops(workload: Workload, counted: str, traits: Traits) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.step import step_time
 from phalanx.plan.cost.uncertainty import spread
-from phalanx.plan.evidence.published import Run
+from phalanx.plan.evidence.published import PublishedRun
 from phalanx.plan.question.machine import Machine, machine_of
 from phalanx.plan.question.workload import Software, Workload
 from phalanx.plan.search.grid import Floats, Grid, grid_of
@@ -29,7 +29,7 @@ class _Together:
 class Replay:
     """Runs made ready for pricing with any constants."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[PublishedRun]) -> None:
         groups: dict[object, list[int]] = defaultdict(list)
         for index, run in enumerate(runs):
             key = (
@@ -56,11 +56,11 @@ class Replay:
 
     def families(self) -> list[str]:
         """GPU family of every run."""
-        found = [""] * len(self.runs)
+        names = [""] * len(self.runs)
         for group in self.groups:
             for index in group.index:
-                found[index] = group.machine.family
-        return found
+                names[index] = group.machine.family
+        return names
 
     def price(self, constants: Constants, only: set[str] | None = None) -> tuple[Floats, Floats]:
         """Seconds and log-spread of every run (of these GPU families; NaN for the others)."""

@@ -13,7 +13,7 @@ from phalanx.plan.search.grid import Grid, Ints
 
 
 @dataclass(frozen=True)
-class Rank:
+class StagePosition:
     """One pipeline position of every mapping: how many blocks it holds, and its place."""
 
     position: Ints
@@ -25,7 +25,7 @@ class Rank:
     layers_before: Ints  # [shape, turn]: layers of its first, second, ... stages, summed
 
 
-def candidates(workload: Workload, grid: Grid, software: Software) -> list[Rank]:
+def candidates(workload: Workload, grid: Grid, software: Software) -> list[StagePosition]:
     """The positions that may be fullest: the first, the first with most layers, the last."""
     folded = is_folded(grid)
     keys = (grid.pipeline * 1024 + grid.virtual_stages) * 2 + folded
@@ -44,7 +44,7 @@ def candidates(workload: Workload, grid: Grid, software: Software) -> list[Rank]
     return [_rank(np.array(rows, dtype=np.int64), index) for rows in chosen]
 
 
-def rank_at(workload: Workload, grid: Grid, software: Software, position: int) -> Rank:
+def rank_at(workload: Workload, grid: Grid, software: Software, position: int) -> StagePosition:
     """One position of a grid whose mappings all have the same pipeline."""
     schedule = SCHEDULES[int(grid.schedule[0])]
     pipeline, virtual = int(grid.pipeline[0]), int(grid.virtual_stages[0])
@@ -59,6 +59,6 @@ def _row(position: int, rank: RankLayers, widest: int) -> tuple[int, ...]:
     return (position, rank.dense, rank.moe, int(rank.first), int(rank.last), *before)
 
 
-def _rank(table: Ints, index: Ints) -> Rank:
+def _rank(table: Ints, index: Ints) -> StagePosition:
     position, dense, moe, first, last = (table[index, i] for i in range(5))
-    return Rank(position, dense, moe, first, last, index, table[:, 5:])
+    return StagePosition(position, dense, moe, first, last, index, table[:, 5:])

@@ -18,20 +18,20 @@ GIB = 2**30
 SHOWN = ("h100", "h200", "b200", "b300")  # that large models train on, by their memory
 
 
-class Change(Struct, frozen=True):
+class MemoryChange(Struct, frozen=True):
     """A setting, and what the fullest rank needs with it."""
 
     setting: str
     rank_bytes: int
 
 
-class Fit(Struct, frozen=True):
+class MemoryFit(Struct, frozen=True):
     """What the fullest rank of a job needs, by the planner's count, and what holds that."""
 
     rank_bytes: int
     holds: tuple[str, ...]  # GPUs, the smallest first
     too_small: tuple[str, ...]
-    changes: tuple[Change, ...]  # that would make it smaller, the best first
+    changes: tuple[MemoryChange, ...]  # that would make it smaller, the best first
 
     @property
     def text(self) -> str:
@@ -39,20 +39,20 @@ class Fit(Struct, frozen=True):
         if not self.too_small:
             return ""
         where = f"it fits {', '.join(self.holds)}" if self.holds else "it fits no GPU that is known"
-        told = (
+        sentence = (
             f"its fullest rank needs about {self.rank_bytes / GIB:.0f} GiB and does not fit"
             f" {', '.join(self.too_small)}; {where}"
         )
         helps = [f"{each.setting} ({each.rank_bytes / GIB:.0f} GiB)" for each in self.changes]
-        return told + (f"; what would help: {', '.join(helps)}" if helps else "")
+        return sentence + (f"; what would help: {', '.join(helps)}" if helps else "")
 
 
-def fit_of(job: Job, ranks: int) -> Fit:
+def fit_of(job: Job, ranks: int) -> MemoryFit:
     """Where a resolved job fits."""
     needed = _rank_bytes(job)
     shown = [gpu(key) for key in SHOWN]
     names = {each.key: f"{each.key} ({each.memory_bytes / GIB:.0f} GiB)" for each in shown}
-    return Fit(
+    return MemoryFit(
         rank_bytes=needed,
         holds=tuple(names[each.key] for each in shown if needed <= each.memory_bytes),
         too_small=tuple(names[each.key] for each in shown if needed > each.memory_bytes),
@@ -60,7 +60,7 @@ def fit_of(job: Job, ranks: int) -> Fit:
     )
 
 
-def _changes(job: Job, ranks: int, needed: int) -> Iterator[Change]:
+def _changes(job: Job, ranks: int, needed: int) -> Iterator[MemoryChange]:
     """Settings that leave the mesh and the batch alone, each by itself."""
     memory_section, axes, train = job.memory, job.parallel, job.train
     tried = {
@@ -82,7 +82,7 @@ def _changes(job: Job, ranks: int, needed: int) -> Iterator[Change]:
             continue  # it goes against something else that the job says
         found = _rank_bytes(changed)
         if 20 * found < 19 * needed:  # less would not be worth a change
-            yield Change(setting, found)
+            yield MemoryChange(setting, found)
 
 
 def _rank_bytes(job: Job) -> int:

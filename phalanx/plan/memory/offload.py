@@ -34,26 +34,26 @@ ROOM_SHARE = 0.8  # of host memory, and of the drives, that a job may take
 
 
 @dataclass(frozen=True)
-class Away:
+class OffloadedBytes:
     """Bytes of one rank that are not on the device."""
 
     host: Floats
     nvme: Floats
 
 
-def bytes_away(grid: Grid, own: Ints, activations: Floats) -> Away:
+def bytes_away(grid: Grid, own: Ints, activations: Floats) -> OffloadedBytes:
     """Room that a rank takes in host memory and on NVMe."""
     state = (MASTER_BYTES + MOMENT_BYTES) * own * OPTIMIZER_AWAY[grid.offload]
     gradients = GRADIENT_BYTES * own * PARAMETERS_AWAY[grid.offload]  # the host's, to update from
     moved = np.where(ACTIVATIONS_AWAY[grid.offload], activations, 0.0)
     on_nvme, moved_on_nvme = STATE_ON_NVME[grid.offload], ACTIVATIONS_ON_NVME[grid.offload]
-    return Away(
+    return OffloadedBytes(
         np.where(on_nvme, 0, state) + gradients + np.where(moved_on_nvme, 0.0, moved),
         np.where(on_nvme, state, 0) + np.where(moved_on_nvme, moved, 0.0),
     )
 
 
-def has_room(away: Away, machine: Machine) -> Bools:
+def fits_host(away: OffloadedBytes, machine: Machine) -> Bools:
     """Whether a GPU's share of host memory and of the drives holds it."""
     found: Bools = (away.host <= ROOM_SHARE * machine.host_memory_bytes) & (
         away.nvme <= ROOM_SHARE * machine.nvme_bytes

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.plan.cost.pipeline import first_moe_layer
-from phalanx.plan.memory.deciding_stages import Rank, candidates
+from phalanx.plan.memory.deciding_stages import StagePosition, candidates
 from phalanx.plan.memory.kept_activations import (
     block_bytes,
     flights,
@@ -28,7 +28,7 @@ from phalanx.plan.memory.offload import (
     ACTIVATIONS_AWAY,
     OPTIMIZER_AWAY,
     PARAMETERS_AWAY,
-    Away,
+    OffloadedBytes,
     bytes_away,
 )
 from phalanx.plan.memory.rank_parameters import (
@@ -48,7 +48,7 @@ FRAGMENTED = 0.18  # what the allocator cannot reuse, over what is in use
 
 
 @dataclass(frozen=True)
-class Memory:
+class PeakMemory:
     """Bytes on one rank; one entry a mapping."""
 
     weights: Ints
@@ -56,7 +56,7 @@ class Memory:
     optimizer: Ints
     activations: Floats
     working: Floats
-    away: Away  # what is offloaded
+    away: OffloadedBytes  # what is offloaded
 
     @property
     def total(self) -> Floats:
@@ -65,18 +65,20 @@ class Memory:
         return parts * (1 + FRAGMENTED)
 
 
-def memory(workload: Workload, grid: Grid, software: Software) -> Memory:
+def memory(workload: Workload, grid: Grid, software: Software) -> PeakMemory:
     """The fullest rank of every mapping."""
     common = _Common(workload, grid, software)
-    found: Memory | None = None
+    peak: PeakMemory | None = None
     for rank in candidates(workload, grid, software):
         here = common.at(rank)
-        found = here if found is None else _larger(found, here)
-    assert found is not None
-    return found
+        peak = here if peak is None else _larger(peak, here)
+    assert peak is not None
+    return peak
 
 
-def rank_memory(workload: Workload, grid: Grid, software: Software, rank: Rank) -> Memory:
+def rank_memory(
+    workload: Workload, grid: Grid, software: Software, rank: StagePosition
+) -> PeakMemory:
     """What one pipeline position of every mapping holds."""
     return _Common(workload, grid, software).at(rank)
 
@@ -101,7 +103,7 @@ class _Common:
         self.logits = logit_bytes(workload, grid, software)
         self.working = self._working(workload)
 
-    def at(self, rank: Rank) -> Memory:
+    def at(self, rank: StagePosition) -> PeakMemory:
         grid = self.grid
         counts = (rank.dense, rank.moe, rank.first, rank.last)
         whole = sum(count * kind.held for count, kind in zip(counts, self.kinds, strict=True))
@@ -128,7 +130,7 @@ class _Common:
         away = bytes_away(grid, own, kept)
         activations = np.where(ACTIVATIONS_AWAY[grid.offload], 0.0, kept) + chunks * self.output
         working = self.working + rank.last * self.logits
-        return Memory(weights, gradients, optimizer, activations, working, away)
+        return PeakMemory(weights, gradients, optimizer, activations, working, away)
 
     def _working(self, workload: Workload) -> Floats:
         """One block at work with what is gathered for it, and the libraries' buffers."""
@@ -193,13 +195,13 @@ def _elements(workload: Workload, grid: Grid, fsdp: Bools) -> list[_Kind]:
     ]
 
 
-def _larger(one: Memory, other: Memory) -> Memory:
+def _larger(one: PeakMemory, other: PeakMemory) -> PeakMemory:
     take = other.total > one.total
     parts = {
         name: np.where(take, getattr(other, name), getattr(one, name))
         for name in ("weights", "gradients", "optimizer", "activations", "working")
     }
-    away = Away(
+    away = OffloadedBytes(
         np.maximum(one.away.host, other.away.host), np.maximum(one.away.nvme, other.away.nvme)
     )
-    return Memory(**parts, away=away)
+    return PeakMemory(**parts, away=away)

@@ -8,7 +8,7 @@ from phalanx.plan.cost.money import Range
 from phalanx.plan.cost.predict import StageMemory
 from phalanx.plan.cost.traffic import AxisTraffic
 from phalanx.plan.question.workload import Mapping, Workload
-from phalanx.plan.search.proposal import Proposal
+from phalanx.plan.search.proposal import PlanProposal
 
 VERSION = 1
 
@@ -47,7 +47,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     days: Range
 
 
-def plan_of(proposal: Proposal) -> Plan:
+def plan_of(proposal: PlanProposal) -> Plan:
     """What other rooms need of a proposal."""
     prediction, ahead = proposal.prediction, proposal.failures
     low, high = prediction.step_seconds_low, prediction.step_seconds_high

@@ -45,7 +45,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class PlanRequest(Struct, frozen=True, kw_only=True):
     """The question as it was typed; None or "" where nothing was said."""
 
     model: str
@@ -73,7 +73,7 @@ class Request(Struct, frozen=True, kw_only=True):
     constants: str = ""  # a file of calibrated constants
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class PlanQuestion(Struct, frozen=True, kw_only=True):
     """The same, understood: a workload, a cluster, what is fixed and what is wanted."""
 
     name: str  # of the model
@@ -88,7 +88,7 @@ class Question(Struct, frozen=True, kw_only=True):
     assumed: tuple[str, ...]  # what nobody said
 
 
-def understand(request: Request) -> Question:
+def understand(request: PlanRequest) -> PlanQuestion:
     """Read a request; everything that is wrong with it raises ConfigError with a way out."""
     assumed: list[str] = []
     name, model, sequence, batch, tokens = _model(request.model)
@@ -114,7 +114,7 @@ def understand(request: Request) -> Question:
     if "precision" not in pins and "bfloat16" not in on.gpu.peak_flops:
         pins["precision"] = "float16"
         assumed.append("float16: the GPU has no bfloat16")
-    return Question(
+    return PlanQuestion(
         name=name,
         workload=Workload(model=model, sequence=sequence, global_batch=batch),
         cluster=on,
@@ -132,7 +132,7 @@ def understand(request: Request) -> Question:
 SHORT = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
 
 
-def changed(request: Request, text: str) -> Request:
+def changed(request: PlanRequest, text: str) -> PlanRequest:
     """The request with ``tp=8,cluster=h200-16k`` laid over it."""
     table = msgspec.to_builtins(request)
     for pair in filter(None, (part.strip() for part in text.split(","))):
@@ -145,7 +145,7 @@ def changed(request: Request, text: str) -> Request:
             raise ConfigError(name, value, "no such option", did_you_mean(name, known))
         table[name] = value
     try:
-        return msgspec.convert(table, Request, strict=False)
+        return msgspec.convert(table, PlanRequest, strict=False)
     except msgspec.ValidationError as error:
         fix = "write numbers as numbers, e.g. tp=8,cluster=h200-16k"
         raise ConfigError("options", text, str(error), fix) from None
@@ -188,7 +188,7 @@ def _objective(text: str) -> Objective:
     raise ConfigError("objective", text, "no such objective", did_you_mean(text, OBJECTIVES))
 
 
-def _failures(request: Request) -> FailureSettings:
+def _failures(request: PlanRequest) -> FailureSettings:
     settings = FailureSettings()
     if request.failure_rate:
         settings = structs.replace(settings, rate=rate_named(request.failure_rate))
@@ -214,7 +214,7 @@ def load_constants(path: Path) -> Constants:
         raise ConfigError("constants", str(path), rule, _CALIBRATE) from None
 
 
-def _pins(request: Request, model: Model, on: Cluster) -> dict[str, Any]:
+def _pins(request: PlanRequest, model: Model, on: Cluster) -> dict[str, Any]:
     pins: dict[str, Any] = {}
     gpus = on.gpus
     for name in NUMBERS:

@@ -32,7 +32,7 @@ WORDS = {
 WORK = ("matmul", "attention", "elementwise")
 
 
-class Change(Struct, frozen=True):
+class PlanChange(Struct, frozen=True):
     """Something that could be different, and what it would give."""
 
     kind: str  # "mapping", "job", "software" or "hardware"
@@ -50,7 +50,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     bound_by: str
     loss: str  # the largest part that is no work
     loss_share: float
-    changes: tuple[Change, ...]  # that help, best first
+    changes: tuple[PlanChange, ...]  # that help, best first
 
 
 def explain_plan(
@@ -77,9 +77,9 @@ def explain_plan(
 
 def best_changes(
     prediction: Prediction, cluster: Cluster, constants: Constants, software: Software
-) -> list[Change]:
+) -> list[PlanChange]:
     """Every single change that can run, fits and makes tokens faster; best first."""
-    found = []
+    changes = []
     for kind, what, workload, mapping, on, does in _candidates(prediction, cluster, software):
         try:
             if kind == "mapping":
@@ -89,10 +89,12 @@ def best_changes(
             continue
         gain = other.tokens_per_second / prediction.tokens_per_second - 1
         if other.fits and gain > 0.002:
-            found.append(
-                Change(kind, what, gain, other.tokens_per_second, other.memory_bytes, other.fits)
+            changes.append(
+                PlanChange(
+                    kind, what, gain, other.tokens_per_second, other.memory_bytes, other.fits
+                )
             )
-    return sorted(found, key=lambda change: -change.gain)
+    return sorted(changes, key=lambda change: -change.gain)
 
 
 Candidate = tuple[str, str, Workload, Mapping, Cluster, Software]

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from phalanx.plan.memory.offload import Away
+from phalanx.plan.memory.offload import OffloadedBytes
 from phalanx.plan.question.workload import Mapping
 from phalanx.plan.search.grid import Bools, Floats, Grid
 
@@ -17,7 +17,7 @@ Score = Literal["late", "seconds", "memory"]
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedMappings:
     """Mappings that fit, with their prices."""
 
     grid: Grid
@@ -27,7 +27,7 @@ class Priced:
 
 
 @dataclass(frozen=True)
-class One:
+class PricedMapping:
     """A single mapping with its price."""
 
     mapping: Mapping
@@ -37,7 +37,7 @@ class One:
 
 
 @dataclass(frozen=True)
-class Smallest:
+class SmallestMapping:
     """The mapping that takes least of a device, and what it keeps elsewhere."""
 
     mapping: Mapping
@@ -46,14 +46,14 @@ class Smallest:
     nvme: float
 
 
-class Found:
+class ParetoFront:
     """Prices so far: the best few, and the front of time against memory."""
 
     def __init__(self, score: Score, surely: float) -> None:
         self.score, self.surely = score, surely  # late is at least surely * seconds
-        self.parts: list[Priced] = []
+        self.parts: list[PricedMappings] = []
         self.priced = 0
-        self.smallest: Smallest | None = None
+        self.smallest: SmallestMapping | None = None
         self._best: Floats = np.full(SHOWN, np.inf)
         self._fastest = np.inf
         self._front_held: Floats = np.zeros(0)
@@ -77,14 +77,14 @@ class Found:
         found: Bools = among_best | (~beaten & (floors <= FRONT_SLOWER * self._fastest))
         return found
 
-    def saw(self, grid: Grid, held: Floats, away: Away) -> None:
+    def saw(self, grid: Grid, held: Floats, away: OffloadedBytes) -> None:
         """Remember the smallest mapping, for the message where none fits."""
         least = int(np.argmin(held))
         if self.smallest is None or held[least] < self.smallest.held:
             rest = float(away.host[least]), float(away.nvme[least])
-            self.smallest = Smallest(grid.mapping(least), float(held[least]), *rest)
+            self.smallest = SmallestMapping(grid.mapping(least), float(held[least]), *rest)
 
-    def add(self, part: Priced) -> None:
+    def add(self, part: PricedMappings) -> None:
         """Take in prices and tighten the bounds."""
         self.parts.append(part)
         self.priced += len(part.grid)
@@ -96,7 +96,7 @@ class Found:
         chosen = front(seconds, held)[::-1]  # smallest first, and so slowest
         self._front_held, self._front_seconds = held[chosen], seconds[chosen]
 
-    def result(self) -> tuple[list[One], list[One]]:
+    def result(self) -> tuple[list[PricedMapping], list[PricedMapping]]:
         """The best few, best first, and the front, fastest first."""
         seconds, late, held = (
             np.concatenate([getattr(part, name) for part in self.parts])
@@ -104,10 +104,12 @@ class Found:
         )
         starts = np.cumsum([0] + [len(part.grid) for part in self.parts])
 
-        def one(index: int) -> One:
+        def one(index: int) -> PricedMapping:
             chunk = int(np.searchsorted(starts, index, side="right")) - 1
             mapping = self.parts[chunk].grid.mapping(int(index - starts[chunk]))
-            return One(mapping, float(seconds[index]), float(late[index]), float(held[index]))
+            return PricedMapping(
+                mapping, float(seconds[index]), float(late[index]), float(held[index])
+            )
 
         score = {"memory": held, "late": late, "seconds": seconds}[self.score]
         # Of equals, the one with more room; of equally small ones, the fastest.

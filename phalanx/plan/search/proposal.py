@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from phalanx.config import ConfigError
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
-from phalanx.plan.cost.failures import Outlook, outlook
+from phalanx.plan.cost.failures import FailureOutlook, outlook
 from phalanx.plan.cost.money import Bill, Range, bill
 from phalanx.plan.cost.predict import Prediction
 from phalanx.plan.cost.traffic import AxisTraffic, traffic
@@ -17,9 +17,9 @@ from phalanx.plan.memory.model_counts import parameters
 from phalanx.plan.question.emit import job_of, job_toml
 from phalanx.plan.question.machine import machine_of
 from phalanx.plan.question.quantities import duration, short
-from phalanx.plan.question.request import Question
+from phalanx.plan.question.request import PlanQuestion
 from phalanx.plan.question.workload import Mapping, Precision
-from phalanx.plan.search.search import Candidate, SearchResult, search
+from phalanx.plan.search.search import MappingCandidate, SearchResult, search
 from phalanx.plan.search.space import Pins
 from phalanx.plan.show.plot import Picture, Point
 from phalanx.plan.show.roofline import kernels
@@ -32,7 +32,7 @@ LEAST_SHARE = 1 / 16
 LARGEST_FACTOR = 4096
 
 
-class Proposal(Struct, frozen=True, kw_only=True):
+class PlanProposal(Struct, frozen=True, kw_only=True):
     """The answer: what to run, how fast, how long, at what cost."""
 
     model: str
@@ -45,11 +45,11 @@ class Proposal(Struct, frozen=True, kw_only=True):
     prediction: Prediction
     tokens_per_second: Range
     traffic: tuple[AxisTraffic, ...]
-    failures: Outlook
+    failures: FailureOutlook
     checkpoint_steps: int
     bill: Bill
-    alternatives: tuple[Candidate, ...]
-    pareto: tuple[Candidate, ...]
+    alternatives: tuple[MappingCandidate, ...]
+    pareto: tuple[MappingCandidate, ...]
     considered: int
     priced: int
     search_seconds: float
@@ -57,25 +57,25 @@ class Proposal(Struct, frozen=True, kw_only=True):
     assumed: tuple[str, ...]
 
 
-def propose(question: Question) -> Proposal:
+def propose(question: PlanQuestion) -> PlanProposal:
     """The best plan for a question; where there is none, ConfigError says the nearest that is."""
     whole = question.cluster
     if question.objective in ("tokens", "memory"):
         return _propose(question, whole)
-    found = []
+    candidates = []
     for gpus in _round_counts(whole):
         try:
-            found.append(_propose(question, structs.replace(whole, gpus=gpus), hint=False))
+            candidates.append(_propose(question, structs.replace(whole, gpus=gpus), hint=False))
         except ConfigError:
             continue
-    if not found:
+    if not candidates:
         return _propose(question, whole)
     if question.objective == "days":
-        return min(found, key=lambda proposal: proposal.bill.days.mid)
-    return min(found, key=lambda proposal: proposal.bill.dollars.mid)
+        return min(candidates, key=lambda proposal: proposal.bill.days.mid)
+    return min(candidates, key=lambda proposal: proposal.bill.dollars.mid)
 
 
-def _propose(question: Question, on: Cluster, hint: bool = True) -> Proposal:
+def _propose(question: PlanQuestion, on: Cluster, hint: bool = True) -> PlanProposal:
     try:
         result = _search(question, on)
     except ConfigError as error:
@@ -91,7 +91,7 @@ def _propose(question: Question, on: Cluster, hint: bool = True) -> Proposal:
     )
     ahead = outlook(on, CHECKPOINT_BYTES_PER_PARAMETER * total.total, question.failures)
     kept = Range(ahead.goodput_low, ahead.goodput, ahead.goodput_high)
-    return Proposal(
+    return PlanProposal(
         model=question.name,
         parameters=total.total,
         active_parameters=total.active,
@@ -115,7 +115,7 @@ def _propose(question: Question, on: Cluster, hint: bool = True) -> Proposal:
     )
 
 
-def _search(question: Question, on: Cluster) -> SearchResult:
+def _search(question: PlanQuestion, on: Cluster) -> SearchResult:
     pins = dict(question.pins)
     precision: Precision = pins.pop("precision", "bfloat16")
     return search(
@@ -129,30 +129,30 @@ def _search(question: Question, on: Cluster) -> SearchResult:
     )
 
 
-def _with_nearest(error: ConfigError, question: Question) -> ConfigError:
+def _with_nearest(error: ConfigError, question: PlanQuestion) -> ConfigError:
     """The same error, with the nearest number of GPUs at which some mapping works."""
     for gpus in _other_counts(question.cluster):
         try:
-            found = _search(question, structs.replace(question.cluster, gpus=gpus))
+            nearest = _search(question, structs.replace(question.cluster, gpus=gpus))
         except ConfigError:
             continue
         first = error.problems[0]
         which = "least that would" if gpus > question.cluster.gpus else "nearest that would"
-        fix = f"the {which}: {gpus:,} GPUs ({describe(found.best.mapping)})"
+        fix = f"the {which}: {gpus:,} GPUs ({describe(nearest.best.mapping)})"
         return ConfigError(first.key, first.value, first.rule, fix)
     return _with_pin(error, question)
 
 
-def _with_pin(error: ConfigError, question: Question) -> ConfigError:
+def _with_pin(error: ConfigError, question: PlanQuestion) -> ConfigError:
     """The same error, with a pin without which some mapping works."""
     for name, value in reversed(question.pins.items()):  # words before numbers of GPUs
         rest = {other: kept for other, kept in question.pins.items() if other != name}
         try:
-            found = _search(structs.replace(question, pins=rest), question.cluster)
+            unpinned = _search(structs.replace(question, pins=rest), question.cluster)
         except ConfigError:
             continue
         first = error.problems[0]
-        fix = f"without {name} {value} this would: {describe(found.best.mapping)}"
+        fix = f"without {name} {value} this would: {describe(unpinned.best.mapping)}"
         return ConfigError(first.key, first.value, first.rule, fix)
     return error
 
@@ -214,7 +214,7 @@ def _where(part: str) -> str:
     return f"{what} {'on NVMe' if what != part else 'in host memory'}"
 
 
-def not_run(proposal: Proposal) -> str:
+def not_run(proposal: PlanProposal) -> str:
     """Why ``phalanx train`` would refuse the plan; "" where it runs it."""
     prediction = proposal.prediction
     try:
@@ -225,7 +225,7 @@ def not_run(proposal: Proposal) -> str:
     return ""
 
 
-def emitted(proposal: Proposal, command: str) -> str:
+def emitted(proposal: PlanProposal, command: str) -> str:
     """The plan as a job file for ``phalanx train``."""
     prediction = proposal.prediction
     job = job_of(
@@ -245,7 +245,7 @@ def emitted(proposal: Proposal, command: str) -> str:
     return job_toml(job, comments)
 
 
-def picture(proposal: Proposal) -> Picture:
+def picture(proposal: PlanProposal) -> Picture:
     """What ``--plot`` draws of a plan."""
     prediction, on = proposal.prediction, proposal.cluster
     tokens = prediction.workload.tokens / proposal.gpus

@@ -22,13 +22,18 @@ from phalanx.plan.cost.constants import Constants, shipped
 from phalanx.plan.cost.predict import Prediction, predict
 from phalanx.plan.cost.step import floor_seconds, step_time
 from phalanx.plan.cost.uncertainty import Z80, least_spread, spread
-from phalanx.plan.memory.offload import ROOM_SHARE, has_room
+from phalanx.plan.memory.offload import ROOM_SHARE, fits_host
 from phalanx.plan.memory.peak import memory
 from phalanx.plan.question.machine import Machine, machine_of
 from phalanx.plan.question.quantities import size
 from phalanx.plan.question.workload import Mapping, Precision, Software, Workload
 from phalanx.plan.search.grid import Bools, Floats, Grid, Ints
-from phalanx.plan.search.pareto_front import Found, One, Priced, Smallest
+from phalanx.plan.search.pareto_front import (
+    ParetoFront,
+    PricedMapping,
+    PricedMappings,
+    SmallestMapping,
+)
 from phalanx.plan.search.space import Pins, Space, least_held, offloaded
 
 Objective = Literal["tokens", "dollars", "days", "memory"]
@@ -36,7 +41,7 @@ CHUNK = 16384  # mappings priced at once: their arrays stay in the cache
 HEADROOM = 0.02  # of the device that a plan leaves free
 
 
-class Candidate(Struct, frozen=True):
+class MappingCandidate(Struct, frozen=True):
     """A mapping that fits, with its price."""
 
     mapping: Mapping
@@ -50,9 +55,9 @@ class SearchResult(Struct, frozen=True, kw_only=True):
 
     best: Prediction
     objective: Objective
-    top: tuple[Candidate, ...]  # the best few, best first
+    top: tuple[MappingCandidate, ...]  # the best few, best first
     # No other is both faster and smaller, up to twice the fastest step; fastest first.
-    pareto: tuple[Candidate, ...]
+    pareto: tuple[MappingCandidate, ...]
     considered: int  # valid mappings
     priced: int  # of these (and of their offloaded variants), those that bounds did not exclude
     seconds: float
@@ -97,11 +102,11 @@ def search(
     considered = int(space.allowed(space.rows).sum())
     if not considered:
         raise _nothing_valid(workload, gpus)
-    found = asked.run(space)
-    if not found.priced:
-        assert found.smallest is not None
-        raise _nothing_fits(found.smallest, asked.limit, asked.machine, gpus)
-    top, front = found.result()
+    priced = asked.run(space)
+    if not priced.priced:
+        assert priced.smallest is not None
+        raise _nothing_fits(priced.smallest, asked.limit, asked.machine, gpus)
+    top, front = priced.result()
     best = top[0].mapping
     return SearchResult(
         best=predict(workload, best, cluster, constants=asked.constants, software=asked.software),
@@ -109,7 +114,7 @@ def search(
         top=tuple(_candidate(one) for one in top),
         pareto=tuple(_candidate(one) for one in front),
         considered=considered,
-        priced=found.priced,
+        priced=priced.priced,
         seconds=time.perf_counter() - began,
     )
 
@@ -132,18 +137,18 @@ class _Asked:
         """Bytes of a device that a plan may use."""
         return self.machine.memory_bytes * (1 - HEADROOM)
 
-    def run(self, space: Space) -> Found:
+    def run(self, space: Space) -> ParetoFront:
         """Price the space from the lowest floor up."""
         rows, floors = space.rows, self._floors(space)
         order = np.argsort(floors, kind="stable")
-        found = Found(self.score, self._surely())
+        front = ParetoFront(self.score, self._surely())
         each = max(1, CHUNK // len(space.choices))
         for start in range(0, len(rows), each):
             chunk = order[start : start + each]
-            if not self.exhaustive and found.is_beyond(float(floors[chunk[0]])):
+            if not self.exhaustive and front.is_beyond(float(floors[chunk[0]])):
                 break
-            self._price(space, rows[chunk], floors[chunk], found)
-        return found
+            self._price(space, rows[chunk], floors[chunk], front)
+        return front
 
     def _floors(self, space: Space) -> Floats:
         grid = space.divisions()
@@ -164,20 +169,20 @@ class _Asked:
         least = least_spread(self.workload, self.machine, self.precision, self.constants)
         return float(np.exp(Z80 * least))
 
-    def _price(self, space: Space, rows: Ints, floors: Floats, found: Found) -> None:
+    def _price(self, space: Space, rows: Ints, floors: Floats, front: ParetoFront) -> None:
         which, grid = space.grid(rows)
-        fitting = self._fitting(grid, floors[which], found)
+        fitting = self._fitting(grid, floors[which], front)
         if self.may_offload and not fitting.all():
             which, grid = which[~fitting], grid.take(~fitting)
-            hopeful = self._hopeful(grid, found)
+            hopeful = self._hopeful(grid, front)
             which, grid = which[hopeful], grid.take(hopeful)
             each = CHUNK // 8  # a mapping has up to fourteen offloaded variants
             for start in range(0, len(grid), each):
                 part = slice(start, start + each)
                 origin, many = offloaded(grid.take(part))
-                self._fitting(many, floors[which[part]][origin], found)
+                self._fitting(many, floors[which[part]][origin], front)
 
-    def _hopeful(self, grid: Grid, found: Found) -> Bools:
+    def _hopeful(self, grid: Grid, front: ParetoFront) -> Bools:
         """Mappings that some offload makes fit, and that matter even if it cost no time."""
         least = np.full(len(grid), np.inf)
         for variant in least_held(grid):
@@ -187,27 +192,27 @@ class _Asked:
             return hopeful
         kept = grid.take(hopeful)
         bare = step_time(self.workload, kept, self.machine, self.constants, self.software)
-        hopeful[hopeful] = found.may_matter(bare.seconds, least[hopeful])
+        hopeful[hopeful] = front.may_matter(bare.seconds, least[hopeful])
         return hopeful
 
-    def _fitting(self, grid: Grid, floors: Floats, found: Found) -> Bools:
+    def _fitting(self, grid: Grid, floors: Floats, front: ParetoFront) -> Bools:
         """Price the mappings that fit; returns which those are."""
         held = memory(self.workload, grid, self.software)
         total = held.total
-        fits = (total <= self.limit) & has_room(held.away, self.machine)
-        found.saw(grid, total, held.away)
-        wanted = fits if self.exhaustive else fits & found.may_matter(floors, total)
+        fits = (total <= self.limit) & fits_host(held.away, self.machine)
+        front.saw(grid, total, held.away)
+        wanted = fits if self.exhaustive else fits & front.may_matter(floors, total)
         if wanted.any():
             part = grid.take(wanted)
             priced = step_time(self.workload, part, self.machine, self.constants, self.software)
             wide = spread(self.workload, self.machine, priced, self.precision, self.constants)
             late = priced.seconds * np.exp(Z80 * wide)
-            found.add(Priced(part, priced.seconds, late, total[wanted]))
+            front.add(PricedMappings(part, priced.seconds, late, total[wanted]))
         return fits
 
 
-def _candidate(one: One) -> Candidate:
-    return Candidate(one.mapping, one.seconds, one.late, one.held)
+def _candidate(one: PricedMapping) -> MappingCandidate:
+    return MappingCandidate(one.mapping, one.seconds, one.late, one.held)
 
 
 def _nothing_valid(workload: Workload, gpus: int) -> ConfigError:
@@ -222,7 +227,7 @@ def _nothing_valid(workload: Workload, gpus: int) -> ConfigError:
     )
 
 
-def _nothing_fits(least: Smallest, limit: float, machine: Machine, gpus: int) -> ConfigError:
+def _nothing_fits(least: SmallestMapping, limit: float, machine: Machine, gpus: int) -> ConfigError:
     mapping = least.mapping
     what = (
         f"tensor {mapping.tensor}, pipeline {mapping.pipeline}, zero {mapping.zero}, recompute "
@@ -234,9 +239,9 @@ def _nothing_fits(least: Smallest, limit: float, machine: Machine, gpus: int) ->
             ("NVMe", least.nvme, ROOM_SHARE * machine.nvme_bytes),
         )
         short = [
-            f"{size(wanted)} a GPU exceed the {size(room)} of {place}"
-            for place, wanted, room in places
-            if wanted > room
+            f"{size(wanted)} a GPU exceed the {size(offered)} of {place}"
+            for place, wanted, offered in places
+            if wanted > offered
         ]
         rule = f"nothing fits: {' and '.join(short)} ({what})"
         return ConfigError("gpus", gpus, rule, "more GPUs, or servers with more of it")

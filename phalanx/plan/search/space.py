@@ -76,18 +76,18 @@ class Space:
         tensor = rows.T[0][:, None]
         zero, recompute = self.choices.T[:, None, :]
         # ZeRO needs ranks to divide over.
-        found: Bools = (data * context > 1) | (zero == 0) | (self.pins.zero is not None)
+        allowed: Bools = (data * context > 1) | (zero == 0) | (self.pins.zero is not None)
         folded = schedule == SCHEDULES.index("zero-bubble")
-        found &= ~(folded & (zero == 3))  # weights must stay until their late gradients
+        allowed &= ~(folded & (zero == 3))  # weights must stay until their late gradients
         # Its backward runs in two halves, and what selective recompute keeps serves only one.
-        found &= ~(folded & (recompute == RECOMPUTES.index("selective")))
+        allowed &= ~(folded & (recompute == RECOMPUTES.index("selective")))
         # Without ZeRO every replica is a full copy: experts divide over the other axes alone.
-        found &= (zero > 0) | (context * tensor % expert == 0)
+        allowed &= (zero > 0) | (context * tensor % expert == 0)
         # Without a pipeline only: there every micro-batch gathers the weights again.
-        found &= (replicate == 1) | ((zero == 3) & (pipeline == 1))
+        allowed &= (replicate == 1) | ((zero == 3) & (pipeline == 1))
         # Parameters in host memory are FSDP's business: they must be divided by it.
-        found &= (zero == 3) | (not PARAMETERS_AWAY[self.offload])
-        return found
+        allowed &= (zero == 3) | (not PARAMETERS_AWAY[self.offload])
+        return allowed
 
     def divisions(self) -> Grid:
         """Every row once, without ZeRO and recompute."""
@@ -138,11 +138,11 @@ def least_held(grid: Grid) -> tuple[Grid, Grid]:
 
     (Both: a block whose activations leave is kept whole while it works.)
     """
-    found = []
+    grids = []
     for rest in ("", "+activations"):
         codes = [OFFLOADS.index(state + rest) for state in ("optimizer", "parameters")]
-        found.append(replace(grid, offload=np.where(grid.zero == 3, codes[1], codes[0])))
-    return found[0], found[1]
+        grids.append(replace(grid, offload=np.where(grid.zero == 3, codes[1], codes[0])))
+    return grids[0], grids[1]
 
 
 def _copies(rows: Ints, domain: int) -> Ints:
@@ -150,7 +150,7 @@ def _copies(rows: Ints, domain: int) -> Ints:
     whole = rows[rows[:, COLUMNS.index("pipeline")] == 1]
     tensor, _, data, context, expert = whole.T[:5]
     ranks = tensor * context
-    found = [whole[:0]]
+    parts = [whole[:0]]
     shards = domain
     while len(whole) and shards <= int((data * ranks).max()) // 2:
         own = np.maximum(1, shards // ranks)  # of the data axis
@@ -158,9 +158,9 @@ def _copies(rows: Ints, domain: int) -> Ints:
         fits &= (own * ranks) % expert == 0
         part = whole[fits].copy()
         part[:, COLUMNS.index("replicate")] = data[fits] // own[fits]
-        found.append(part)
+        parts.append(part)
         shards *= 2
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def _divisions(
@@ -246,17 +246,17 @@ def _all_schedules(layers: int, pipeline: int, m: int, pinned: str) -> list[tupl
     """(schedule, virtual stages) that can run m micro-batches."""
     if pipeline == 1:
         return [(SCHEDULES.index("1f1b"), 1)]
-    found = []
+    schedules = []
     for name in (pinned,) if pinned else RUNNABLE:
         code = SCHEDULES.index(name)
         if name == "gpipe" or (name in ("1f1b", "zb-h1") and m >= pipeline):
-            found.append((code, 1))
+            schedules.append((code, 1))
         elif name in ("zero-bubble", "dualpipe") and m >= pipeline and 2 * pipeline <= layers:
-            found.append((code, 2))
+            schedules.append((code, 2))
         elif name == "interleaved" and m % max(1, m // pipeline) == 0:
             most = layers // pipeline
-            found += [(code, virtual) for virtual in range(2, most + 1) if _even(most, virtual)]
-    return found
+            schedules += [(code, virtual) for virtual in range(2, most + 1) if _even(most, virtual)]
+    return schedules
 
 
 def _even(most: int, virtual: int) -> bool:

@@ -9,8 +9,8 @@ from msgspec import Struct, structs
 from phalanx.config import ConfigError
 from phalanx.hardware import Cluster, parse_count
 from phalanx.hardware.clusters import MOST_GPUS
-from phalanx.plan.question.request import Question
-from phalanx.plan.search.proposal import Proposal, propose
+from phalanx.plan.question.request import PlanQuestion
+from phalanx.plan.search.proposal import PlanProposal, propose
 
 HALVINGS = 6
 
@@ -18,7 +18,7 @@ HALVINGS = 6
 class Sweep(Struct, frozen=True):
     """Plans by number of GPUs, and why there is none at some."""
 
-    plans: tuple[Proposal, ...]
+    plans: tuple[PlanProposal, ...]
     failed: tuple[tuple[int, str], ...]
 
 
@@ -29,7 +29,7 @@ def counts_of(text: str, cluster: Cluster) -> tuple[int, ...]:
         halves = (cluster.gpus >> shift for shift in range(HALVINGS))
         whole = {max(1, gpus // node) * node for gpus in halves}
         return tuple(sorted(whole))
-    found = []
+    counts = []
     for word in text.split(","):
         gpus = parse_count(word.strip())
         if gpus is None or not 1 <= gpus <= MOST_GPUS:
@@ -38,11 +38,11 @@ def counts_of(text: str, cluster: Cluster) -> tuple[int, ...]:
             below = gpus // node * node
             rule = f"must fill whole nodes of {node}"
             raise ConfigError("gpus", gpus, rule, f"try {below} or {below + node}")
-        found.append(gpus)
-    return tuple(found)
+        counts.append(gpus)
+    return tuple(counts)
 
 
-def sweep(question: Question, counts: Sequence[int]) -> Sweep:
+def sweep(question: PlanQuestion, counts: Sequence[int]) -> Sweep:
     """The best plan at each count; batch and token budget stay the same."""
     plans, failed = [], []
     for gpus in counts:

@@ -25,7 +25,7 @@ def kernels(prediction: Prediction, cluster: Cluster, constants: Constants) -> t
     here = mapping.micro_batch * workload.sequence / mapping.context
     machine = machine_of(cluster, prediction.gpus)
     passes = PASS_FLOPS_PER_BYTE * machine.memory_bandwidth * constants.memory
-    found = [
+    listed = [
         Kernel(
             "matmul",
             matmul_intensity(model, here, mapping.tensor),
@@ -33,15 +33,15 @@ def kernels(prediction: Prediction, cluster: Cluster, constants: Constants) -> t
         )
     ]
     if parts.get("attention"):
-        found.append(
+        listed.append(
             Kernel(
                 "attention",
                 attention_intensity(model, workload.sequence),
                 attention * tokens / parts["attention"],
             )
         )
-    found.append(Kernel("elementwise", PASS_FLOPS_PER_BYTE, passes))
-    return tuple(found)
+    listed.append(Kernel("elementwise", PASS_FLOPS_PER_BYTE, passes))
+    return tuple(listed)
 
 
 def matmul_intensity(model: Model, tokens: float, tensor: int) -> float:

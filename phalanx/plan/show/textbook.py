@@ -38,7 +38,7 @@ class TextbookCase(Struct, frozen=True, kw_only=True):
     node_mtbf_hours: float = 5e4
 
 
-class Line(Struct, frozen=True):
+class FormulaLine(Struct, frozen=True):
     """One formula, with its numbers put in."""
 
     topic: str
@@ -50,7 +50,9 @@ class Line(Struct, frozen=True):
     note: str = ""
 
 
-def textbook(case: TextbookCase | None = None, on: Cluster | None = None) -> tuple[Line, ...]:
+def textbook(
+    case: TextbookCase | None = None, on: Cluster | None = None
+) -> tuple[FormulaLine, ...]:
     """Every line of the table, for a case on a cluster (1T parameters on 100k H100)."""
     case, on = case or TextbookCase(), on or cluster("h100-100k")
     _refuse(case, on)
@@ -76,21 +78,21 @@ def _refuse(case: TextbookCase, on: Cluster) -> None:
         raise ConfigError("precision", case.precision, f"{on.gpu.name} has no such peak", fix)
 
 
-def _state(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
+def _state(case: TextbookCase, on: Cluster) -> tuple[FormulaLine, ...]:
     state = STATE_BYTES_PER_PARAMETER * case.parameters
     # The envelope divides by the vendor's decimal gigabytes.
     memory = on.gpu.memory_bytes / 2**30 * 1e9
     checkpoint = CHECKPOINT_BYTES_PER_PARAMETER * case.parameters
     write = checkpoint / (on.nodes * 1e9)
     return (
-        Line(
+        FormulaLine(
             "training state",
             "(2 weights + 2 gradients + 4 master + 8 moments) x parameters",
             f"{STATE_BYTES_PER_PARAMETER} B x {short(case.parameters)}",
             size(state),
             state,
         ),
-        Line(
+        FormulaLine(
             "GPUs to hold it",
             "state / memory of a GPU",
             f"{size(state)} / {memory / 1e9:.0f} GB",
@@ -98,7 +100,7 @@ def _state(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
             -(-state // memory),
             note="without a byte of activations; in practice half the memory or less is for state",
         ),
-        Line(
+        FormulaLine(
             "checkpoint",
             "(4 master + 8 moments) x parameters; written at 1 GB/s a node",
             f"{CHECKPOINT_BYTES_PER_PARAMETER} B x {short(case.parameters)}; "
@@ -113,12 +115,12 @@ def _tokens_per_second(case: TextbookCase, on: Cluster) -> float:
     return on.gpus * on.gpu.peak_flops[case.precision] * case.mfu / (6 * case.parameters)
 
 
-def _speed(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
+def _speed(case: TextbookCase, on: Cluster) -> tuple[FormulaLine, ...]:
     peak = on.gpu.peak_flops[case.precision]
     speed = _tokens_per_second(case, on)
     days = case.tokens / speed / DAY_SECONDS
     return (
-        Line(
+        FormulaLine(
             "speed",
             "GPUs x peak x MFU / (6 x parameters)",
             f"{on.gpus:,} x {peak / 1e12:.1f} TFLOP/s x {case.mfu:.0%} "
@@ -126,14 +128,14 @@ def _speed(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
             f"{short(speed)} tok/s",
             speed,
         ),
-        Line(
+        FormulaLine(
             "tokens a day",
             "speed x 86,400 s",
             f"{short(speed)} tok/s x 86,400 s",
             f"{short(speed * DAY_SECONDS)} tokens",
             speed * DAY_SECONDS,
         ),
-        Line(
+        FormulaLine(
             "time to train",
             "tokens / speed",
             f"{short(case.tokens)} / {short(speed)} tok/s",
@@ -144,28 +146,28 @@ def _speed(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
     )
 
 
-def _pipeline(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
+def _pipeline(case: TextbookCase, on: Cluster) -> tuple[FormulaLine, ...]:
     replicas = on.gpus // (case.tensor * case.pipeline)
     sequences = case.batch_tokens // case.sequence
     stages, micro = case.pipeline, case.micro_batches
     bubble = (stages - 1) / (micro + stages - 1)
     needed = replicas * micro * case.sequence
     return (
-        Line(
+        FormulaLine(
             "bubble",
             "(p - 1) / (m + p - 1)",
             f"{stages - 1} / ({micro} + {stages - 1})",
             f"{bubble:.1%}",
             bubble,
         ),
-        Line(
+        FormulaLine(
             "replicas",
             "GPUs / (tensor x pipeline)",
             f"{on.gpus:,} / ({case.tensor} x {case.pipeline})",
             f"{replicas:,} replicas",
             replicas,
         ),
-        Line(
+        FormulaLine(
             "sequences in a batch",
             "batch tokens / sequence",
             f"{_binary(case.batch_tokens)} / {_binary(case.sequence)}",
@@ -176,7 +178,7 @@ def _pipeline(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
             if sequences < replicas
             else f"{sequences / replicas:.1f} for each of {replicas:,} replicas",
         ),
-        Line(
+        FormulaLine(
             "batch for that bubble",
             "replicas x m x sequence",
             f"{replicas:,} x {micro} x {_binary(case.sequence)}",
@@ -191,10 +193,10 @@ def _pipeline(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
     )
 
 
-def _links(on: Cluster) -> tuple[Line, ...]:
+def _links(on: Cluster) -> tuple[FormulaLine, ...]:
     inside, outside = on.domain_bandwidth, on.network_bandwidth
     return (
-        Line(
+        FormulaLine(
             "NVLink to network",
             "NVLink both ways / network one way",
             f"{2 * inside / 1e9:.0f} GB/s / {outside / 1e9:.0f} GB/s",
@@ -203,14 +205,14 @@ def _links(on: Cluster) -> tuple[Line, ...]:
             fits=False,
             note="vendors add both directions of NVLink and quote one of the network",
         ),
-        Line(
+        FormulaLine(
             "the same, one way",
             "NVLink one way / network one way",
             f"{inside / 1e9:.0f} GB/s / {outside / 1e9:.0f} GB/s",
             f"{inside / outside:.0f}x",
             inside / outside,
         ),
-        Line(
+        FormulaLine(
             "PCIe 5.0 x16",
             "32 GT/s x 16 lanes / 8 bits x 128/130",
             "32e9 x 16 / 8 x 128/130",
@@ -220,7 +222,7 @@ def _links(on: Cluster) -> tuple[Line, ...]:
     )
 
 
-def _buckets(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
+def _buckets(case: TextbookCase, on: Cluster) -> tuple[FormulaLine, ...]:
     replicas = on.gpus // (case.tensor * case.pipeline)
     factor = 2 * (replicas - 1) / replicas
     gradients = 2 * case.parameters / (case.tensor * case.pipeline)
@@ -231,14 +233,14 @@ def _buckets(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
     backward = 2 / 3 * case.batch_tokens / _tokens_per_second(case, on)
     hidden = min(1.0, backward / (buckets * one))
     return (
-        Line(
+        FormulaLine(
             "ring all-reduce moves",
             "2 (n - 1) / n of the bytes, n replicas",
             f"2 x {replicas - 1:,} / {replicas:,}",
             f"{factor:.4f} x",
             factor,
         ),
-        Line(
+        FormulaLine(
             "one bucket",
             "2 (n - 1) / n x bucket / network",
             f"{factor:.3f} x {size(case.bucket_bytes)} / {on.network_bandwidth / 1e9:.0f} GB/s",
@@ -250,14 +252,14 @@ def _buckets(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
             if latency > one
             else "",
         ),
-        Line(
+        FormulaLine(
             "buckets of a step",
             "2 B x parameters / (tensor x pipeline) / bucket",
             f"{size(gradients)} / {size(case.bucket_bytes)}",
             f"{buckets:,.0f} buckets, {duration(buckets * one)}",
             buckets,
         ),
-        Line(
+        FormulaLine(
             "their overlap",
             "backward (2/3 of a step) / time of all buckets",
             f"{duration(backward)} / {duration(buckets * one)}",
@@ -271,12 +273,12 @@ def _buckets(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
     )
 
 
-def _failures(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
+def _failures(case: TextbookCase, on: Cluster) -> tuple[FormulaLine, ...]:
     hours = case.node_mtbf_hours / on.nodes
     half_hour_node = 0.5 * on.nodes
     rsc = RATES["rsc-1"].per_1000_node_days
     lines = [
-        Line(
+        FormulaLine(
             "time between failures",
             "MTBF of a node / nodes",
             f"{case.node_mtbf_hours:,.0f} h / {on.nodes:,}",
@@ -288,7 +290,7 @@ def _failures(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
             if hours > 1
             else "",
         ),
-        Line(
+        FormulaLine(
             "Llama 3",
             "54 days / 419 interruptions, 16,384 GPUs",
             "1,296 h / 419",
@@ -301,7 +303,7 @@ def _failures(case: TextbookCase, on: Cluster) -> tuple[Line, ...]:
         seconds = mtbf_seconds(gpus, rsc, correlated=False)
         worse = mtbf_seconds(gpus, rsc)
         lines.append(
-            Line(
+            FormulaLine(
                 f"{rsc} per 1000 node-days",
                 "1000 days / (nodes x rate)",
                 f"1000 days / ({gpus // NODE_GPUS:,} x {rsc}), {gpus:,} GPUs",

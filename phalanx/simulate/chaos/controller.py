@@ -22,7 +22,7 @@ from phalanx.cluster.protocol.liveness import Liveness
 from phalanx.cluster.protocol.messages import AgentMessage, Applied, Heartbeat, Hello
 from phalanx.cluster.protocol.outbox import Outbox
 from phalanx.cluster.protocol.timeouts import derive
-from phalanx.cluster.watch import GangRecord, Watch
+from phalanx.cluster.watch import GangRecord, StepWatch
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.stores import DeposedError
 
@@ -36,7 +36,7 @@ class Crash(Exception):  # noqa: N818 - not an error: the controller process die
     """The controller's process ends at this point."""
 
 
-class Controller:
+class SimulatedController:
     """One process. It may die anywhere, or be deposed without knowing."""
 
     def __init__(self, world: ChaosWorld, core: Core, epoch: int) -> None:
@@ -53,7 +53,7 @@ class Controller:
         self.liveness = Liveness(silent, len(core.view.fleet))
         self.gather = Gather(5 * SECOND)
         self.outbox = Outbox(3 * SECOND)
-        self.watch = Watch()
+        self.watch = StepWatch()
         self._armed_ns: int | None = None
 
     def start(self) -> None:

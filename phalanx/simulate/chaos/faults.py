@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from phalanx.cluster.protocol.events import Corruption, NodeNotice
 from phalanx.cluster.protocol.messages import Heartbeat
 from phalanx.simulate.chaos.network import CONTROLLER
-from phalanx.simulate.chaos.people import People
+from phalanx.simulate.chaos.people import SimulatedOperators
 from phalanx.simulate.chaos.site import MINUTE, SECOND
 
 if TYPE_CHECKING:
-    from phalanx.simulate.chaos.host import Host
+    from phalanx.simulate.chaos.host import SimulatedHost
     from phalanx.simulate.chaos.world import ChaosWorld
 
 NOTICED = 20 * SECOND  # a cut link breaks its connection after this long
@@ -62,7 +62,7 @@ CRASHES = (
 )
 
 
-class Injector:
+class ChaosInjector:
     """Draws faults and their times, and ends them."""
 
     def __init__(self, world: ChaosWorld) -> None:
@@ -70,7 +70,7 @@ class Injector:
         self.luck = world.draws.stream("faults")
         self.counts: dict[str, int] = {}
         self.until_ns = int(world.part.fault_minutes * MINUTE)
-        self.people = People(world, self.luck)
+        self.people = SimulatedOperators(world, self.luck)
         # Orders about the site are given on busy sites alone, and beside the faults.
         self._kinds = world.part.kinds or tuple(kind for kind in KINDS if kind != "site_order")
 
@@ -102,10 +102,10 @@ class Injector:
 
     # Machines.
 
-    def _host(self) -> Host:
+    def _host(self) -> SimulatedHost:
         return self.luck.choice(self.world.hosts)
 
-    def _busy(self) -> Host:
+    def _busy(self) -> SimulatedHost:
         """A node that runs something, if there is one."""
         busy = [host for host in self.world.hosts if host.alive and host.workers]
         return self.luck.choice(busy or self.world.hosts)
@@ -157,14 +157,14 @@ class Injector:
         host.lying = True
         self._gpu_error_on(host)
 
-    def _gpu_error_on(self, host: Host) -> None:
+    def _gpu_error_on(self, host: SimulatedHost) -> None:
         host.broken = "gpu_fault"
         for worker in list(host.workers.values()):
             if host.alive and worker.ranks:
                 host.die(worker, host.broken)
         self._later(60, 300, self._repair, host)
 
-    def _repair(self, host: Host) -> None:
+    def _repair(self, host: SimulatedHost) -> None:
         host.broken, host.lying = "", False
 
     def _slow_node(self) -> None:
@@ -173,7 +173,7 @@ class Injector:
         self.world.network.slow[host.node] = SECOND * (1 + self.luck.below(4))
         self._later(30, 300, self._fast, host)
 
-    def _fast(self, host: Host) -> None:
+    def _fast(self, host: SimulatedHost) -> None:
         host.slow = 1.0
         self.world.network.slow.pop(host.node, None)
 
@@ -184,7 +184,7 @@ class Injector:
             self.world.workers.hang(worker.job)
         self._later(30, 200, self._thaw, host)
 
-    def _thaw(self, host: Host) -> None:
+    def _thaw(self, host: SimulatedHost) -> None:
         host.frozen = False
 
     def _spare_dies(self) -> None:
@@ -337,7 +337,7 @@ class Injector:
         self.world.agenda.at(at_ns, self._taken_away, host)
         self.people.readmit_at(host.node, at_ns)
 
-    def _taken_away(self, host: Host) -> None:
+    def _taken_away(self, host: SimulatedHost) -> None:
         if self.world.agenda.now_ns < self.until_ns:
             host.crash()
             self._later(20, 240, host.boot)

@@ -28,9 +28,9 @@ from phalanx.cluster.protocol.messages import (
     WorkerStop,
     WorkerUp,
 )
-from phalanx.simulate.chaos.machine import Machine
+from phalanx.simulate.chaos.machine import SimulatedMachine
 from phalanx.simulate.chaos.network import CONTROLLER
-from phalanx.simulate.chaos.workers import SECOND, Worker
+from phalanx.simulate.chaos.workers import SECOND, NodeWorkers
 
 if TYPE_CHECKING:
     pass
@@ -47,7 +47,7 @@ ACTIONS = (
 )
 
 
-class Host(Machine):
+class SimulatedHost(SimulatedMachine):
     """A machine with the processes on it."""
 
     # The agent's shell.
@@ -161,7 +161,7 @@ class Host(Machine):
                 delay = SECOND * (5 + self.world.luck.below(20))
                 self.world.agenda.after(delay, self._checked, check, command, self.incarnation)
 
-    def _worker(self, job: int, generation: int) -> Worker | None:
+    def _worker(self, job: int, generation: int) -> NodeWorkers | None:
         worker = self.workers.get(job)
         return worker if worker is not None and worker.generation == generation else None
 
@@ -169,7 +169,7 @@ class Host(Machine):
         old = self.workers.get(order.job)
         if old is not None:
             self.world.workers.leave(order.job, old.generation, self.node)
-        worker = Worker(job=order.job, generation=order.generation, ranks=order.ranks)
+        worker = NodeWorkers(job=order.job, generation=order.generation, ranks=order.ranks)
         self.workers[order.job] = worker
         if order.warm:
             return
@@ -177,7 +177,7 @@ class Host(Machine):
         seconds = 1 + self.world.luck.below(2) if warm else 4 + self.world.luck.below(8)
         self.world.agenda.after(int(seconds * SECOND * self.slow), self._up, worker, worker.token)
 
-    def _up(self, worker: Worker, token: int) -> None:
+    def _up(self, worker: NodeWorkers, token: int) -> None:
         if not self._current(worker, token):
             return
         if self.broken:
@@ -187,11 +187,11 @@ class Host(Machine):
         for rank in worker.ranks:
             self.feed(WorkerUp(job=worker.job, generation=worker.generation, rank=rank))
 
-    def _current(self, worker: Worker, token: int) -> bool:
+    def _current(self, worker: NodeWorkers, token: int) -> bool:
         known = self.workers.get(worker.job)
         return self.alive and known is worker and worker.token == token
 
-    def _restore(self, worker: Worker, token: int, step: int, source: str) -> None:
+    def _restore(self, worker: NodeWorkers, token: int, step: int, source: str) -> None:
         if not self._current(worker, token):
             return
         if source == "remote" and self.world.remote.down:
@@ -222,7 +222,7 @@ class Host(Machine):
             )
             self.feed(fact)
 
-    def _go(self, worker: Worker) -> None:
+    def _go(self, worker: NodeWorkers) -> None:
         if worker.phase == "ready":
             worker.phase = "running"
             job, step = worker.job, worker.step
@@ -245,7 +245,7 @@ class Host(Machine):
 
     # What happens to workers.
 
-    def die(self, worker: Worker, cause: str) -> None:
+    def die(self, worker: NodeWorkers, cause: str) -> None:
         """A worker process dies; the others of the node end with it."""
         if worker.phase == "out":
             return
@@ -279,7 +279,7 @@ class Host(Machine):
             fact = WorkerLeft(job=job, generation=generation, rank=rank, step=step)
             self.feed(fact)
 
-    def sealed(self, worker: Worker, step: int, acknowledged: bool) -> None:
+    def sealed(self, worker: NodeWorkers, step: int, acknowledged: bool) -> None:
         """The ranks of this node tell of a step."""
         for rank in worker.ranks:
             fact = Sealed(

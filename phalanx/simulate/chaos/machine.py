@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.messages import Fault, KeeperFound, LocalFact, WorkerFound
-from phalanx.simulate.chaos.workers import KEPT, SECOND, Worker
+from phalanx.simulate.chaos.workers import KEPT, SECOND, NodeWorkers
 
 if TYPE_CHECKING:
-    from phalanx.simulate.chaos.controller import Controller
+    from phalanx.simulate.chaos.controller import SimulatedController
     from phalanx.simulate.chaos.world import ChaosWorld
 
 Slot = tuple[int, str, int]  # generation, "own" or "ward", slot
 
 
-class Machine(ABC):
+class SimulatedMachine(ABC):
     """What survives whom: memory its workers and agent, the disk everything."""
 
     def __init__(self, world: ChaosWorld, node: int, lease_ns: int, heartbeat_ns: int) -> None:
@@ -29,13 +29,13 @@ class Machine(ABC):
         self.broken = ""  # cause of a hardware fault
         self.lying = False  # its check passes all the same
         self.frozen = False  # heartbeats go on, nothing else does
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, NodeWorkers] = {}
         self.memory: dict[int, dict[Slot, dict[int, int]]] = {}  # job: slot: step: branch
         self.disk: dict[int, dict[int, int]] = {}
         self.durable: dict[int, int] = {}
         self.gone: dict[int, int] = {}  # by job: last generation that was told to go here
         self.connection = 0
-        self.controller: Controller | None = None
+        self.controller: SimulatedController | None = None
         self.incarnation = 1
         self._lease_ns, self._heartbeat_ns = lease_ns, heartbeat_ns
         self.agent: Agent | None = self._new_agent()
@@ -99,7 +99,7 @@ class Machine(ABC):
                 self.stop(job)
                 continue
             for rank in worker.ranks:
-                found = WorkerFound(
+                fact = WorkerFound(
                     job=job,
                     generation=worker.generation,
                     rank=rank,
@@ -108,7 +108,7 @@ class Machine(ABC):
                     durable=self.durable.get(job, 0),
                     running=worker.phase == "running",
                 )
-                self.feed(found)
+                self.feed(fact)
         self.connect()
 
     def _found_memory(self, job: int) -> None:

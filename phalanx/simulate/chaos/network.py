@@ -7,16 +7,16 @@ from typing import Any
 
 from phalanx.simulate.scenario.scenario import ChaosPart
 from phalanx.simulate.world.agenda import Agenda
-from phalanx.simulate.world.draws import Stream
+from phalanx.simulate.world.draws import DrawStream
 
 MS = 10**6
 CONTROLLER = -1  # every controller's end of a link
 
 
-class Network:
+class SimulatedNetwork:
     """One link each way between every node and the controllers."""
 
-    def __init__(self, agenda: Agenda, luck: Stream, part: ChaosPart) -> None:
+    def __init__(self, agenda: Agenda, luck: DrawStream, part: ChaosPart) -> None:
         self.agenda = agenda
         self.sent = 0
         self._luck = luck

@@ -18,7 +18,7 @@ from phalanx.cluster.protocol.events import (
     SetReservation,
 )
 from phalanx.simulate.chaos.site import MINUTE, NODE_GPUS, SECOND
-from phalanx.simulate.world.draws import Stream
+from phalanx.simulate.world.draws import DrawStream
 
 if TYPE_CHECKING:
     from phalanx.simulate.chaos.world import ChaosWorld
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 TEAMS = ("team-0", "team-1", "team-2")
 
 
-class People:
+class SimulatedOperators:
     """Orders to whoever leads."""
 
-    def __init__(self, world: ChaosWorld, luck: Stream) -> None:
+    def __init__(self, world: ChaosWorld, luck: DrawStream) -> None:
         self.world = world
         self.luck = luck
 

@@ -7,7 +7,7 @@ import time
 import traceback
 
 from phalanx.cluster.ledger.report import fleet_share
-from phalanx.simulate.chaos.faults import Injector
+from phalanx.simulate.chaos.faults import ChaosInjector
 from phalanx.simulate.chaos.site import MINUTE
 from phalanx.simulate.chaos.world import MOST_CALLS, ChaosWorld
 from phalanx.simulate.scenario.scenario import Scenario
@@ -23,13 +23,13 @@ def run_chaos(scenario: Scenario, seed: int) -> SeedResult:
     world, injector = play(scenario, seed)
     share = fleet_share(world.leader.core.ledger, world.policy.price)
     jobs = world.leader.core.view.jobs.values()
-    found = world.checks.found
+    violations = world.checks.found
     return SeedResult(
         seed=seed,
         interruptions=sum(injector.counts.values()),
         ettr=share.ettr_ppm / 1e6,
         goodput=share.goodput_ppm / 1e6,
-        violations=len(found),
+        violations=len(violations),
         wall_seconds=round(time.perf_counter() - began, 4),
         formations=world.record.formations,
         days=world.agenda.now_ns / (24 * 60 * MINUTE),
@@ -41,15 +41,15 @@ def run_chaos(scenario: Scenario, seed: int) -> SeedResult:
         peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         rungs=dict(world.record.rungs),
         faults=injector.counts,
-        found=[str(violation) for violation in found[:20]],
+        found=[str(violation) for violation in violations[:20]],
     )
 
 
-def play(scenario: Scenario, seed: int, loud: bool = False) -> tuple[ChaosWorld, Injector]:
+def play(scenario: Scenario, seed: int, loud: bool = False) -> tuple[ChaosWorld, ChaosInjector]:
     """The world after a seed."""
     assert scenario.chaos is not None
     world = ChaosWorld(scenario.chaos, seed, loud)
-    injector = Injector(world)
+    injector = ChaosInjector(world)
     try:
         world.start()
         injector.plan()
@@ -77,11 +77,11 @@ def _until(world: ChaosWorld, time_ns: int) -> None:
 def chaos_story(scenario: Scenario, seed: int) -> tuple[list[str], list[str]]:
     """What happened in a seed, for a person, and its violations alone."""
     world, injector = play(scenario, seed, loud=True)
-    found = world.checks.found
-    if found:
-        lines = list(world.story.around(found[0].time_ns, before=80, after=4))
+    violations = world.checks.found
+    if violations:
+        lines = list(world.story.around(violations[0].time_ns, before=80, after=4))
     else:
         lines = list(world.story.lines())
-    lines += [f"{clock(violation.time_ns)}  VIOLATION {violation}" for violation in found]
-    lines.append(f"seed {seed}: {len(found)} violations; injected {injector.counts}")
-    return lines, [str(violation) for violation in found]
+    lines += [f"{clock(violation.time_ns)}  VIOLATION {violation}" for violation in violations]
+    lines.append(f"seed {seed}: {len(violations)} violations; injected {injector.counts}")
+    return lines, [str(violation) for violation in violations]

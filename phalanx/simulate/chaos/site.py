@@ -28,7 +28,7 @@ from phalanx.cluster.policy import (
 )
 from phalanx.simulate.scenario.scenario import ChaosPart
 from phalanx.simulate.scenario.shape import ns
-from phalanx.simulate.world.draws import Stream
+from phalanx.simulate.world.draws import DrawStream
 
 SECOND = 10**9
 MINUTE = 60 * SECOND
@@ -42,7 +42,7 @@ Kind = Literal["afterok", "afterany", "singleton"]
 KINDS: tuple[Kind | None, ...] = ("afterok", "afterany", "singleton", None)
 
 
-class Wanted(Struct, frozen=True):
+class PlannedJob(Struct, frozen=True):
     """A submission; ``after``: (kind, number of an earlier submission)."""
 
     spec: JobSpec
@@ -89,7 +89,7 @@ def lab_nodes(count: int) -> int:
     return count // 4
 
 
-def lab_rules(luck: Stream) -> Partition:
+def lab_rules(luck: DrawStream) -> Partition:
     """Whom the lab is for, or for how long; or both."""
     kind = luck.below(3)
     return Partition(
@@ -121,9 +121,9 @@ def busy_queue(gpus: int, partitions: dict[str, Partition]) -> QueuePolicy:
     )
 
 
-def usual_jobs(luck: Stream, part: ChaosPart, nodes: int) -> list[JobSpec]:
+def usual_jobs(luck: DrawStream, part: ChaosPart, nodes: int) -> list[JobSpec]:
     """Gangs of up to half of the fleet, some elastic, some with spares."""
-    found = []
+    jobs = []
     for number in range(1 + luck.below(part.jobs)):
         slots = 1 + luck.below(max(1, nodes // 2))
         elastic = slots > 1 and luck.chance(0.5)
@@ -153,11 +153,11 @@ def usual_jobs(luck: Stream, part: ChaosPart, nodes: int) -> list[JobSpec]:
             preemptible=luck.chance(0.3),
             spares=1 if slots < nodes - 1 and luck.chance(0.3) else 0,
         )
-        found.append(spec)
-    return found
+        jobs.append(spec)
+    return jobs
 
 
-def to_the_lab(luck: Stream, wanted: Wanted, rule: Partition, lab: int) -> Wanted:
+def to_the_lab(luck: DrawStream, wanted: PlannedJob, rule: Partition, lab: int) -> PlannedJob:
     """A job that may use the lab and fits there wants nothing else, now and then."""
     spec = wanted.spec
     fits = spec.gang.slots(spec.gang.replicas) + spec.spares <= lab
@@ -166,9 +166,9 @@ def to_the_lab(luck: Stream, wanted: Wanted, rule: Partition, lab: int) -> Wante
     return structs.replace(wanted, spec=structs.replace(spec, partition=LAB))
 
 
-def busy_jobs(luck: Stream, usual: list[JobSpec], nodes: int) -> list[Wanted]:
+def busy_jobs(luck: DrawStream, usual: list[JobSpec], nodes: int) -> list[PlannedJob]:
     """The usual jobs with limits, budgets and classes, and smaller ones that wait for others."""
-    found = [Wanted(_limited(luck, spec, nodes)) for spec in usual]
+    jobs = [PlannedJob(_limited(luck, spec, nodes)) for spec in usual]
     for number in range(2 + luck.below(3)):
         first = usual[0]
         small = structs.replace(
@@ -183,11 +183,11 @@ def busy_jobs(luck: Stream, usual: list[JobSpec], nodes: int) -> list[Wanted]:
         )
         kind = luck.choice(KINDS)
         after = ((kind, luck.below(len(usual) + number)),) if kind else ()
-        found.append(Wanted(_limited(luck, small, nodes), after))
-    return found
+        jobs.append(PlannedJob(_limited(luck, small, nodes), after))
+    return jobs
 
 
-def _limited(luck: Stream, spec: JobSpec, nodes: int) -> JobSpec:
+def _limited(luck: DrawStream, spec: JobSpec, nodes: int) -> JobSpec:
     """A job with a class of service, perhaps a limit of its time and a budget."""
     slots = spec.gang.slots(spec.gang.replicas)
     gpus = slots * spec.gang.slot_gpus + spec.spares * NODE_GPUS

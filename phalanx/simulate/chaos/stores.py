@@ -44,7 +44,7 @@ class LogStore:
         return core
 
 
-class Remote:
+class SimulatedStorage:
     """Durable checkpoints: a manifest is made once, and a lower generation loses."""
 
     def __init__(self) -> None:

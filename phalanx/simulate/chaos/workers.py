@@ -9,7 +9,7 @@ from msgspec import Struct
 from phalanx.cluster.protocol.commands import Form
 
 if TYPE_CHECKING:
-    from phalanx.simulate.chaos.host import Host
+    from phalanx.simulate.chaos.host import SimulatedHost
     from phalanx.simulate.chaos.world import ChaosWorld
 
 SECOND = 10**9
@@ -17,7 +17,7 @@ ASK_AGAIN = 20 * SECOND  # for leave to write
 KEPT = {"own": 3, "ward": 2}  # snapshots of a slot that a keeper holds, its own or another's
 
 
-class Worker(Struct, kw_only=True):
+class NodeWorkers(Struct, kw_only=True):
     """The processes of one job on one node."""
 
     job: int
@@ -51,7 +51,7 @@ class Workers:
         self.world = world
         self.gangs: dict[tuple[int, int], Collective] = {}
 
-    def restored(self, host: Host, worker: Worker, step: int, branch: int) -> None:
+    def restored(self, host: SimulatedHost, worker: NodeWorkers, step: int, branch: int) -> None:
         """A node of a gang was told to go on from a step; when all were, steps begin."""
         key = (worker.job, worker.generation)
         form = self.world.forms.get(key)
@@ -216,7 +216,7 @@ class Workers:
         for node in gang.form.nodes:
             self.world.hosts[node].left(gang.form.job, gang.form.generation, step)
 
-    def drain(self, host: Host, worker: Worker) -> None:
+    def drain(self, host: SimulatedHost, worker: NodeWorkers) -> None:
         """A node's workers are asked to leave after the step."""
         gang = self.gangs.get((worker.job, worker.generation))
         if gang is not None:

@@ -23,16 +23,16 @@ from phalanx.cluster.protocol.events import (
     Submit,
 )
 from phalanx.cluster.protocol.timeouts import derive
-from phalanx.simulate.chaos.controller import Controller
-from phalanx.simulate.chaos.host import Host
+from phalanx.simulate.chaos.controller import SimulatedController
+from phalanx.simulate.chaos.host import SimulatedHost
 from phalanx.simulate.chaos.lineage import Lineage
-from phalanx.simulate.chaos.network import Network
+from phalanx.simulate.chaos.network import SimulatedNetwork
 from phalanx.simulate.chaos.site import (
     LAB,
     MINUTE,
     NODE_GPUS,
     SECOND,
-    Wanted,
+    PlannedJob,
     busy_jobs,
     busy_queue,
     lab_nodes,
@@ -42,15 +42,15 @@ from phalanx.simulate.chaos.site import (
     to_the_lab,
     usual_jobs,
 )
-from phalanx.simulate.chaos.stores import LogStore, Remote
+from phalanx.simulate.chaos.stores import LogStore, SimulatedStorage
 from phalanx.simulate.chaos.workers import Workers
 from phalanx.simulate.rules.invariants import Invariants
 from phalanx.simulate.rules.site_rules import members
 from phalanx.simulate.scenario.scenario import ChaosPart
 from phalanx.simulate.show.story import Story
 from phalanx.simulate.world.agenda import Agenda
-from phalanx.simulate.world.draws import Draws
-from phalanx.simulate.world.record import Record
+from phalanx.simulate.world.draws import SeedDraws
+from phalanx.simulate.world.seed_counts import SeedCounts
 
 SWEEP_EVENTS = 40
 REPLAY_EVENTS = 120
@@ -63,26 +63,26 @@ class ChaosWorld:
 
     def __init__(self, part: ChaosPart, seed: int, loud: bool = False) -> None:
         self.part = part
-        draws = Draws(seed)
+        draws = SeedDraws(seed)
         self.draws = draws
         self.luck = draws.stream("world")
         self.agenda = Agenda()
         self.story = Story(loud)
-        self.network = Network(self.agenda, draws.stream("network"), part)
-        self.remote = Remote()
+        self.network = SimulatedNetwork(self.agenda, draws.stream("network"), part)
+        self.remote = SimulatedStorage()
         self.forms: dict[tuple[int, int], Form] = {}
         self.rolled_back: dict[int, None] = {}  # jobs that the core takes back behind some step
         self.connections = 0
         self.events = 0
-        self.record = Record()
+        self.record = SeedCounts()
         shape = draws.stream("shape")
         count = max(2, part.nodes - shape.below(part.nodes // 2 + 1))
         one_writer = draws.stream("storage").chance(0.5)
         site = draws.stream("site")
         self.busy = site.chance(part.busy)
-        rooms = draws.stream("partitions")
-        lab = lab_nodes(count) if self.busy and rooms.chance(part.partitioned) else 0
-        partitions = {LAB: lab_rules(rooms)} if lab else {}
+        stream = draws.stream("partitions")
+        lab = lab_nodes(count) if self.busy and stream.chance(part.partitioned) else 0
+        partitions = {LAB: lab_rules(stream)} if lab else {}
         queue = busy_queue(count * NODE_GPUS, partitions) if self.busy else QueuePolicy()
         self.policy = make_policy(shape.below(2), 1 if one_writer else 0, queue)
         core = Core(make_fleet(count, lab), self.policy)
@@ -90,17 +90,17 @@ class ChaosWorld:
         self.complain = self.checks.add
         self.lineage = Lineage(self.complain)
         self.store = LogStore(core)
-        self.leader = Controller(self, core, 1)
+        self.leader = SimulatedController(self, core, 1)
         self.workers = Workers(self)
         usual = usual_jobs(shape, part, count)
-        found = busy_jobs(site, usual, count) if self.busy else [Wanted(spec) for spec in usual]
+        found = busy_jobs(site, usual, count) if self.busy else [PlannedJob(spec) for spec in usual]
         if lab:
-            found = [to_the_lab(rooms, wanted, partitions[LAB], lab) for wanted in found]
+            found = [to_the_lab(stream, wanted, partitions[LAB], lab) for wanted in found]
         self.wanted = found
         self.cancelled: dict[int, None] = {}  # jobs that somebody cancelled
         limits = derive(self.policy.timeouts, usual[0].expected)
         beat = self.policy.timeouts.heartbeat_ns
-        self.hosts = [Host(self, node, limits.lease_ns, beat) for node in range(count)]
+        self.hosts = [SimulatedHost(self, node, limits.lease_ns, beat) for node in range(count)]
         for host in self.hosts:
             host.skew_ns = round((draws.stream("skew", host.node).uniform() - 0.5) * 2e9)
 
@@ -209,7 +209,7 @@ class ChaosWorld:
         if isinstance(event.body, Cancel):
             self.cancelled[event.body.job] = None
 
-    def handled(self, controller: Controller, event: Event) -> list[Command]:
+    def handled(self, controller: SimulatedController, event: Event) -> list[Command]:
         """The core takes in an event, under the eyes of all invariants."""
         self.events += 1
         body = event.body
@@ -251,14 +251,16 @@ class ChaosWorld:
     def _says(self, job: Job, step: int, committed: int, commands: list[Command]) -> None:
         """Committed steps that a job lost are said: all that a node of it still knows of."""
         notices = [each.body.reason for each in commands if isinstance(each.body, Notify)]
-        told = [int(why.facts["last"]) for why in notices if why.code == "given_up"]
+        given_up = [int(why.facts["last"]) for why in notices if why.code == "given_up"]
         lost = step < committed and job.id not in self.rolled_back
-        if lost and self._witnessed(job) and max(told, default=0) < committed:
-            silent = f"job {job.id} lost steps {step + 1} to {committed}, and says {told}"
+        if lost and self._witnessed(job) and max(given_up, default=0) < committed:
+            silent = f"job {job.id} lost steps {step + 1} to {committed}, and says {given_up}"
             self.complain("losses", silent)
         known = job.id in self.lineage.committed
-        if known and max(told, default=0) > committed + 1:  # ranks may be one step apart
-            self.complain("losses", f"job {job.id} mourns {told}, and had committed {committed}")
+        if known and max(given_up, default=0) > committed + 1:  # ranks may be one step apart
+            self.complain(
+                "losses", f"job {job.id} reports as lost {given_up}, and had committed {committed}"
+            )
 
     def _witnessed(self, job: Job) -> bool:
         """Whether a node of a job knows what its last generation had committed."""
@@ -268,7 +270,7 @@ class ChaosWorld:
         memories = [agent.memory.get(job.id) for agent in agents if agent is not None]
         return any(kept is not None and kept.kept_generation == made for kept in memories)
 
-    def controller_gone(self, controller: Controller) -> None:
+    def controller_gone(self, controller: SimulatedController) -> None:
         """A controller's process ended: its connections break, and another one takes over."""
         self.story.say(self.agenda.now_ns, f"controller {controller.epoch} is gone")
         for node in list(controller.connections):
@@ -280,7 +282,7 @@ class ChaosWorld:
         if controller is self.leader:
             self.agenda.after(SECOND * (1 + self.luck.below(30)), self.take_over)
 
-    def _broken(self, host: Host, connection: int) -> None:
+    def _broken(self, host: SimulatedHost, connection: int) -> None:
         if host.connection == connection:
             host.disconnect()
 
@@ -293,18 +295,18 @@ class ChaosWorld:
             self.complain("replay", "the controller that took over has another state")
         self.story.say(self.agenda.now_ns, f"controller {epoch} takes over")
         self.checks.watch(core)
-        self.leader = Controller(self, core, epoch)
+        self.leader = SimulatedController(self, core, epoch)
         self.leader.start()
         self.agenda.after(LEADERSHIP, old.die)  # if it has not tried to store anything before
 
-    def hang_up(self, controller: Controller, node: int) -> None:
+    def hang_up(self, controller: SimulatedController, node: int) -> None:
         """A controller wants to hear from a node anew."""
         connection = controller.connections.pop(node, None)
         host = self.hosts[node]
         if connection is not None and host.connection == connection:
             host.disconnect()
 
-    def hang_up_later(self, controller: Controller, node: int) -> None:
+    def hang_up_later(self, controller: SimulatedController, node: int) -> None:
         """A controller closes the connection of a silent node, which sees it in its own time."""
         connection = controller.connections.pop(node, None)
         if connection is not None:
@@ -315,7 +317,7 @@ class ChaosWorld:
         """A node spoke on a connection that the controller does not have."""
         self.agenda.after(SECOND, self._broken, self.hosts[node], connection)
 
-    def noticed(self, controller: Controller, node: int) -> None:
+    def noticed(self, controller: SimulatedController, node: int) -> None:
         """A controller learns that a connection broke, unless there is a new one."""
         if self.hosts[node].controller is None:
             controller.lost(node)
@@ -338,7 +340,7 @@ class ChaosWorld:
         return seconds * SECOND + self.luck.below(2000) * 10**6
 
     def branch_of(
-        self, host: Host, job: int, generation: int, step: int, source: str
+        self, host: SimulatedHost, job: int, generation: int, step: int, source: str
     ) -> int | None:
         """The branch of a step that a node reads from a source; None: it is not there."""
         if source == "none" or step == 0:
@@ -356,18 +358,18 @@ class ChaosWorld:
         """
         if step == 0:
             return 0
-        found: dict[int, dict[int, int]] = {}  # generation: slot: branch
+        by_generation: dict[int, dict[int, int]] = {}  # generation: slot: branch
         for node in nodes:
             host = self.hosts[node]
             if not host.alive:
                 continue
             for (generation, _, slot), steps in host.memory.get(job, {}).items():
                 if step in steps and made in (0, generation):
-                    found.setdefault(generation, {})[slot] = steps[step]
-        for generation in sorted(found, reverse=True):
+                    by_generation.setdefault(generation, {})[slot] = steps[step]
+        for generation in sorted(by_generation, reverse=True):
             form = self.forms.get((job, generation))
-            whole = form is not None and len(found[generation]) == len(form.nodes)
-            branches = set(found[generation].values())
+            whole = form is not None and len(by_generation[generation]) == len(form.nodes)
+            branches = set(by_generation[generation].values())
             if whole and len(branches) == 1:
                 return branches.pop()
         return None

@@ -189,12 +189,12 @@ class SiteRules:
         if spec.time_limit_ns:
             ran = view.now_ns - job.started_ns + job.ran_ns
             if ran > spec.time_limit_ns + leave_ns:
-                told = f"job {job.id} has run {ran // SECOND_NS} s"
-                self._complain("limit", f"{told} of {spec.time_limit_ns // SECOND_NS}")
+                sentence = f"job {job.id} has run {ran // SECOND_NS} s"
+                self._complain("limit", f"{sentence} of {spec.time_limit_ns // SECOND_NS}")
         if job.budget_gpu_seconds and not job.forced:
             account = self.core.ledger.accounts[job.id]
             used = self.core.ledger.used_gpu_ns(job.id)
             most = job.budget_gpu_seconds * SECOND_NS
             if used > most + leave_ns * (account.gpus + account.spare_gpus):
-                told = f"job {job.id} has used {used // SECOND_NS} GPU-seconds"
-                self._complain("limit", f"{told} of {job.budget_gpu_seconds}")
+                sentence = f"job {job.id} has used {used // SECOND_NS} GPU-seconds"
+                self._complain("limit", f"{sentence} of {job.budget_gpu_seconds}")

@@ -75,14 +75,16 @@ class WorldRules(Invariants):
         gangs, job = self._world.gangs, self.core.view.jobs[body.job]
         saved, clean = gangs.saved.get(job.id, []), gangs.clean.get(job.id)
         if clean is not None and body.step > clean:
-            told = f"job {job.id}: step {body.step} has wrong numbers, {clean} was the last without"
-            self.add("committed", told)
+            sentence = (
+                f"job {job.id}: step {body.step} has wrong numbers, {clean} was the last without"
+            )
+            self.add("committed", sentence)
         count = bisect_right(saved, clean) if clean is not None else len(saved)
         newest, expected = saved[count - 1] if count else 0, job.spec.expected
         # A step in memory may be older: what is redone is less than the time to read a newer one.
         if (newest - body.step) * expected.step_ns > expected.restore_remote_ns:
-            told = f"job {job.id} goes back to step {body.step}, and step {newest} was durable"
-            self.add("committed", told)
+            sentence = f"job {job.id} goes back to step {body.step}, and step {newest} was durable"
+            self.add("committed", sentence)
 
     def _stands_still(self) -> None:
         """A gang that makes no steps is found, or has an end of its deadlines."""

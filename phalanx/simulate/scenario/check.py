@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from phalanx.cluster.fleet.fleet_file import MOST_NODES
-from phalanx.config.errors import Problem, did_you_mean, problem
+from phalanx.config.errors import ConfigProblem, did_you_mean, problem
 from phalanx.config.rules.numbers import nearest_multiple
 from phalanx.hardware.gpus import gpus_by_key
 from phalanx.hardware.tables import nearest
@@ -31,14 +31,14 @@ READ = {
 }
 
 
-def problems_of(scenario: Scenario, given: Collection[str] = ()) -> list[Problem]:
+def problems_of(scenario: Scenario, given: Collection[str] = ()) -> list[ConfigProblem]:
     """Everything that is wrong; ``given``: keys that somebody set for this very world."""
     if scenario.chaos is not None:
         return list(_chaos(scenario))
     return [*_world(scenario), *_without_effect(scenario, given)]
 
 
-def _chaos(scenario: Scenario) -> Iterator[Problem]:
+def _chaos(scenario: Scenario) -> Iterator[ConfigProblem]:
     assert scenario.chaos is not None
     for kind in scenario.chaos.kinds:
         if kind not in KINDS:
@@ -62,7 +62,7 @@ def _changed(key: str, value: object, before: object) -> tuple[str, object]:
     return key, value
 
 
-def _world(scenario: Scenario) -> Iterator[Problem]:
+def _world(scenario: Scenario) -> Iterator[ConfigProblem]:
     fleet, job, load = scenario.fleet, scenario.job, scenario.workload
     if fleet.gpus % fleet.node_gpus:
         fix = f"try {nearest_multiple(fleet.gpus, fleet.node_gpus)}"
@@ -88,7 +88,7 @@ def _world(scenario: Scenario) -> Iterator[Problem]:
         yield problem("workload.file", load.file, rule, "set workload.kind=csv")
 
 
-def _unread(scenario: Scenario, given: Collection[str]) -> Iterator[Problem]:
+def _unread(scenario: Scenario, given: Collection[str]) -> Iterator[ConfigProblem]:
     """Settings that this kind of workload does not look at."""
     kind = scenario.workload.kind
     names = [("workload", name) for name in WorkloadPart.__struct_fields__]
@@ -103,7 +103,7 @@ def _unread(scenario: Scenario, given: Collection[str]) -> Iterator[Problem]:
             yield problem(key, value, rule, "leave it out")
 
 
-def _without_effect(scenario: Scenario, given: Collection[str]) -> Iterator[Problem]:
+def _without_effect(scenario: Scenario, given: Collection[str]) -> Iterator[ConfigProblem]:
     """Settings for this world that would change nothing in it."""
     yield from _unread(scenario, given)
     load, policy, job = scenario.workload, scenario.policy, scenario.job

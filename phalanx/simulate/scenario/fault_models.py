@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, structs
 
 from phalanx.cluster.recovery.causes import CAUSES
-from phalanx.config.errors import ConfigError, Problem, did_you_mean, problem
+from phalanx.config.errors import ConfigError, ConfigProblem, did_you_mean, problem
 from phalanx.config.load import read_table
 from phalanx.config.section import Section
 from phalanx.config.tree import build, mistakes
@@ -145,7 +145,7 @@ def _check(name: str, file: ModelFile) -> None:
         _check_rate(name, file)
 
 
-def _weights(name: str, file: ModelFile) -> list[Problem]:
+def _weights(name: str, file: ModelFile) -> list[ConfigProblem]:
     """Rows must be weighed the way the model's rate is given."""
     counted = file.gpus is not None and file.days is not None
     problems = []

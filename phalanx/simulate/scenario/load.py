@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from phalanx.config.errors import ConfigError, Problem, did_you_mean
+from phalanx.config.errors import ConfigError, ConfigProblem, did_you_mean
 from phalanx.config.load import overridden, read_table
 from phalanx.config.tree import build, mistakes
 from phalanx.simulate.scenario.check import READ, problems_of
@@ -47,7 +47,7 @@ def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
     return scenario
 
 
-def _hidden(table: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
+def _hidden(table: dict[str, Any], overrides: Sequence[str]) -> list[ConfigProblem]:
     """Mistakes in values that a later one of the same key hides."""
     last = {override.partition("=")[0].strip(): override for override in overrides}
     hidden = [one for one in overrides if last[one.partition("=")[0].strip()] is not one]
@@ -97,18 +97,18 @@ def _with_load(scenario: Scenario, merged: dict[str, Any]) -> Scenario:
     load = scenario.workload
     if scenario.chaos is not None or load.kind != "multi-tenant" or load.jobs_per_day is None:
         return scenario
-    found = load_of(scenario)
-    most = load.jobs_per_day * MOST_LOAD / found
-    if found > MOST_LOAD:
-        rule = f"asks for {found:.2f} times the GPU time that there is"
+    asked = load_of(scenario)
+    most = load.jobs_per_day * MOST_LOAD / asked
+    if asked > MOST_LOAD:
+        rule = f"asks for {asked:.2f} times the GPU time that there is"
         raise ConfigError("workload.jobs_per_day", load.jobs_per_day, rule, f"at most {most:.0f}")
     known = merged["workload"]
-    if "utilisation" in known and not isclose(load.utilisation, found, rel_tol=0.01):
+    if "utilisation" in known and not isclose(load.utilisation, asked, rel_tol=0.01):
         rule = (
-            f"contradicts workload.jobs_per_day = {load.jobs_per_day:g}, which asks for {found:.3f}"
+            f"contradicts workload.jobs_per_day = {load.jobs_per_day:g}, which asks for {asked:.3f}"
         )
         raise ConfigError("workload.utilisation", load.utilisation, rule, "leave one of them out")
-    return structs.replace(scenario, workload=structs.replace(load, utilisation=found))
+    return structs.replace(scenario, workload=structs.replace(load, utilisation=asked))
 
 
 def _check_variant(table: dict[str, Any], variant: str, changes: Sequence[str]) -> None:

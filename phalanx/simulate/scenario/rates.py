@@ -30,7 +30,7 @@ TOTAL = "faults.per_1000_node_days"
 DOMAINS = "faults.domain_per_1000_node_days"
 
 
-class Cause(Struct, frozen=True, kw_only=True):
+class CauseRate(Struct, frozen=True, kw_only=True):
     """A cause with its rate in a fleet."""
 
     name: str
@@ -51,7 +51,7 @@ class _Row(Struct):
     settled: bool = False  # by a setting that names it alone, or fewer with it
 
 
-def causes_in(file: ModelFile, faults: FaultPart, *, gpus: int, node_gpus: int) -> list[Cause]:
+def causes_in(file: ModelFile, faults: FaultPart, *, gpus: int, node_gpus: int) -> list[CauseRate]:
     """Every cause with its rate in a fleet of this many GPUs."""
     nodes = gpus / node_gpus
     rows = _of_model(file, gpus, faults.domains)
@@ -160,14 +160,14 @@ def _check_domains(file: ModelFile, faults: FaultPart) -> None:
         raise ConfigError(key, value, rule, fix)
 
 
-def _named(rows: list[_Row]) -> list[Cause]:
+def _named(rows: list[_Row]) -> list[CauseRate]:
     seen: dict[str, int] = {}
-    found = []
+    rates = []
     for entry in rows:
         row = entry.row
         key = f"{row.name}@{row.scope}"
         seen[key] = seen.get(key, 0) + 1
-        cause = Cause(
+        cause = CauseRate(
             name=row.name,
             per_day=entry.per_day,
             symptom=row.symptom,
@@ -177,5 +177,5 @@ def _named(rows: list[_Row]) -> list[Cause]:
             key=key if seen[key] == 1 else f"{key}#{seen[key]}",
         )
         if cause.per_day > 0:
-            found.append(cause)
-    return found
+            rates.append(cause)
+    return rates

@@ -12,7 +12,7 @@ from phalanx.config.errors import ConfigError
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import big_job, expected_of, gang, ns
 from phalanx.simulate.scenario.trace import Trace, recorded
-from phalanx.simulate.world.draws import Draws, Stream
+from phalanx.simulate.world.draws import DrawStream, SeedDraws
 from phalanx.simulate.world.gangs import USER_ERROR
 
 Submission = tuple[int, JobSpec]
@@ -46,21 +46,21 @@ CLOSE = 0.005  # of the load that was asked for
 MOST_TOO_LARGE = 1000  # jobs in a row that would be more than what is left of the load
 
 
-class Asked(Struct, frozen=True):
+class WorkloadJob(Struct, frozen=True):
     """A job of the mix."""
 
     time: float  # seconds; before the beginning: it is under way then
     gpus: int
     length: float
     ends: float  # after these seconds, by its end or its user's mistake
-    luck: Stream
+    luck: DrawStream
 
     def work(self, end: float) -> float:
         """GPU-seconds that it asks for between the beginning and the end."""
         return self.gpus * max(0.0, min(self.time + self.ends, end) - max(self.time, 0.0))
 
 
-def submissions(scenario: Scenario, draws: Draws) -> Trace:
+def submissions(scenario: Scenario, draws: SeedDraws) -> Trace:
     """Every submission with its time, in order, and what of a recorded trace is left out."""
     kind = scenario.workload.kind
     if kind == "csv":
@@ -69,7 +69,7 @@ def submissions(scenario: Scenario, draws: Draws) -> Trace:
     return Trace(jobs, {})
 
 
-def generated(scenario: Scenario, draws: Draws) -> list[Submission]:
+def generated(scenario: Scenario, draws: SeedDraws) -> list[Submission]:
     """A mix of teams' jobs, as many as give the load, or as come in a day.
 
     Lengths are as published whatever the load. Jobs that would be under way at the beginning, had
@@ -87,7 +87,7 @@ def generated(scenario: Scenario, draws: Draws) -> list[Submission]:
     ]
 
 
-def _mix(scenario: Scenario, draws: Draws) -> Iterator[Asked]:
+def _mix(scenario: Scenario, draws: SeedDraws) -> Iterator[WorkloadJob]:
     """Jobs without end, each at a time of its own: number i is the same however many come."""
     sizes, end = sizes_of(scenario), scenario.days * DAY_SECONDS
     errors = scenario.workload.user_error_share
@@ -102,12 +102,12 @@ def _mix(scenario: Scenario, draws: Draws) -> Iterator[Asked]:
         gpus = _size(sizes, luck.uniform())
         length = _length(gpus, luck)
         ends = length * luck.uniform() if luck.chance(errors) else length
-        yield Asked(time, gpus, length, ends, luck)
+        yield WorkloadJob(time, gpus, length, ends, luck)
 
 
-def _by_count(mix: Iterator[Asked], count: int, end: float) -> list[Asked]:
+def _by_count(mix: Iterator[WorkloadJob], count: int, end: float) -> list[WorkloadJob]:
     """So many that come between the beginning and the end, and those under way before."""
-    chosen: list[Asked] = []
+    chosen: list[WorkloadJob] = []
     while count:
         job = next(mix)
         count -= job.time >= 0
@@ -116,9 +116,9 @@ def _by_count(mix: Iterator[Asked], count: int, end: float) -> list[Asked]:
     return chosen
 
 
-def _by_load(mix: Iterator[Asked], work: float, end: float) -> list[Asked]:
+def _by_load(mix: Iterator[WorkloadJob], work: float, end: float) -> list[WorkloadJob]:
     """As many as ask for so many GPU-seconds; what would be too much at the end is left out."""
-    chosen: list[Asked] = []
+    chosen: list[WorkloadJob] = []
     left, too_large = work, 0
     while left > CLOSE * work and too_large < MOST_TOO_LARGE:
         job = next(mix)
@@ -153,7 +153,7 @@ def load_of(scenario: Scenario) -> float:
     return part.jobs_per_day * work * ran / (scenario.fleet.gpus * DAY_SECONDS)
 
 
-def _spec(scenario: Scenario, job: Asked, number: int) -> JobSpec:
+def _spec(scenario: Scenario, job: WorkloadJob, number: int) -> JobSpec:
     part, luck, step = scenario.workload, job.luck, scenario.job.step_seconds
     past = max(0.0, -job.time)
     steps = max(1, round((job.length - past) / step))
@@ -194,7 +194,7 @@ def _lognormal(gpus: int) -> tuple[float, float]:
     return next((median, sigma) for most, median, sigma in LENGTHS if gpus <= most)
 
 
-def _length(gpus: int, luck: Stream) -> float:
+def _length(gpus: int, luck: DrawStream) -> float:
     return min(luck.lognormal(*_lognormal(gpus)), LONGEST_SECONDS)
 
 

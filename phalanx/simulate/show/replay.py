@@ -9,7 +9,7 @@ from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.show.story import clock
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class SeedStory(Struct, frozen=True, kw_only=True):
     """A seed for a person, and what was wrong with it."""
 
     seed: int
@@ -19,25 +19,25 @@ class Told(Struct, frozen=True, kw_only=True):
     refused: list[str] = []  # why jobs were not taken
 
 
-def story_of(scenario: Scenario, seed: int) -> Told:
+def story_of(scenario: Scenario, seed: int) -> SeedStory:
     """Play a seed and tell of it."""
     if scenario.chaos is not None:
         from phalanx.simulate.chaos.runner import chaos_story
 
         lines, violations = chaos_story(scenario, seed)
-        return Told(seed=seed, story=lines, violations=violations)
+        return SeedStory(seed=seed, story=lines, violations=violations)
     result, world, _ = played(scenario, seed, loud=True)
-    found = world.checks.found
-    if found:
-        lines = [f"VIOLATION {violation}" for violation in found]
-        lines += [f"around {clock(found[0].time_ns).strip()}:"]
-        lines += world.story.around(found[0].time_ns)
+    problems = world.checks.found
+    if problems:
+        lines = [f"VIOLATION {violation}" for violation in problems]
+        lines += [f"around {clock(problems[0].time_ns).strip()}:"]
+        lines += world.story.around(problems[0].time_ns)
     else:
         lines = [*world.story.lines(), f"no violation in seed {seed}"]
-    return Told(
+    return SeedStory(
         seed=seed,
         story=lines,
-        violations=[str(violation) for violation in found],
+        violations=[str(violation) for violation in problems],
         failures=list(result.failures),
         refused=list(result.refused),
     )

@@ -68,7 +68,7 @@ class Summary(Struct, kw_only=True):
     wall_seconds: float
 
 
-class Report(Struct, kw_only=True):
+class SimulationReport(Struct, kw_only=True):
     """The document of ``--json``."""
 
     seeds: list[SeedResult]
@@ -101,14 +101,14 @@ SUMMED = (
 )
 
 
-def summarise(name: str, results: Sequence[SeedResult], wall_seconds: float) -> Report:
+def summarise(name: str, results: Sequence[SeedResult], wall_seconds: float) -> SimulationReport:
     """The report of some seeds."""
     columns = {
         key: [float(getattr(one, key)) for one in results if getattr(one, key) is not None]
         for key in SUMMED
     }
     columns = {key: values for key, values in columns.items() if values}
-    return Report(
+    return SimulationReport(
         seeds=list(results),
         summary=Summary(
             scenario=name,

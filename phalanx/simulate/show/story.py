@@ -55,13 +55,13 @@ def lines(what: Event | str, commands: Iterable[Command], time_ns: int) -> list[
     when = clock(time_ns)
     if isinstance(what, str):
         return [f"{when}    {what}"]
-    found = [f"{when}  {what.sequence:>6} {_shown(what.body)}"]
+    shown = [f"{when}  {what.sequence:>6} {_shown(what.body)}"]
     for command in commands:
         body = command.body
         target = f" to {_nodes(command.target)}" if command.target else ""
         name = type(body).__name__
-        found.append(f"{'':>15}    -> {name}{_about(body)}{target}: {body.reason}")
-    return found
+        shown.append(f"{'':>15}    -> {name}{_about(body)}{target}: {body.reason}")
+    return shown
 
 
 def clock(time_ns: int) -> str:
@@ -80,12 +80,12 @@ def _shown(body: object) -> str:
 
 
 def _about(body: object) -> str:
-    words = []
+    clauses = []
     for name, short in (("job", "job"), ("generation", "g"), ("step", "step"), ("source", "from")):
         value = getattr(body, name, None)
         if value not in (None, 0, ""):
-            words.append(f"{short} {value}")
-    return f"({', '.join(words)})" if words else ""
+            clauses.append(f"{short} {value}")
+    return f"({', '.join(clauses)})" if clauses else ""
 
 
 def _nodes(nodes: tuple[int, ...]) -> str:

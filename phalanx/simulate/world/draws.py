@@ -1,8 +1,8 @@
 """Seeded random numbers by counter: one stream for each purpose, none shifts another.
 
-A stream is named by words and numbers (``Draws(7).stream("fault", "cause")``). Draw i of a stream
-is a function of (seed, name, i) alone, so a change of policy or of one rate leaves every other
-stream as it was: two runs of one seed differ by what was changed and by nothing else.
+A stream is named by words and numbers (``SeedDraws(7).stream("fault", "cause")``). Draw i of a
+stream is a function of (seed, name, i) alone, so a change of policy or of one rate leaves every
+other stream as it was: two runs of one seed differ by what was changed and by nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: the step of splitmix64
 
 
-class Stream:
+class DrawStream:
     """Draws in order. ``at(i)`` gives the numbers of draw i whatever was drawn before."""
 
     __slots__ = ("_counter", "_key")
@@ -26,9 +26,9 @@ class Stream:
         self._key = key
         self._counter = key
 
-    def at(self, index: int) -> Stream:
+    def at(self, index: int) -> DrawStream:
         """A stream of its own for the thing with this number."""
-        return Stream(_mixed(self._key ^ _mixed((index + 1) * _GOLDEN & _MASK)))
+        return DrawStream(_mixed(self._key ^ _mixed((index + 1) * _GOLDEN & _MASK)))
 
     def bits(self) -> int:
         """64 random bits."""
@@ -73,16 +73,16 @@ class Stream:
         return options[self.below(len(options))]
 
 
-class Draws:
+class SeedDraws:
     """All streams of one seed."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def stream(self, *name: str | int) -> Stream:
+    def stream(self, *name: str | int) -> DrawStream:
         """The stream of a purpose."""
         text = "\x1f".join(map(str, (self.seed, *name)))
-        return Stream(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little"))
+        return DrawStream(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little"))
 
 
 def _mixed(value: int) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from phalanx.simulate.scenario.rates import Cause
+from phalanx.simulate.scenario.rates import CauseRate
 from phalanx.simulate.world.incidents import (
     GROUPS,
     PLACE_OF,
@@ -55,7 +55,7 @@ class Exposure:
         )
         self._looks += 1
 
-    def _per_day(self, cause: Cause, rates: Floats, busy: Floats, shares: Floats) -> float:
+    def _per_day(self, cause: CauseRate, rates: Floats, busy: Floats, shares: Floats) -> float:
         """Faults of this cause that would hit a job now."""
         if cause.scope == "scattered":
             return sum(self._scattered(cause, rates, busy, name) for name in GROUPS)
@@ -66,7 +66,7 @@ class Exposure:
             busy = shares  # one GPU of the node fails
         return float(np.dot(rates, busy))
 
-    def _scattered(self, cause: Cause, rates: Floats, busy: Floats, name: str) -> float:
+    def _scattered(self, cause: CauseRate, rates: Floats, busy: Floats, name: str) -> float:
         """Its first node is taken by the rates, the others anywhere in the group."""
         nodes = self._rates.group(name)
         total = float(rates[nodes].sum())

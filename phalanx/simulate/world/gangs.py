@@ -11,8 +11,8 @@ from phalanx.cluster.protocol import events as fact
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.timeouts import derive
 from phalanx.simulate.scenario.shape import ns
-from phalanx.simulate.world.harm import Harm
-from phalanx.simulate.world.runs import Brownouts, Run, full_step_ns
+from phalanx.simulate.world.fault_injector import FaultInjector
+from phalanx.simulate.world.runs import Brownouts, GangRun, full_step_ns
 
 if TYPE_CHECKING:
     from phalanx.simulate.world.world import World
@@ -28,7 +28,7 @@ class Gangs:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, GangRun] = {}
         self.memory: dict[int, int] = {}  # by job: step in the memory of its nodes
         self.durable: dict[int, int] = {}
         self.saved: dict[int, list[int]] = {}  # by job: durable steps that the core was told of
@@ -36,7 +36,7 @@ class Gangs:
         self.wiped: dict[int, dict[int, None]] = {}  # by job: nodes that lost their memory
         self.living: dict[int, dict[int, None]] = {}  # by job: nodes with started workers
         self.brownouts = Brownouts()
-        self.harm = Harm(world, self)
+        self.faults = FaultInjector(world, self)
         self._had: dict[int, tuple[int, ...]] = {}  # by job: nodes that keep a standby process
         self._down_since: dict[int, int] = {}
         self._since: dict[int, int] = {}  # by job: when it got its nodes
@@ -58,7 +58,7 @@ class Gangs:
             self._finish_with(old)
         self._since.setdefault(body.job, self.world.agenda.now_ns)
         job = self.world.view.jobs[body.job]
-        run = Run(
+        run = GangRun(
             job=body.job,
             generation=body.generation,
             nodes=body.nodes,
@@ -70,7 +70,7 @@ class Gangs:
         self.runs[body.job] = run
         self._join(run, body, again=False)
 
-    def _again(self, run: Run, body: order.Form, command: Command) -> None:
+    def _again(self, run: GangRun, body: order.Form, command: Command) -> None:
         """A generation that is known: nodes are asked once more, or spares start their workers."""
         if run.generation != body.generation:
             return
@@ -85,10 +85,10 @@ class Gangs:
         waiting = [node for node in nodes if fleet.spare_for(node) == job]
         self.living.get(job, {}).update(dict.fromkeys(waiting))
 
-    def _join(self, run: Run, body: order.Form, *, again: bool) -> None:
-        blockers = self.harm.blockers(run)
+    def _join(self, run: GangRun, body: order.Form, *, again: bool) -> None:
+        blockers = self.faults.blockers(run)
         if blockers:
-            self.harm.blocked(run, "join", blockers, body.deadline_ns)
+            self.faults.blocked(run, "join", blockers, body.deadline_ns)
             return
         if again and run.token:
             run.token += 1
@@ -104,7 +104,7 @@ class Gangs:
         self._had[run.job] = (*run.nodes, *body.spares)
         self.world.agenda.after(delay, self._joined, run, run.token)
 
-    def _joined(self, run: Run, token: int) -> None:
+    def _joined(self, run: GangRun, token: int) -> None:
         if run.token != token or self.runs.get(run.job) is not run:
             return
         run.phase = "joined"
@@ -129,9 +129,9 @@ class Gangs:
         self.world.checks.restores(body)
         run.phase = "restoring"
         run.token += 1
-        blockers = self.harm.blockers(run)
+        blockers = self.faults.blockers(run)
         if blockers:
-            self.harm.blocked(run, "restore", blockers, body.deadline_ns)
+            self.faults.blocked(run, "restore", blockers, body.deadline_ns)
             return
         restart, now = self.world.scenario.restart, self.world.agenda.now_ns
         seconds = {
@@ -147,7 +147,7 @@ class Gangs:
             delay = self.brownouts.end_ns(now, delay) - now
         self.world.agenda.after(delay, self._ready, run, run.token, body.step)
 
-    def _ready(self, run: Run, token: int, step: int) -> None:
+    def _ready(self, run: GangRun, token: int, step: int) -> None:
         if run.token != token or self.runs.get(run.job) is not run:
             return
         run.phase = "running"
@@ -168,14 +168,14 @@ class Gangs:
         self.world.slow.watch(run)
         for node, incident in self.world.broken.items():
             if incident.symptom == "corruption" and run.job in self.world.fleet.held[node]:
-                self.harm.corrupts(run, node)
+                self.faults.corrupts(run, node)
 
-    def _go_on(self, run: Run) -> None:
+    def _go_on(self, run: GangRun) -> None:
         """Plans what will happen if nothing goes wrong."""
         agenda = self.world.agenda
         for node, step in run.corrupted.items():
             if step <= (run.last or step):
-                agenda.at(run.done_ns(step), self.harm.compared, run, run.token, node, step)
+                agenda.at(run.done_ns(step), self.faults.compared, run, run.token, node, step)
         if run.last:
             written = run.done_ns(run.last) + run.expected.checkpoint_ns
             done = self.brownouts.end_ns(written, self._flush_ns)
@@ -195,7 +195,7 @@ class Gangs:
         if run is not None and run.generation == body.generation:
             self.stop_steps(run)
         if body.answer_ns:
-            self.harm.asked(body, command.target)
+            self.faults.asked(body, command.target)
 
     def on_drain(self, body: order.Drain, command: Command) -> None:
         """The step is finished, a checkpoint is made, and the gang has left."""
@@ -207,7 +207,7 @@ class Gangs:
         run.token += 1
         self._go_on(run)
 
-    def _drained(self, run: Run, token: int, step: int) -> None:
+    def _drained(self, run: GangRun, token: int, step: int) -> None:
         if run.token != token or self.runs.get(run.job) is not run:
             return
         self.report(run)
@@ -253,7 +253,7 @@ class Gangs:
             run.shares = body.micro_batches
             self.change_pace(run, self.world.agenda.now_ns, self.world.slow.pace_ppm(run))
 
-    def change_pace(self, run: Run, now_ns: int, factor_ppm: int) -> None:
+    def change_pace(self, run: GangRun, now_ns: int, factor_ppm: int) -> None:
         """A running gang goes on faster or slower."""
         if run.last and run.step(now_ns) >= run.last:
             return  # it makes no more steps
@@ -265,7 +265,7 @@ class Gangs:
 
     # Faults.
 
-    def stop_steps(self, run: Run) -> None:
+    def stop_steps(self, run: GangRun) -> None:
         """No more steps from now on."""
         if run.phase == "running":
             run.phase = "stopped"
@@ -275,7 +275,7 @@ class Gangs:
 
     # Reports and ends.
 
-    def report(self, run: Run, most: int | None = None) -> None:
+    def report(self, run: GangRun, most: int | None = None) -> None:
         """Tells the core how far a gang is, if that is news; of checkpoints only up to ``most``."""
         now = self.world.agenda.now_ns
         durable = self._durable(run, now, most)
@@ -291,13 +291,13 @@ class Gangs:
         if step > (saved[-1] if saved else 0):
             saved.append(step)
 
-    def _durable(self, run: Run, now_ns: int, most: int | None = None) -> int:
+    def _durable(self, run: GangRun, now_ns: int, most: int | None = None) -> int:
         before = self.durable.get(run.job, 0)
         if run.phase not in ("running", "stopped"):
             return before
         return run.durable(now_ns, self._flush_ns, self.brownouts, before, most)
 
-    def _report_later(self, run: Run, token: int) -> None:
+    def _report_later(self, run: GangRun, token: int) -> None:
         if run.token == token and self.runs.get(run.job) is run and run.phase == "running":
             self.report(run)
             self.world.agenda.after(self._report_ns, self._report_later, run, token)
@@ -322,7 +322,7 @@ class Gangs:
         for job in list(self._since):
             self._leave(job)
 
-    def _finish_with(self, run: Run) -> None:
+    def _finish_with(self, run: GangRun) -> None:
         """A generation is over: what it reached is told and kept."""
         self.stop_steps(run)
         if run.phase == "stopped":
@@ -331,7 +331,7 @@ class Gangs:
             self.durable[run.job] = self._durable(run, now)
             self.report(run)
 
-    def _finished(self, run: Run, token: int) -> None:
+    def _finished(self, run: GangRun, token: int) -> None:
         if run.token != token or self.runs.get(run.job) is not run or run.phase != "running":
             return
         self.report(run)
@@ -340,12 +340,12 @@ class Gangs:
         )
         self._leave(run.job)
 
-    def _user_error(self, run: Run, token: int) -> None:
+    def _user_error(self, run: GangRun, token: int) -> None:
         if run.token == token and self.runs.get(run.job) is run and run.phase == "running":
             self.stop_steps(run)
             self.report(run)
             self.living.get(run.job, {}).pop(run.nodes[0], None)
-            self.harm.exit(run, run.nodes[0], "user_error")
+            self.faults.exit(run, run.nodes[0], "user_error")
 
     # Questions of the rest of the world.
 

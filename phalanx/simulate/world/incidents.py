@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.policy import DAY_NS
 from phalanx.simulate.scenario.fault_models import Symptom, model
-from phalanx.simulate.scenario.rates import Cause, causes_in
+from phalanx.simulate.scenario.rates import CauseRate, causes_in
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import job_nodes
-from phalanx.simulate.world.draws import Draws, Stream
+from phalanx.simulate.world.draws import DrawStream, SeedDraws
 
 HOUR_NS = 3600 * 10**9
 PLACE_OF = {"rack": "rack", "power": "power", "leaf": "leaf"}
@@ -41,7 +41,7 @@ class Incident(Struct, frozen=True, kw_only=True):
     quantile: float  # luck of everything else about it, in [0, 1)
 
 
-def causes_of(scenario: Scenario) -> list[Cause]:
+def causes_of(scenario: Scenario) -> list[CauseRate]:
     """Every cause with its rate for nodes that jobs run on."""
     faults, fleet = scenario.faults, scenario.fleet
     return causes_in(model(faults.model), faults, gpus=fleet.gpus, node_gpus=fleet.node_gpus)
@@ -59,7 +59,7 @@ class Rates:
     as often as others as the scenario says, and spares as often as their like among the others.
     """
 
-    def __init__(self, scenario: Scenario, fleet: Fleet, draws: Draws) -> None:
+    def __init__(self, scenario: Scenario, fleet: Fleet, draws: SeedDraws) -> None:
         self._fleet = fleet
         self.jobs = min(job_nodes(scenario), len(fleet))
         self.lemons = lemons(scenario, len(fleet), draws)
@@ -76,7 +76,7 @@ class Rates:
         """The nodes of a group."""
         return slice(0, self.jobs) if name == "jobs" else slice(self.jobs, len(self._fleet))
 
-    def per_day(self, cause: Cause) -> Floats:
+    def per_day(self, cause: CauseRate) -> Floats:
         """Faults a day that begin at each node."""
         weights: Floats = self._weights
         if self._corrupting and cause.symptom == "corruption":
@@ -91,7 +91,7 @@ class Rates:
         found: Floats = cause.per_day * weights
         return found
 
-    def place(self, cause: Cause) -> NDArray[np.int32]:
+    def place(self, cause: CauseRate) -> NDArray[np.int32]:
         """The domain of each node that a fault of this cause takes whole."""
         found: NDArray[np.int32] = getattr(self._fleet.columns, PLACE_OF[cause.scope])
         return found
@@ -100,7 +100,7 @@ class Rates:
 class Incidents:
     """All faults of a seed, in order of time."""
 
-    def __init__(self, scenario: Scenario, fleet: Fleet, draws: Draws) -> None:
+    def __init__(self, scenario: Scenario, fleet: Fleet, draws: SeedDraws) -> None:
         self._scenario = scenario
         self._draws = draws
         self._rates = Rates(scenario, fleet, draws)
@@ -110,7 +110,7 @@ class Incidents:
         each = [self._of(cause, group) for cause in self._causes for group in GROUPS]
         return merge(*each, key=lambda incident: incident.time_ns)
 
-    def _of(self, cause: Cause, group: str) -> Iterator[Incident]:
+    def _of(self, cause: CauseRate, group: str) -> Iterator[Incident]:
         """The faults of one cause that begin at nodes of one group."""
         nodes = self._rates.group(group)
         rates = self._rates.per_day(cause)[nodes]
@@ -120,7 +120,7 @@ class Incidents:
             yield self._make(cause, number, time_ns, found, luck)
 
     def _make(
-        self, cause: Cause, number: int, time_ns: int, nodes: tuple[int, ...], luck: Stream
+        self, cause: CauseRate, number: int, time_ns: int, nodes: tuple[int, ...], luck: DrawStream
     ) -> Incident:
         own = self._scenario.repair
         hours = cause.repair_hours if own.hours is None or not cause.repair_hours else own.hours
@@ -134,7 +134,9 @@ class Incidents:
             quantile=luck.uniform(),
         )
 
-    def _together(self, cause: Cause, group: slice, first: int, luck: Stream) -> tuple[int, ...]:
+    def _together(
+        self, cause: CauseRate, group: slice, first: int, luck: DrawStream
+    ) -> tuple[int, ...]:
         if cause.scope == "node":
             return (first,)
         if cause.scope == "scattered":
@@ -147,8 +149,8 @@ class Incidents:
 
 
 def on_nodes(
-    scenario: Scenario, fleet: Fleet, draws: Draws, purpose: str, per_1000_node_days: float
-) -> Iterator[tuple[int, int, Stream]]:
+    scenario: Scenario, fleet: Fleet, draws: SeedDraws, purpose: str, per_1000_node_days: float
+) -> Iterator[tuple[int, int, DrawStream]]:
     """Things that happen to any node alike, in order: when, to which, and the luck of the rest.
 
     As with faults, spares have draws of their own.
@@ -156,7 +158,7 @@ def on_nodes(
     jobs = min(job_nodes(scenario), len(fleet))
     rate = per_1000_node_days / 1000
 
-    def of(group: str, start: int, count: int) -> Iterator[tuple[int, int, Stream]]:
+    def of(group: str, start: int, count: int) -> Iterator[tuple[int, int, DrawStream]]:
         for time_ns, index, luck in _arrivals(draws, (purpose, group), np.full(count, rate)):
             yield time_ns, start + index, luck
 
@@ -165,8 +167,8 @@ def on_nodes(
 
 
 def _arrivals(
-    draws: Draws, purpose: tuple[str, ...], per_day: Floats
-) -> Iterator[tuple[int, int, Stream]]:
+    draws: SeedDraws, purpose: tuple[str, ...], per_day: Floats
+) -> Iterator[tuple[int, int, DrawStream]]:
     """When something happens and to which of some things, each with a rate of its own."""
     cumulated = np.cumsum(per_day)
     if not len(cumulated) or cumulated[-1] <= 0:
@@ -182,7 +184,7 @@ def _arrivals(
         number += 1
 
 
-def lemons(scenario: Scenario, nodes: int, draws: Draws) -> list[int]:
+def lemons(scenario: Scenario, nodes: int, draws: SeedDraws) -> list[int]:
     """Nodes that fail more often than others."""
     stream = draws.stream("lemons")
     share = scenario.faults.lemon_share

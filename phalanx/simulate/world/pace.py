@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Pace(Struct, frozen=True, kw_only=True):
+class GangPace(Struct, frozen=True, kw_only=True):
     """How fast a gang goes."""
 
     step_ns: int
@@ -20,13 +20,13 @@ class Pace(Struct, frozen=True, kw_only=True):
 
     def stalls_ns(self, first: int, last: int) -> int:
         """Stalls behind steps first + 1 to last."""
-        found = 0
+        total = 0
         if self.memory_steps:
-            found += self.memory_ns * (last // self.memory_steps - first // self.memory_steps)
+            total += self.memory_ns * (last // self.memory_steps - first // self.memory_steps)
         if self.checkpoint_steps:
             durable = last // self.checkpoint_steps - first // self.checkpoint_steps
-            found += self.checkpoint_ns * durable
-        return found
+            total += self.checkpoint_ns * durable
+        return total
 
     def time_ns(self, base: int, step: int) -> int:
         """From the beginning at ``base`` until ``step`` is complete."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROUND_NS = 3600 * 10**9  # a technician looks at nodes that are out of work this often
 
 
-class People:
+class Operators:
     """What is done by hand."""
 
     def __init__(self, world: World) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from phalanx.cluster.jobs.job import Expected, JobSpec
 from phalanx.cluster.protocol.events import Progress
-from phalanx.simulate.world.pace import Pace
+from phalanx.simulate.world.pace import GangPace
 
 FLUSHES_KEPT = 4  # checkpoints that may be on their way to storage when the speed changes
 
@@ -62,7 +62,7 @@ class Brownouts:
         return done
 
 
-class Run(Struct, kw_only=True):
+class GangRun(Struct, kw_only=True):
     """One generation of a gang."""
 
     job: int
@@ -87,10 +87,10 @@ class Run(Struct, kw_only=True):
     shares: tuple[int, ...] = ()  # micro-batches by replica, where they are not even
     last: int = 0  # step after which it leaves, if it was asked to
 
-    def pace(self) -> Pace:
+    def pace(self) -> GangPace:
         """How fast it goes now."""
         expected = self.expected
-        return Pace(
+        return GangPace(
             step_ns=self.full_ns + self.full_ns * self.factor_ppm // 1_000_000,
             memory_steps=expected.snapshot_steps,
             memory_ns=expected.snapshot_ns,

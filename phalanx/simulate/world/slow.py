@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal
 from phalanx.cluster.policy import DAY_NS, MILLION
 from phalanx.cluster.protocol import events as fact
 from phalanx.simulate.scenario.shape import ns
-from phalanx.simulate.world.draws import Stream
+from phalanx.simulate.world.draws import DrawStream
 from phalanx.simulate.world.incidents import on_nodes
 
 if TYPE_CHECKING:
-    from phalanx.simulate.world.runs import Run
+    from phalanx.simulate.world.runs import GangRun
     from phalanx.simulate.world.world import World
 
-Arrivals = Iterator[tuple[int, int, Stream]]  # when, to which node, and the luck of the rest
+Arrivals = Iterator[tuple[int, int, DrawStream]]  # when, to which node, and the luck of the rest
 # What a rank that is slow for a cause shows.
 PARTS: dict[str, Literal["compute", "communication"]] = {
     "slow_compute": "compute",
@@ -52,7 +52,7 @@ class SlowNodes:
         gang = set(nodes) if self._slow else ()
         return {node: ppm for node, ppm in self._slow.items() if node in gang}
 
-    def pace_ppm(self, run: Run) -> int:
+    def pace_ppm(self, run: GangRun) -> int:
         """How much longer its steps take: that of its slowest node, or of its slowest replica.
 
         Where a slow replica was given fewer micro-batches, each is slow for as many as it has;
@@ -77,12 +77,12 @@ class SlowNodes:
         """What a check finds slow about a node; "": nothing."""
         return self._causes.get(node, "") if node in self._slow else ""
 
-    def _plan(self, what: Arrivals, then: Callable[[int, Stream], None]) -> None:
+    def _plan(self, what: Arrivals, then: Callable[[int, DrawStream], None]) -> None:
         found = next(what, None)
         if found is not None and found[0] <= self.world.end_ns:
             self.world.agenda.at(found[0], then, found[1], found[2])
 
-    def _slows(self, node: int, luck: Stream) -> None:
+    def _slows(self, node: int, luck: DrawStream) -> None:
         self._plan(self._slows_next, self._slows)
         faults = self.world.scenario.faults
         network = luck.chance(faults.slow_share_network)
@@ -98,13 +98,13 @@ class SlowNodes:
             if run is not None and run.phase == "running":
                 self._plan_found(run, node)
 
-    def watch(self, run: Run) -> None:
+    def watch(self, run: GangRun) -> None:
         """A gang makes steps: those of its nodes that are slow will be found."""
         for node in self._among(run.nodes):
             if self._causes[node] in PARTS:  # a dead network card has told an error of its own
                 self._plan_found(run, node)
 
-    def _plan_found(self, run: Run, node: int) -> None:
+    def _plan_found(self, run: GangRun, node: int) -> None:
         wait = self.world.scenario.detection.slow_steps * run.pace().step_ns
         self.world.agenda.after(wait, self._found, run.job, run.generation, node)
 
@@ -148,7 +148,7 @@ class SlowNodes:
 
     # Network cards.
 
-    def _rail_dies(self, node: int, luck: Stream) -> None:
+    def _rail_dies(self, node: int, luck: DrawStream) -> None:
         self._plan(self._rails_next, self._rail_dies)
         rails = self.world.scenario.fleet.rails
         rail = luck.below(rails)

@@ -21,13 +21,13 @@ from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import make_fleet, make_policy, ns
 from phalanx.simulate.show.story import Story
 from phalanx.simulate.world.agenda import Agenda
-from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.driver import Driver
 from phalanx.simulate.world.exposure import Exposure
 from phalanx.simulate.world.gangs import Gangs
 from phalanx.simulate.world.incidents import Incident, Incidents
-from phalanx.simulate.world.people import People
-from phalanx.simulate.world.record import Record
+from phalanx.simulate.world.people import Operators
+from phalanx.simulate.world.seed_counts import SeedCounts
 from phalanx.simulate.world.slow import SlowNodes
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
@@ -40,7 +40,7 @@ class World:
 
     def __init__(self, scenario: Scenario, seed: int, loud: bool = False) -> None:
         self.scenario = scenario
-        self.draws = Draws(seed)
+        self.draws = SeedDraws(seed)
         self.agenda = Agenda()
         self.fleet = make_fleet(scenario)
         self.core = Core(self.fleet, make_policy(scenario))
@@ -48,7 +48,7 @@ class World:
         self.end_ns = ns(scenario.days * 86400)
         self.broken: dict[int, Incident] = {}
         self.incidents = 0
-        self.record = Record()
+        self.record = SeedCounts()
         self.checks = WorldRules(self)
         self.story = Story(loud)
         self.driver = Driver(self.core, self.agenda, self._ordered, self.checks)
@@ -56,7 +56,7 @@ class World:
         self.gangs = Gangs(self)
         self.slow = SlowNodes(self)
         self.exposure = Exposure(self)
-        self.people = People(self)
+        self.people = Operators(self)
         self._checks_luck = self.draws.stream("check")
         self._faults = iter(Incidents(scenario, self.fleet, self.draws))
         self._orders: dict[type[Any], Callable[[Any, Command], None]] = {
@@ -134,17 +134,17 @@ class World:
                 self.broken[node] = incident
                 self.agenda.after(incident.repair_ns, self._repaired, node)
         delay = self.detection_ns(incident)
-        harm = self.gangs.harm
+        faults = self.gangs.faults
         for job in jobs:
-            harm.struck(job, incident, nodes)
+            faults.apply(job, incident, nodes)
         if incident.symptom in ("silent", "cut"):
             for node in nodes:
                 self.agenda.after(delay, self.silent, node, incident)
             for job in jobs if self.scenario.detection.seconds is None else ():
-                harm.missed(job)
+                faults.missed(job)
             return
         for job in jobs:
-            harm.suffer(job, incident, nodes, delay)
+            faults.announce(job, incident, nodes, delay)
         if not jobs and incident.repair_ns:
             for node in nodes:
                 self.agenda.after(delay, self._device_error, node, incident)
@@ -157,12 +157,12 @@ class World:
 
     def jobs_on(self, nodes: list[int], gpu: int = -1) -> list[int]:
         """Jobs with workers on some nodes, or on one GPU of them."""
-        found: dict[int, None] = {}
+        jobs: dict[int, None] = {}
         for node in nodes:
             for job, held in self.fleet.held[node].items():
                 if gpu < 0 or held.gpus >> gpu & 1:
-                    found[job] = None
-        return list(found)
+                    jobs[job] = None
+        return list(jobs)
 
     def detection_ns(self, incident: Incident) -> int:
         """From a fault until the core is told."""
@@ -199,7 +199,7 @@ class World:
         if self.fleet.state(node) in OUT:
             self.tell(fact.NodeRepaired(node=node))
         elif incident.symptom in ("silent", "cut"):
-            self.gangs.harm.back(node, incident.cause)
+            self.gangs.faults.back(node, incident.cause)
 
     def _on_check(self, body: order.Check, command: Command) -> None:
         delay = ns(self.scenario.repair.check_seconds)

@@ -1,16 +1,16 @@
-"""Harm on purpose: plans of it, what does it, and the verdict on what came of it."""
+"""Faults on purpose: plans, the injector, and the verdict on the job."""
 
 from __future__ import annotations
 
-from phalanx.testing.chaos.plan import Action, Plan, also_drawn, random_plan, read_plan
-from phalanx.testing.chaos.run import Arena, Outcome
+from phalanx.testing.chaos.plan import Action, ChaosPlan, also_drawn, random_plan, read_plan
+from phalanx.testing.chaos.run import ChaosCluster, ChaosOutcome
 from phalanx.testing.chaos.verdict import compare
 
 __all__ = [
     "Action",
-    "Arena",
-    "Outcome",
-    "Plan",
+    "ChaosCluster",
+    "ChaosOutcome",
+    "ChaosPlan",
     "also_drawn",
     "compare",
     "random_plan",

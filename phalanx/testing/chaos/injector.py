@@ -1,4 +1,4 @@
-"""Does one harm to a job on a stage, and undoes later what can be undone."""
+"""Applies faults to a job of a trial cluster, and undoes later what can be undone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from phalanx.control.backends.local import LocalNode, processes_of
 from phalanx.control.client.client import ClientError
 from phalanx.testing.chaos.plan import Action
 from phalanx.testing.local_processes import keeper_pid, worker_pids, zygote_pid
-from phalanx.testing.played_network import Network
+from phalanx.testing.played_network import NodeNamespaces
 
 SLICE_SECONDS = 0.05  # that a slowed worker runs and stands, by turns
 SNAPSHOT = "phalanx-snapshot"  # name of the keepers' memory
@@ -28,15 +28,15 @@ FULL_BYTES = 1 << 20
 log = logging.getLogger("phalanx.chaos")
 
 
-class HarmError(Exception):
-    """A harm that cannot be done here."""
+class FaultError(Exception):
+    """A fault that cannot be done here."""
 
 
-class Ground(Protocol):
-    """Where harm is done: a cluster that was made for it, or one that runs."""
+class FaultTarget(Protocol):
+    """Where faults are applied: a cluster that was made for it, or one that runs."""
 
     @property
-    def network(self) -> Network | None: ...
+    def network(self) -> NodeNamespaces | None: ...
 
     def job(self, number: int) -> dict[str, Any]: ...
 
@@ -53,26 +53,26 @@ class Ground(Protocol):
     def start_server(self) -> object: ...
 
 
-class Harm:
+class JobFaults:
     """All that is done to one job; ``heal`` undoes what still stands."""
 
-    def __init__(self, stage: Ground, job: int, disk: Path | None = None) -> None:
-        self.stage, self.job, self._disk = stage, job, disk
+    def __init__(self, cluster: FaultTarget, job: int, disk: Path | None = None) -> None:
+        self.cluster, self.job, self._disk = cluster, job, disk
         self._chance = random.Random(job)
         self._held: list[str] = []
         self._later: dict[object, tuple[float, Callable[[], object]]] = {}  # by what is undone
         self._threads: list[threading.Thread] = []
         self.done: list[str] = []
-        self.struck = 0.0  # when the last one was done (monotonic clock)
+        self.applied = 0.0  # when the last one was done (monotonic clock)
 
     def do(self, action: Action) -> None:
         """Do it; what it cannot do now (nobody holds the slot) is left out and said."""
-        self._nodes()  # after this harm there may be nobody to ask
-        self.struck = time.monotonic()
+        self._nodes()  # after this fault there may be nobody to ask
+        self.applied = time.monotonic()
         try:
             getattr(self, f"_{action.do}")(action)
             self.done.append(str(action))
-        except (HarmError, ProcessLookupError) as error:
+        except (FaultError, ProcessLookupError) as error:
             self.done.append(f"{action}: left out, {error}")
         log.info("%s", self.done[-1])
 
@@ -100,35 +100,35 @@ class Harm:
     def _nodes(self) -> list[str]:
         """Who holds the slots; while the controller is dead, who held them last."""
         with suppress(ClientError):
-            self._held = self.stage.job(self.job)["nodes"] or self._held
+            self._held = self.cluster.job(self.job)["nodes"] or self._held
         return self._held
 
     def _node(self, action: Action) -> LocalNode:
         nodes = self._nodes()
         if action.slot >= len(nodes):
-            raise HarmError("nobody holds that slot")
-        return self.stage.node(nodes[action.slot])
+            raise FaultError("nobody holds that slot")
+        return self.cluster.node(nodes[action.slot])
 
     def _worker(self, action: Action) -> int:
         deadline = time.monotonic() + WORKER_SECONDS
         while time.monotonic() < deadline:
             self.due()  # the controller that would tell who holds the slot may be dead
-            with suppress(HarmError):
+            with suppress(FaultError):
                 if found := worker_pids(self._node(action), self.job):
                     return next(iter(found.values()))
             time.sleep(0.02)
-        raise HarmError("it has no worker")
+        raise FaultError("it has no worker")
 
     def _keeper(self, node: LocalNode) -> int:
         found = keeper_pid(node, self.job)
         if found is None:
-            raise HarmError("it has no keeper")
+            raise FaultError("it has no keeper")
         return found
 
     # What is done.
 
     def _signal(self, pid: int, number: int) -> None:
-        self.struck = time.monotonic()
+        self.applied = time.monotonic()
         os.kill(pid, number)
 
     def _kill_worker(self, action: Action) -> None:
@@ -157,23 +157,23 @@ class Harm:
 
     def _kill_agent(self, action: Action) -> None:
         node = self._node(action)
-        self.stage.kill_agent(node)
-        self._after(action, node.name, partial(self.stage.restart_node, node))
+        self.cluster.kill_agent(node)
+        self._after(action, node.name, partial(self.cluster.restart_node, node))
 
     def _kill_zygote(self, action: Action) -> None:
         """Its agent ends with it, and is started again."""
         node = self._node(action)
         pid = zygote_pid(node)
         if pid is None:
-            raise HarmError("it has no zygote")
+            raise FaultError("it has no zygote")
         self._signal(pid, signal.SIGKILL)
-        self.stage.kill_agent(node)  # it is about to end by itself
-        self._after(action, node.name, partial(self.stage.restart_node, node))
+        self.cluster.kill_agent(node)  # it is about to end by itself
+        self._after(action, node.name, partial(self.cluster.restart_node, node))
 
     def _kill_node(self, action: Action) -> None:
         node = self._node(action)
-        self.stage.kill_node(node)
-        self._after(action, node.name, partial(self.stage.restart_node, node))
+        self.cluster.kill_node(node)
+        self._after(action, node.name, partial(self.cluster.restart_node, node))
 
     def _freeze_node(self, action: Action) -> None:
         pids = processes_of(self._node(action))
@@ -183,9 +183,9 @@ class Harm:
             self._after(action, pid, partial(_signal, pid, signal.SIGCONT))
 
     def _partition(self, action: Action) -> None:
-        network = self.stage.network
+        network = self.cluster.network
         if network is None:
-            raise HarmError("nodes have no network of their own (root, --namespaces)")
+            raise FaultError("nodes have no network of their own (root, --namespaces)")
         node = self._node(action)
         network.cut(node.name)
         self._after(action, f"network of {node.name}", partial(network.mend, node.name))
@@ -193,12 +193,15 @@ class Harm:
     def _corrupt_replica(self, action: Action) -> None:
         """The next node in order keeps this one's replicas; where it does not, no harm is done."""
         nodes = self._nodes()
-        victim, holder = self._node(action), self.stage.node(nodes[(action.slot + 1) % len(nodes)])
+        victim, holder = (
+            self._node(action),
+            self.cluster.node(nodes[(action.slot + 1) % len(nodes)]),
+        )
         corrupted = self._corrupt(self._keeper(holder))
-        self.stage.kill_node(victim)
-        self._after(action, victim.name, partial(self.stage.restart_node, victim))
+        self.cluster.kill_node(victim)
+        self._after(action, victim.name, partial(self.cluster.restart_node, victim))
         if not corrupted:
-            raise HarmError("its neighbour held no snapshot")
+            raise FaultError("its neighbour held no snapshot")
 
     def _corrupt(self, pid: int) -> int:
         """Flip bytes in all that a keeper holds; it finds out when it is asked for them."""
@@ -224,12 +227,12 @@ class Harm:
         """What only the worker can do to itself; see ``train/rank/drill.py``."""
         folder = self._node(action).state / "jobs" / str(self.job) / "chaos"
         if not folder.is_dir():
-            raise HarmError("its agents take no such orders (PHALANX_CHAOS=1)")
+            raise FaultError("its agents take no such orders (PHALANX_CHAOS=1)")
         (folder / name).write_text("")
 
     def _fill_disk(self, action: Action) -> None:
         if self._disk is None:
-            raise HarmError("the runs have no disk of their own (needs root)")
+            raise FaultError("the runs have no disk of their own (needs root)")
         ballast = self._disk / "ballast"
         with ballast.open("wb", buffering=0) as file, suppress(OSError):
             while True:
@@ -237,8 +240,8 @@ class Harm:
         self._after(action, ballast, lambda: ballast.unlink(missing_ok=True))
 
     def _kill_controller(self, action: Action) -> None:
-        self.stage.kill_server()
-        self._after(action, "server", self.stage.start_server)
+        self.cluster.kill_server()
+        self._after(action, "server", self.cluster.start_server)
 
 
 def _signal(pid: int, number: int) -> bool:

@@ -1,7 +1,7 @@
-"""Harm to a job of a server that runs, on the nodes that are processes of this machine.
+"""Faults for a job of a server that runs, on the nodes that are processes of this machine.
 
 Nothing is set up for it and nothing is compared with a run in peace: what is judged is whether the
-job goes on after every harm, and whether steps that were made twice gave the same loss.
+job goes on after every fault, and whether steps that were made twice gave the same loss.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from msgspec import Struct, structs
 from phalanx.control.backends.local import LocalNode, processes_of
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.server_file import ServerFile
-from phalanx.testing.chaos.injector import Harm, HarmError
-from phalanx.testing.chaos.plan import Plan
+from phalanx.testing.chaos.injector import FaultError, JobFaults
+from phalanx.testing.chaos.plan import ChaosPlan
 from phalanx.testing.local_cluster import Commits
-from phalanx.testing.played_network import Network
+from phalanx.testing.played_network import NodeNamespaces
 
-RECOVERY_SECONDS = 180.0  # for steps to go on after a harm
+RECOVERY_SECONDS = 180.0  # for steps to go on after a fault
 GONE_SECONDS = 10.0
 START_SECONDS = 120.0  # on a busy machine
 AGAIN_SECONDS = 0.5  # until a server that ended at once is started once more
@@ -37,7 +37,7 @@ class LiveError(Exception):
     """A job that cannot be harmed from here."""
 
 
-class Started(Struct, frozen=True):
+class StartedProcess(Struct, frozen=True):
     """How a process was started, so that it can be started again."""
 
     argv: tuple[str, ...]
@@ -45,16 +45,16 @@ class Started(Struct, frozen=True):
     folder: str
 
     @classmethod
-    def of(cls, pid: int) -> Started:
+    def of(cls, pid: int) -> StartedProcess:
         """As the kernel knows it."""
         process = Path(f"/proc/{pid}")
-        words = (process / "cmdline").read_bytes().decode().split("\0")[:-1]
-        if "--follow" in words:  # it would end at once: its parent is another one now
-            at = words.index("--follow")
-            del words[at : at + 2]
+        argv = (process / "cmdline").read_bytes().decode().split("\0")[:-1]
+        if "--follow" in argv:  # it would end at once: its parent is another one now
+            at = argv.index("--follow")
+            del argv[at : at + 2]
         pairs = (process / "environ").read_bytes().decode().split("\0")[:-1]
         environment = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
-        return cls(tuple(words), environment, str((process / "cwd").readlink()))
+        return cls(tuple(argv), environment, str((process / "cwd").readlink()))
 
     def again(self, log: Path) -> subprocess.Popen[bytes]:
         """A process of its own, as the first one was."""
@@ -70,14 +70,14 @@ class Started(Struct, frozen=True):
             )
 
 
-class LiveGround:
+class LiveTarget:
     """A running server and those of its agents that are processes here."""
 
     def __init__(self, client: Client, state: Path) -> None:
         self.client, self.state = client, state
-        self.network: Network | None = None  # whose cards are not ours to cut
+        self.network: NodeNamespaces | None = None  # whose cards are not ours to cut
         self._nodes = {node.name: node for node in agents_here()}
-        self._killed: dict[str, Started] = {}
+        self._killed: dict[str, StartedProcess] = {}
 
     def job(self, number: int) -> dict[str, Any]:
         """The job as the API shows it."""
@@ -87,7 +87,7 @@ class LiveGround:
     def node(self, name: str) -> LocalNode:
         """A node, if it is a process of this machine."""
         if name not in self._nodes:
-            raise HarmError(f"{name} is not on this machine")
+            raise FaultError(f"{name} is not on this machine")
         return self._nodes[name]
 
     def commits(self, number: int, world_size: int) -> Commits:
@@ -97,13 +97,13 @@ class LiveGround:
     def kill_agent(self, node: LocalNode) -> None:
         """SIGKILL of a node's agent alone."""
         pid = agent_pid(node)
-        self._killed[node.name] = Started.of(pid)
+        self._killed[node.name] = StartedProcess.of(pid)
         os.kill(pid, signal.SIGKILL)
         wait_gone(pid)
 
     def kill_node(self, node: LocalNode) -> None:
         """SIGKILL of all that a node runs."""
-        self._killed[node.name] = Started.of(agent_pid(node))
+        self._killed[node.name] = StartedProcess.of(agent_pid(node))
         pids = processes_of(node)
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -120,11 +120,11 @@ class LiveGround:
         try:
             server = ServerFile.read(self.state)
             pid, port = server.pid, server.url.rstrip("/").rpartition(":")[2]
-            started = Started.of(pid)
+            started = StartedProcess.of(pid)
         except OSError:
-            raise HarmError("the server is not on this machine") from None
+            raise FaultError("the server is not on this machine") from None
         if "--nodes" in started.argv:
-            raise HarmError("nodes of `phalanx up --nodes` end with their server")
+            raise FaultError("nodes of `phalanx up --nodes` end with their server")
         # The last of two counts: agents come back to the port that they know.
         self._killed["server"] = structs.replace(started, argv=(*started.argv, "--port", port))
         os.kill(pid, signal.SIGKILL)
@@ -155,8 +155,8 @@ class LiveOutcome(Struct, kw_only=True):
     """What became of a job that runs on."""
 
     plan: str
-    done: list[str]  # harms, as they were done
-    recovered_seconds: list[float]  # from each harm to the next committed step
+    done: list[str]  # faults, as they were done
+    recovered_seconds: list[float]  # from each fault to the next committed step
     state: str
     generations: int
     made_again: int  # steps
@@ -169,26 +169,26 @@ class LiveOutcome(Struct, kw_only=True):
 
 
 def play_live(
-    ground: LiveGround, number: int, plan: Plan, say: Callable[[str], None]
+    ground: LiveTarget, number: int, plan: ChaosPlan, say: Callable[[str], None]
 ) -> LiveOutcome:
     """Do what a plan says to a running job; steps count from where it is now."""
     job = ground.job(number)
     if job["state"] != "running":
         raise LiveError(f"job {number} is {job['state']}: only a running job can be harmed")
     ranks = world_of(ground, number)
-    commits, harm = ground.commits(number, ranks), Harm(ground, number)
+    commits, faults = ground.commits(number, ranks), JobFaults(ground, number)
     begun = _wait_for(ground, number, commits, 1)
     if not begun:
         raise LiveError(f"job {number} commits no steps to keepers on this machine")
     try:
-        recovered = _do_all(ground, number, plan, commits, harm, begun, say)
+        recovered = _do_all(ground, number, plan, commits, faults, begun, say)
     finally:  # also when somebody has seen enough: nothing stays stopped or dead
-        harm.heal()
+        faults.heal()
     state = _state(ground, number)
     again, differences = made_twice(run_folder(ground, number))
     return LiveOutcome(
         plan=plan.name,
-        done=harm.done,
+        done=faults.done,
         recovered_seconds=recovered,
         state=state,
         generations=int(ground.job(number)["generation"]),
@@ -198,46 +198,46 @@ def play_live(
 
 
 def _do_all(
-    ground: LiveGround,
+    ground: LiveTarget,
     number: int,
-    plan: Plan,
+    plan: ChaosPlan,
     commits: Commits,
-    harm: Harm,
+    faults: JobFaults,
     begun: int,
     say: Callable[[str], None],
 ) -> list[float]:
-    """Harm after harm; seconds from each to the second committed step behind it."""
+    """Fault after fault; seconds from each to the second committed step behind it."""
     recovered: list[float] = []
     for action in plan.actions:
-        if not _wait_for(ground, number, commits, begun + action.at_step, harm):
+        if not _wait_for(ground, number, commits, begun + action.at_step, faults):
             break
         began = time.monotonic()
-        harm.do(action)
+        faults.do(action)
         at = _step(commits)  # steps were made until it was done
-        say(f"   {harm.done[-1]}")
-        if "left out" in harm.done[-1]:
+        say(f"   {faults.done[-1]}")
+        if "left out" in faults.done[-1]:
             continue
-        if not _wait_for(ground, number, commits, at + 2, harm):
+        if not _wait_for(ground, number, commits, at + 2, faults):
             break
         recovered.append(round(time.monotonic() - began, 2))
         say(f"   steps go on after {recovered[-1]:g} s")
     return recovered
 
 
-def from_here(plan: Plan, steps_left: int) -> Plan:
+def from_here(plan: ChaosPlan, steps_left: int) -> ChaosPlan:
     """A plan without what the job is too near to its end for."""
     fitting = tuple(action for action in plan.actions if action.at_step < steps_left - 1)
     return structs.replace(plan, actions=fitting)
 
 
 def _wait_for(
-    ground: LiveGround, number: int, commits: Commits, step: int, harm: Harm | None = None
+    ground: LiveTarget, number: int, commits: Commits, step: int, faults: JobFaults | None = None
 ) -> int:
     """Until a step is committed; which one is then, 0: the job ended before, or never got there."""
     deadline = time.monotonic() + RECOVERY_SECONDS
     while time.monotonic() < deadline:
-        if harm is not None:
-            harm.due()
+        if faults is not None:
+            faults.due()
         if (at := _step(commits)) >= step:
             return at
         if _state(ground, number) in ENDED:
@@ -251,13 +251,13 @@ def _step(commits: Commits) -> int:
     return newest.step if newest is not None else 0
 
 
-def _state(ground: LiveGround, number: int) -> str:
+def _state(ground: LiveTarget, number: int) -> str:
     with suppress(ClientError):  # the controller may be dead just now
         return str(ground.job(number)["state"])
     return "unknown"
 
 
-def world_of(ground: LiveGround, number: int) -> int:
+def world_of(ground: LiveTarget, number: int) -> int:
     """Ranks of a job."""
     gang = ground.client.get(f"/v1/jobs/{number}", dict)["spec"]["gang"]
     axes = (gang.get(axis, 1) for axis in ("tensor", "context", "pipeline"))
@@ -267,7 +267,7 @@ def world_of(ground: LiveGround, number: int) -> int:
     return ranks
 
 
-def run_folder(ground: LiveGround, number: int) -> Path | None:
+def run_folder(ground: LiveTarget, number: int) -> Path | None:
     """Where a job's records are, if that is known and here."""
     with suppress(ClientError, KeyError):
         folder = ground.client.get(f"/v1/runs/{number}", dict)["folder"]
@@ -296,15 +296,15 @@ def made_twice(folder: Path | None) -> tuple[int, list[str]]:
 
 def agents_here() -> list[LocalNode]:
     """Nodes whose agents are processes of this machine."""
-    found = []
+    agents = []
     for process in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
             if process.name.isdigit():
                 words = (process / "cmdline").read_bytes().decode().split("\0")
                 if "agent" in words and "--join" in words and "--state" in words:
                     state = Path(words[words.index("--state") + 1]).absolute()
-                    found.append(LocalNode(words[words.index("--name") + 1], state))
-    return found
+                    agents.append(LocalNode(words[words.index("--name") + 1], state))
+    return agents
 
 
 def agent_pid(node: LocalNode) -> int:
@@ -314,7 +314,7 @@ def agent_pid(node: LocalNode) -> int:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"agent" in words and str(node.state).encode() in words:
                 return pid
-    raise HarmError(f"the agent of {node.name} does not run")
+    raise FaultError(f"the agent of {node.name} does not run")
 
 
 def wait_gone(pid: int) -> None:

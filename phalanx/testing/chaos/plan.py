@@ -1,4 +1,4 @@
-"""Plans of harm: from a TOML file, or drawn from a seed."""
+"""Plans of fault: from a TOML file, or drawn from a seed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MOST_ACTIONS = 4
 
 
 class Action(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One harm, done when a step is committed."""
+    """One fault, done when a step is committed."""
 
     do: Kind
     at_step: int
@@ -59,16 +59,16 @@ class Action(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"{self.do} at step {self.at_step}, slot {self.slot}, {self.seconds:g} s"
 
 
-class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChaosPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is done to a job, in the order of steps."""
 
     name: str = ""
     actions: tuple[Action, ...] = ()
 
 
-def read_plan(path: Path, slots: int, steps: int) -> Plan:
+def read_plan(path: Path, slots: int, steps: int) -> ChaosPlan:
     """The plan in a file; ConfigError where it does not fit a job of so many steps."""
-    plan = read_struct(path, Plan, "--plan")
+    plan = read_struct(path, ChaosPlan, "--plan")
     for number, action in enumerate(plan.actions):
         key = f"actions[{number}]"
         if not 0 <= action.slot < slots:
@@ -80,7 +80,7 @@ def read_plan(path: Path, slots: int, steps: int) -> Plan:
         if not 0 <= action.seconds <= 600:
             raise ConfigError(f"{key}.seconds", action.seconds, "0 to 600", "choose less")
     ordered = tuple(sorted(plan.actions, key=lambda action: action.at_step))
-    return Plan(name=plan.name or path.stem, actions=ordered)
+    return ChaosPlan(name=plan.name or path.stem, actions=ordered)
 
 
 def also_drawn(job: Job, *, namespaces: bool = False) -> tuple[Kind, ...]:
@@ -94,8 +94,8 @@ def also_drawn(job: Job, *, namespaces: bool = False) -> tuple[Kind, ...]:
     return (*flips, "partition", "fill_disk") if namespaces else flips
 
 
-def random_plan(seed: int, slots: int, steps: int, also: Sequence[Kind] = ()) -> Plan:
-    """A plan of one to four harms; the same seed (and ``also``) draws the same plan."""
+def random_plan(seed: int, slots: int, steps: int, also: Sequence[Kind] = ()) -> ChaosPlan:
+    """A plan of one to four faults; the same seed (and ``also``) draws the same plan."""
     chance = random.Random(seed)
     drawn = WEIGHTS | {kind: MORE_WEIGHTS[kind] for kind in also}
     kinds, weights = zip(*drawn.items(), strict=True)
@@ -110,4 +110,4 @@ def random_plan(seed: int, slots: int, steps: int, also: Sequence[Kind] = ()) ->
         for _ in range(chance.randint(1, MOST_ACTIONS))
     ]
     ordered = tuple(sorted(actions, key=lambda action: action.at_step))
-    return Plan(name=f"random, seed {seed}", actions=ordered)
+    return ChaosPlan(name=f"random, seed {seed}", actions=ordered)

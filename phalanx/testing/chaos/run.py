@@ -1,4 +1,4 @@
-"""An arena for a job: the undisturbed run, then plan after plan on one cluster, and the verdict."""
+"""A job's trials: the undisturbed run, then plan after plan on one cluster, and the verdict."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from msgspec import Struct, structs
 
 from phalanx.config import Job, to_toml
 from phalanx.control.client.client import ClientError
-from phalanx.testing.chaos.injector import Harm
-from phalanx.testing.chaos.plan import Plan
+from phalanx.testing.chaos.injector import JobFaults
+from phalanx.testing.chaos.plan import ChaosPlan
 from phalanx.testing.chaos.verdict import (
     belonging,
     compare,
@@ -29,9 +29,9 @@ from phalanx.testing.chaos.verdict import (
     orphans,
     shared_memory,
 )
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 
-END_SECONDS = 300.0  # for a job of an arena, however it is disturbed
+END_SECONDS = 300.0  # for a job of a trial, however it is disturbed
 HEAL_SECONDS = 120.0
 LEASE_SECONDS = 150.0  # that a keeper may outlive a job whose agent was away: see POLICY
 DISK_BYTES = 512 << 20
@@ -55,11 +55,11 @@ room_retry_ns = 1000000000
 log = logging.getLogger("phalanx.chaos")
 
 
-class Outcome(Struct, kw_only=True):
+class ChaosOutcome(Struct, kw_only=True):
     """What became of a job under a plan."""
 
     plan: str
-    done: list[str]  # harms, as they were done
+    done: list[str]  # faults, as they were done
     state: str
     seconds: float
     generations: int
@@ -73,7 +73,7 @@ class Outcome(Struct, kw_only=True):
         return self.state == "done" and not self.differences and not self.left_over
 
 
-class Arena:
+class ChaosCluster:
     """A cluster on this machine; ``leaks`` are known when it was left."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Arena:
         ranks: int,
         *,
         spares: int = 1,
-        plans: Sequence[Plan] = (),
+        plans: Sequence[ChaosPlan] = (),
         namespaces: bool = False,
     ) -> None:
         self.root, self.ranks = root, ranks
@@ -100,19 +100,19 @@ class Arena:
         policy = POLICY.format(spares=spares)
         self.runs = root / "runs"
         self._own_disk = any(action.do == "fill_disk" for plan in plans for action in plan.actions)
-        self.stage = Stage(
+        self.cluster = TrialCluster(
             root / "stage", nodes=ranks, spares=spares, policy=policy, namespaces=namespaces
         )
         self.undisturbed = root
 
-    def __enter__(self) -> Arena:
-        os.environ["PHALANX_CHAOS"] = "1"  # workers take orders of harm
+    def __enter__(self) -> ChaosCluster:
+        os.environ["PHALANX_CHAOS"] = "1"  # workers take orders of faults
         self.runs.mkdir(exist_ok=True)
         if self._own_disk:
             self._own_disk = mount_disk(self.runs)
         try:
             self.undisturbed = self._run_undisturbed()
-            self.stage.__enter__()
+            self.cluster.__enter__()
         except BaseException:
             self._unmount()
             raise
@@ -122,7 +122,7 @@ class Arena:
         self, kind: type[BaseException] | None, _: object, trace: TracebackType | None
     ) -> None:
         self._ports |= listening(belonging(self.root))
-        self.stage.__exit__()
+        self.cluster.__exit__()
         os.environ.pop("PHALANX_CHAOS", None)
         self.leaks += orphans(self.root)
         self.leaks += leaked_ports(self._ports)
@@ -147,13 +147,13 @@ class Arena:
         (folder,) = (self.root / "runs" / "undisturbed").iterdir()
         return folder
 
-    def play(self, plan: Plan) -> Outcome:
+    def play(self, plan: ChaosPlan) -> ChaosOutcome:
         """Submit the job, do what the plan says, wait for its end, and look."""
         began = time.monotonic()
-        stage, steps = self.stage, self.job.train.steps
-        number = stage.submit(str(self._write("disturbed")), "--world-size", str(self.ranks))
-        harm = Harm(stage, number, self.runs if self._own_disk else None)
-        commits = stage.commits(number, self.ranks)
+        cluster, steps = self.cluster, self.job.train.steps
+        number = cluster.submit(str(self._write("disturbed")), "--world-size", str(self.ranks))
+        faults = JobFaults(cluster, number, self.runs if self._own_disk else None)
+        commits = cluster.commits(number, self.ranks)
         waiting = list(plan.actions)
         state = "lost"
         deadline = began + END_SECONDS
@@ -162,25 +162,25 @@ class Arena:
             at = newest.step if newest is not None else 0
             while waiting and at >= waiting[0].at_step:
                 self._ports |= listening(belonging(self.root))
-                harm.do(waiting.pop(0))
-            harm.due()
+                faults.do(waiting.pop(0))
+            faults.due()
             state = self._state(number) or state
             if state == "pending":  # the gang lacks nodes: people would look at those put aside
-                self.stage.readmit()
+                self.cluster.readmit()
             if state in ("done", "failed", "cancelled"):
                 break
             time.sleep(0.05)
-        harm.heal()
+        faults.heal()
         state = self._state(number) or state
-        harm.done += [f"{action}: left out, the job was done before" for action in waiting]
+        faults.done += [f"{action}: left out, the job was done before" for action in waiting]
         folder = self.root / "runs" / "disturbed" / f"job-{number}"
         differences = self._differences(folder) if state == "done" else [f"it is {state}"]
-        outcome = Outcome(
+        outcome = ChaosOutcome(
             plan=plan.name,
-            done=harm.done,
+            done=faults.done,
             state=state,
             seconds=time.monotonic() - began,
-            generations=int(stage.job(number)["generation"]),
+            generations=int(cluster.job(number)["generation"]),
             steps=steps,
             differences=differences,
             left_over=self._left_over(number),
@@ -190,7 +190,7 @@ class Arena:
 
     def _state(self, number: int) -> str:
         with suppress(ClientError):  # the controller may be dead just now
-            return str(self.stage.job(number)["state"])
+            return str(self.cluster.job(number)["state"])
         return ""
 
     def _differences(self, folder: Path) -> list[str]:
@@ -202,19 +202,19 @@ class Arena:
         """Processes of the job that outlive it."""
         deadline = time.monotonic() + LEASE_SECONDS
         while True:
-            found = [
+            leaks = [
                 f"{node.name}: process {pid} ({' '.join(open_names(pid, folder))})"
-                for node in self.stage.cluster.nodes
+                for node in self.cluster.local.nodes
                 for folder in [node.state / "jobs" / str(number)]
                 for pid in belonging(folder)
             ]
-            if not found or time.monotonic() > deadline:
-                return found
+            if not leaks or time.monotonic() > deadline:
+                return leaks
             time.sleep(0.1)
 
     def _heal(self) -> None:
         """All nodes are there and healthy before the next plan."""
-        self.stage.wait(self.stage.readmit, "nodes to be whole again", HEAL_SECONDS)
+        self.cluster.wait(self.cluster.readmit, "nodes to be whole again", HEAL_SECONDS)
 
 
 def _absolute(path: str) -> str:
@@ -225,12 +225,12 @@ def _absolute(path: str) -> str:
 Say = Callable[[str], None]
 
 
-def play_all(arena: Arena, plans: list[Plan], say: Say) -> list[Outcome]:
+def play_all(cluster: ChaosCluster, plans: list[ChaosPlan], say: Say) -> list[ChaosOutcome]:
     """Plan after plan on one cluster; each is told as it ends."""
-    found = []
+    outcomes = []
     for plan in plans:
-        say(f"-- {plan.name}: {len(plan.actions)} harms")
-        outcome = arena.play(plan)
+        say(f"-- {plan.name}: {len(plan.actions)} faults")
+        outcome = cluster.play(plan)
         for line in (*outcome.done, *outcome.differences[:3], *outcome.left_over):
             say(f"   {line}")
         word = "good" if outcome.good else "BAD"
@@ -239,8 +239,8 @@ def play_all(arena: Arena, plans: list[Plan], say: Say) -> list[Outcome]:
             f"{outcome.generations} generations, {len(outcome.differences)} differences, "
             f"{len(outcome.left_over)} processes left"
         )
-        found.append(outcome)
-    return found
+        outcomes.append(outcome)
+    return outcomes
 
 
 def mount_disk(folder: Path) -> bool:

@@ -19,18 +19,20 @@ def compare(one: Path, other: Path) -> list[str]:
     from phalanx.checkpoint import latest
 
     curves = [losses(folder) for folder in (one, other)]
-    found = [
+    differences = [
         f"loss of step {step}: {curves[0].get(step)} and {loss}"
         for step, loss in curves[1].items()
         if curves[0].get(step) != loss
     ]
     states = [latest(folder / "checkpoints") for folder in (one, other)]
     if None in states:
-        return [*found, "a run left no checkpoint"]
+        return [*differences, "a run left no checkpoint"]
     first, second = (weights(path) for path in states if path is not None)
     import torch
 
-    return found + [name for name, value in first.items() if not torch.equal(value, second[name])]
+    return differences + [
+        name for name, value in first.items() if not torch.equal(value, second[name])
+    ]
 
 
 def losses(folder: Path) -> dict[int, float | None]:
@@ -57,7 +59,7 @@ def belonging(root: Path) -> dict[int, str]:
 
     Not this one, and nobody who started it: they may have been told the folder.
     """
-    needle, found, own = str(root).encode(), {}, _ancestors()
+    needle, processes, own = str(root).encode(), {}, _ancestors()
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) in own:
             continue
@@ -66,25 +68,25 @@ def belonging(root: Path) -> dict[int, str]:
             files = (os.fsencode(path) for path in open_files(int(process.name)))
             if needle in command or any(path.startswith(needle) for path in files):
                 words = command.replace(b"\0", b" ").decode(errors="replace").strip()
-                found[int(process.name)] = words[:200]
-    return found
+                processes[int(process.name)] = words[:200]
+    return processes
 
 
 def _ancestors() -> set[int]:
-    found, pid = set(), os.getpid()
-    while pid > 0 and pid not in found:
-        found.add(pid)
+    ancestors, pid = set(), os.getpid()
+    while pid > 0 and pid not in ancestors:
+        ancestors.add(pid)
         pid = parent_of(pid) or 0
-    return found
+    return ancestors
 
 
 def open_names(pid: int, folder: Path) -> list[str]:
     """What a process has open below a folder: tells a keeper from a worker."""
-    found = []
+    names = []
     for path in open_files(pid):
         with suppress(ValueError):
-            found.append(str(path.relative_to(folder)))
-    return sorted(set(found))
+            names.append(str(path.relative_to(folder)))
+    return sorted(set(names))
 
 
 def orphans(root: Path) -> list[str]:
@@ -109,14 +111,14 @@ def leaked_memory(before: set[str], folder: Path = Path("/dev/shm")) -> list[str
 
 def _held(folder: Path) -> set[str]:
     """What processes have open or mapped below a folder."""
-    found: set[str] = set()
+    names: set[str] = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
-            found |= {str(path) for path in open_files(int(process.name))}
+            names |= {str(path) for path in open_files(int(process.name))}
             with suppress(OSError):
                 lines = (process / "maps").read_text().splitlines()
-                found |= {line.split(maxsplit=5)[-1] for line in lines if str(folder) in line}
-    return found
+                names |= {line.split(maxsplit=5)[-1] for line in lines if str(folder) in line}
+    return names
 
 
 def listening(pids: dict[int, str]) -> dict[int, int]:
@@ -130,14 +132,14 @@ def listening(pids: dict[int, str]) -> dict[int, int]:
 
 
 def _listeners() -> dict[int, int]:
-    found = {}
+    listeners = {}
     for name in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == "0A":  # LISTEN
-                    found[int(fields[1].rpartition(":")[2], 16)] = int(fields[9])
-    return found
+                    listeners[int(fields[1].rpartition(":")[2], 16)] = int(fields[9])
+    return listeners
 
 
 def leaked_ports(seen: dict[int, int]) -> list[str]:

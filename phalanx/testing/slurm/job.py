@@ -1,4 +1,4 @@
-"""A job on a private Slurm as a stage: submitted, followed and harmed from outside."""
+"""A job on a private Slurm, for trials: submitted, followed and disturbed from outside."""
 
 from __future__ import annotations
 

@@ -149,29 +149,29 @@ class Sandbox:
         """Processes that jobs started here (on one node), found by their environment."""
         conf = f"SLURM_CONF={self.options.conf}".encode()
         where = f"SLURMD_NODENAME={node}".encode()
-        found = []
+        pids = []
         for pid in _processes():
             with suppress(OSError):
                 given = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 inside = any(each.startswith(b"SLURMD_NODENAME=") for each in given)
                 if conf in given and inside and (not node or where in given):
-                    found.append(pid)
-        return found
+                    pids.append(pid)
+        return pids
 
     def step_daemons(self, node: str = "") -> list[int]:
         """The slurmstepd processes of this sandbox (of one node), found by their open log."""
         logs = self.root / "log"
         names = [node] if node else self.options.node_names
         wanted = {logs / f"slurmd-{name}.log" for name in names}
-        found = []
+        pids = []
         for pid in _processes():
             with suppress(OSError):
                 if Path(f"/proc/{pid}/comm").read_text().strip() != "slurmstepd":
                     continue
                 files = {path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()}
                 if files & wanted:
-                    found.append(pid)
-        return found
+                    pids.append(pid)
+        return pids
 
     # Slurm's programs.
 

@@ -32,7 +32,7 @@ class TraceEvent(Protocol):
     def start_thread_id(self) -> int: ...
 
 
-class Activity(NamedTuple):
+class DeviceActivity(NamedTuple):
     """When collectives were under way and when something was calculated, in seconds."""
 
     communication: list[Interval]
@@ -46,40 +46,40 @@ class Communication(msgspec.Struct, frozen=True):
     exposed_seconds_per_step: float
 
 
-def communication(activity: Activity, steps: int) -> Communication:
+def communication(activity: DeviceActivity, steps: int) -> Communication:
     """Measure collectives against the compute that ran at the same time."""
     exposed = subtract(activity.communication, activity.compute)
     return Communication(total(activity.communication) / steps, total(exposed) / steps)
 
 
-def activity_of(events: Sequence[TraceEvent]) -> Activity | None:
+def activity_of(events: Sequence[TraceEvent]) -> DeviceActivity | None:
     """What a trace says; None where it holds no compute, as when another tool has the device."""
     device = [event for event in events if event.device_type() == DeviceType.CUDA]
     found = _on_cuda(device) if device else _on_cpu(events)
     return found if found.compute else None
 
 
-def _on_cuda(kernels: Sequence[TraceEvent]) -> Activity:
-    found = Activity([], [])
+def _on_cuda(kernels: Sequence[TraceEvent]) -> DeviceActivity:
+    activity = DeviceActivity([], [])
     for kernel in kernels:
         name = kernel.name().lower()
         if "nccl" in name or name.startswith("memcpy ptop"):
-            found.communication.append(_span(kernel))
+            activity.communication.append(_span(kernel))
         elif not name.startswith(("memcpy", "memset")):  # moving state to the host hides nothing
-            found.compute.append(_span(kernel))
-    return found
+            activity.compute.append(_span(kernel))
+    return activity
 
 
-def _on_cpu(events: Sequence[TraceEvent]) -> Activity:
+def _on_cpu(events: Sequence[TraceEvent]) -> DeviceActivity:
     talking = [_span(event) for event in events if event.name().startswith("gloo:")]
     working = [event for event in events if event.name().startswith(_CPU_COMPUTE)]
     threads = Counter(event.start_thread_id() for event in working)
     if not threads:
-        return Activity(talking, [])
+        return DeviceActivity(talking, [])
     ((main, _),) = threads.most_common(1)
     spans = [_span(event) for event in working if event.start_thread_id() == main]
     waits = [_span(event) for event in events if event.name().startswith(_CPU_WAITS)]
-    return Activity(talking, subtract(spans, waits))
+    return DeviceActivity(talking, subtract(spans, waits))
 
 
 def _span(event: TraceEvent) -> Interval:

@@ -21,34 +21,34 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 def intersect(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
     """The time that lies in both."""
     left, right = merge(a), merge(b)
-    found: list[Interval] = []
+    common: list[Interval] = []
     i = j = 0
     while i < len(left) and j < len(right):
         start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if end > start:
-            found.append((start, end))
+            common.append((start, end))
         if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return common
 
 
 def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
     """The time of ``a`` that is not in ``b``."""
     holes = merge(b)
-    found: list[Interval] = []
+    left: list[Interval] = []
     first = 0  # holes before this one end before anything that is still to come
     for start, end in merge(a):
         while first < len(holes) and holes[first][1] <= start:
             first += 1
         hole = first
         while hole < len(holes) and holes[hole][0] < end:
-            found.append((start, holes[hole][0]))
+            left.append((start, holes[hole][0]))
             start = holes[hole][1]
             hole += 1
-        found.append((start, end))
-    return merge(found)
+        left.append((start, end))
+    return merge(left)
 
 
 def total(intervals: Iterable[Interval]) -> float:

@@ -31,20 +31,20 @@ def device_memory_error(
 
 def memory_breakdown(trainer: Trainer | None, device: torch.device) -> dict[str, int]:
     """Bytes on the device by purpose; before the model stands only the allocator's view."""
-    found: dict[str, int] = {}
+    parts: dict[str, int] = {}
     if trainer is not None:
         weights = trainer.engine.weights
-        found["parameters"] = _bytes((weight.local for weight in weights), device)
-        found["gradients"] = _bytes(_gradients(weights), device)
+        parts["parameters"] = _bytes((weight.local for weight in weights), device)
+        parts["gradients"] = _bytes(_gradients(weights), device)
         masters = (w.master for w in weights if w.master.data_ptr() != w.local.data_ptr())
         state = (*masters, *trainer.optimizer.tensors().values())
-        found[OPTIMIZER] = _bytes(state, device)
+        parts[OPTIMIZER] = _bytes(state, device)
     stats = torch.cuda.memory_stats(device)
     allocated = stats["allocated_bytes.all.current"]
-    found["activations and buffers"] = max(allocated - sum(found.values()), 0)
-    found["reserved, unused"] = stats["reserved_bytes.all.current"] - allocated
-    found["device"] = torch.cuda.get_device_properties(device).total_memory
-    return found
+    parts["activations and buffers"] = max(allocated - sum(parts.values()), 0)
+    parts["reserved, unused"] = stats["reserved_bytes.all.current"] - allocated
+    parts["device"] = torch.cuda.get_device_properties(device).total_memory
+    return parts
 
 
 def _gradients(weights: list[Weight]) -> Iterator[torch.Tensor]:

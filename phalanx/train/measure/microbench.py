@@ -71,7 +71,7 @@ def _seconds(work: Callable[[], object]) -> float:
     torch.cuda.synchronize()
     each = (time.perf_counter() - began) / calls
     times = max(1, round(BATCH_SECONDS / each))
-    found = []
+    samples = []
     for _ in range(BATCHES):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -79,8 +79,8 @@ def _seconds(work: Callable[[], object]) -> float:
             work()
         end.record()
         end.synchronize()
-        found.append(float(start.elapsed_time(end)) / 1e3 / times)
-    return statistics.median(found)
+        samples.append(float(start.elapsed_time(end)) / 1e3 / times)
+    return statistics.median(samples)
 
 
 def _half() -> torch.dtype:
@@ -93,17 +93,17 @@ def _matmuls() -> dict[str, float]:
     left, right = (torch.randn(SIDE, SIDE, device="cuda").to(_half()) for _ in range(2))
     flops = 2 * SIDE**3
     name = "bfloat16" if _half() is torch.bfloat16 else "float16"
-    found = {name: flops / _seconds(lambda: ops.matmul(left, right))}
+    rates = {name: flops / _seconds(lambda: ops.matmul(left, right))}
     # AMD's first fp8 is another format (e4m3fnuz); the trainer has no kernels for it.
     if torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9):
         one = torch.ones((), device="cuda")
         a8, b8 = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
-        found["fp8"] = flops / _seconds(
+        rates["fp8"] = flops / _seconds(
             lambda: torch._scaled_mm(
                 a8, b8, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
             )
         )
-    return found
+    return rates
 
 
 def _attention() -> tuple[float, float]:

@@ -127,14 +127,14 @@ class StepProfiler:
 
     def _finish(self, tracer: profile) -> None:
         self._profile = None
-        found = self._stopped(tracer, len(self._steps))
+        trace = self._stopped(tracer, len(self._steps))
         with self._timer.phase("tracing"):
             draft = self._path.with_suffix(".tmp")
             tracer.export_chrome_trace(str(draft))
             draft.rename(self._path)  # who waits for it finds it whole
-            if found is not None:
+            if trace is not None:
                 summary = self._path.with_suffix(".communication.json")
-                summary.write_bytes(msgspec.json.encode(found) + b"\n")
+                summary.write_bytes(msgspec.json.encode(trace) + b"\n")
 
 
 def _device_activity() -> list[ProfilerActivity]:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from phalanx.train.measure.waits import PeerWaits, Waits
+from phalanx.train.measure.waits import PeerWaits, ThreadWaits
 from phalanx.train.report.records import StepParts
 
 Phase = Literal["data", "forward", "backward", "optimizer", "snapshot", "tracing", "report"]
@@ -112,7 +112,7 @@ class _Closed(NamedTuple):
     before: _Mark
     after: _Mark
     phases: list[tuple[str, _Mark, _Mark]]
-    waits: Waits | None
+    waits: ThreadWaits | None
 
 
 class _HostClock:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 _WAIT: Any = dist.Work.wait if dist.is_available() else None
 
 
-class Waits(NamedTuple):
+class ThreadWaits(NamedTuple):
     """How a thread spent its time between two looks, in seconds."""
 
     peers: float  # blocked in collectives
@@ -40,12 +40,12 @@ class PeerWaits:
         if threading.get_ident() == self._thread:
             self._seconds += seconds
 
-    def take(self) -> Waits:
+    def take(self) -> ThreadWaits:
         """Seconds since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         before, self._cores_seconds = self._cores_seconds, self._waited_for_cores()
         worked, self._worked = self._worked, thread_time()
-        return Waits(seconds, self._cores_seconds - before, max(0.0, self._worked - worked))
+        return ThreadWaits(seconds, self._cores_seconds - before, max(0.0, self._worked - worked))
 
     def leave_out(self, worked: float) -> None:
         """So much of the work since the last call was beside the step."""

@@ -24,7 +24,7 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 Copies = tuple[tuple[int, int], ...]  # (rank, fingerprint) of every replica of a block
 
 
-class Diverged(Exception):  # noqa: N818 - it is a finding, told to whoever decides
+class ReplicaDivergence(Exception):  # noqa: N818 - it is a finding, told to whoever decides
     """Replicas disagree, or were asked what they came to: ``copies``.
 
     ``changed``: ranks whose weights changed between two updates.
@@ -50,12 +50,12 @@ class Fingerprints:
     have this time is told, though they agree.
     """
 
-    def __init__(self, trainer: Trainer, every: int, told: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, trainer: Trainer, every: int, start: tuple[int, int] = (0, 0)) -> None:
         mesh = trainer.mesh
         self._group = mesh.stage_group if mesh.uses_ddp else mesh.group("replicate")
         self._blocks = _bits([w for w in trainer.engine.weights if w.copies > 1])
         self._every = every if mesh.device.type == "cpu" else max(every, LEAST_CUDA_EVERY)
-        self._device, self._clean, self._told = mesh.device, trainer.step, told
+        self._device, self._clean, self._told = mesh.device, trainer.step, start
         self._before = torch.zeros((), dtype=torch.int64, device=mesh.device)
         self._agreed: int | None = None  # the sum after the last step
 
@@ -73,7 +73,7 @@ class Fingerprints:
         return torch.stack([block.sum(dtype=torch.int64) for block in self._blocks]).sum()
 
     def compare(self, step: int) -> None:
-        """After a step's update: raises ``Diverged`` on all replicas alike. Collective."""
+        """After a step's update: raises ``ReplicaDivergence`` on all replicas alike. Collective."""
         if not self.active or step % self._every:
             return
         assert self._group is not None
@@ -82,22 +82,22 @@ class Fingerprints:
         own = dist.get_rank(self._group)
         sums[0, own], sums[1, own] = self._sum(), self._before
         dist.all_reduce(sums, group=self._group)
-        found, before = sums.tolist()
-        copies = tuple(zip(ranks, found, strict=True))
-        if len(set(found)) > 1:
+        sums_now, before = sums.tolist()
+        copies = tuple(zip(ranks, sums_now, strict=True))
+        if len(set(sums_now)) > 1:
             told = self._agreed is not None and self._every == 1
             changed = [r for r, each in zip(ranks, before, strict=True) if each != self._agreed]
-            raise Diverged(step, self._clean, copies, tuple(changed) if told else ())
+            raise ReplicaDivergence(step, self._clean, copies, tuple(changed) if told else ())
         if (step, min(ranks)) == self._told:
-            raise Diverged(step, self._clean, copies)
-        self._clean, self._agreed = step, found[0]
+            raise ReplicaDivergence(step, self._clean, copies)
+        self._clean, self._agreed = step, sums_now[0]
 
 
 def _bits(weights: list[Weight]) -> list[Tensor]:
     """The memory of weights as integers: masters, and what computes where that is apart."""
-    found = []
+    bits = []
     for weight in weights:
-        found.append(weight.master)
+        bits.append(weight.master)
         if weight.master.data_ptr() != weight.local.data_ptr():
-            found.append(weight.local)
-    return [block.detach().reshape(-1).view(BITS[block.element_size()]) for block in found]
+            bits.append(weight.local)
+    return [block.detach().reshape(-1).view(BITS[block.element_size()]) for block in bits]

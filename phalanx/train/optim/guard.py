@@ -17,7 +17,7 @@ SPIKE_MEANS = 4.0  # as which a spike enters the mean at most, so that a few har
 SETTLED = WARMUP_STEPS + MOST_SPIKES
 
 
-class Verdict(NamedTuple):
+class GradientVerdict(NamedTuple):
     """What to do with a step's gradients; all are scalars on the device."""
 
     multiplier: Tensor  # for every gradient
@@ -36,7 +36,9 @@ class Guard:
         # the last good step.
         self.good_steps = torch.zeros((), device=device)
 
-    def judge(self, norm: Tensor, loss_scale: Tensor, empty: Tensor | None = None) -> Verdict:
+    def judge(
+        self, norm: Tensor, loss_scale: Tensor, empty: Tensor | None = None
+    ) -> GradientVerdict:
         """``norm`` is that of the true gradients; stored are ``loss_scale`` times those.
 
         ``empty`` says that no token had a label: there is nothing to apply, and to learn from.
@@ -54,7 +56,7 @@ class Guard:
             spike = (self.good_steps >= WARMUP_STEPS) & (norm > factor * self.mean) & ~unknown
         self._remember(norm, spike, unknown)
         skip = skip | spike if empty is None else skip | spike | empty
-        return Verdict(multiplier / loss_scale, skip, overflowed)
+        return GradientVerdict(multiplier / loss_scale, skip, overflowed)
 
     def _remember(self, norm: Tensor, spike: Tensor, unknown: Tensor) -> None:
         """Learn from a norm. Spikes are cut down, and still raise the mean where they are many."""

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from phalanx.config import Optimizer as Settings
 from phalanx.parallel import Weight
 from phalanx.parallel.engine import local_part
-from phalanx.train.optim.guard import Verdict
+from phalanx.train.optim.guard import GradientVerdict
 from phalanx.train.optim.kernels import fused_adamw
 
 
@@ -30,7 +30,7 @@ class AdamW:
         self.exp_avg = [torch.zeros_like(weight.master) for weight in weights]
         self.exp_avg_sq = [torch.zeros_like(weight.master) for weight in weights]
 
-    def step(self, learning_rate: float, verdict: Verdict) -> None:
+    def step(self, learning_rate: float, verdict: GradientVerdict) -> None:
         """Apply one update unless the verdict says skip."""
         settings = self.settings
         self.step_count += (~verdict.skip).to(self.step_count)
@@ -60,11 +60,11 @@ class AdamW:
 
     def tensors(self) -> dict[str, Tensor]:
         """State by name, with the layout of the parameters."""
-        found = {"optimizer.step": self.step_count}
+        state = {"optimizer.step": self.step_count}
         for weight, mean, square in zip(self.weights, self.exp_avg, self.exp_avg_sq, strict=True):
-            found[f"optimizer.exp_avg.{weight.name}"] = weight.like(mean)
-            found[f"optimizer.exp_avg_sq.{weight.name}"] = weight.like(square)
-        return found
+            state[f"optimizer.exp_avg.{weight.name}"] = weight.like(mean)
+            state[f"optimizer.exp_avg_sq.{weight.name}"] = weight.like(square)
+        return state
 
 
 class Muon:
@@ -80,7 +80,7 @@ class Muon:
                 weight.master = _on_host(weight.master)
         self.momentum = [torch.zeros_like(weight.master) for weight in self.matrices]
 
-    def step(self, learning_rate: float, verdict: Verdict) -> None:
+    def step(self, learning_rate: float, verdict: GradientVerdict) -> None:
         """``learning_rate`` is AdamW's; Muon's follows the same schedule."""
         settings = self.settings
         if self.rest is not None:
@@ -111,10 +111,10 @@ class Muon:
         return local_part(spread.redistribute(placements=whole.placements))
 
     def tensors(self) -> dict[str, Tensor]:
-        found = self.rest.tensors() if self.rest is not None else {}
+        state = self.rest.tensors() if self.rest is not None else {}
         for weight, momentum in zip(self.matrices, self.momentum, strict=True):
-            found[f"optimizer.momentum.{weight.name}"] = weight.like(momentum)
-        return found
+            state[f"optimizer.momentum.{weight.name}"] = weight.like(momentum)
+        return state
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:

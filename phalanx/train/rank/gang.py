@@ -38,7 +38,7 @@ class RankExit(NamedTuple):
     status: int
 
 
-class Gang:
+class ForkedRanks:
     """Watches forked ranks; one failure ends them all within seconds."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -226,14 +226,14 @@ def oom_kills(
         memory_folder / "memory" / "memory.oom_control",
         vmstat,
     )
-    found: dict[str, int] = {}
+    kills: dict[str, int] = {}
     for place in places:
         try:
             pairs = (line.split() for line in place.read_text().splitlines())
-            found |= {str(place): int(pair[1]) for pair in pairs if pair[0] == "oom_kill"}
+            kills |= {str(place): int(pair[1]) for pair in pairs if pair[0] == "oom_kill"}
         except OSError:
             continue
-    return found
+    return kills
 
 
 def memory_left() -> str:

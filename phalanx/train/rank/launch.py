@@ -27,7 +27,7 @@ keep_single_threaded()
 from phalanx.config import ConfigError, Job
 from phalanx.hardware import count_cuda
 from phalanx.train.rank.exits import ExitCode
-from phalanx.train.rank.gang import Gang, die_with_parent
+from phalanx.train.rank.gang import ForkedRanks, die_with_parent
 from phalanx.train.rank.stop import STOP_SIGNALS
 from phalanx.train.rank.worker import Worker
 from phalanx.train.report import run_folder
@@ -68,7 +68,7 @@ def launch(
     except ConfigError as error:
         print_refusal(error, output)
         return ExitCode.CONFIG
-    gang = Gang(folder)
+    gang = ForkedRanks(folder)
     reader = start_ranks(job, world_size, folder, gang)
     display = LosableDisplay(partial(open_display, output, job, folder, clock), folder)
     try:
@@ -101,7 +101,7 @@ def available_bytes() -> int:
     return kibibytes["MemAvailable"] << 10
 
 
-def start_ranks(job: Job, world_size: int, folder: RunFolder, gang: Gang) -> int:
+def start_ranks(job: Job, world_size: int, folder: RunFolder, gang: ForkedRanks) -> int:
     """Fork the ranks; returns the pipe on which rank 0 reports."""
     # Bound here and listening already: the port cannot be taken, and no rank comes too early.
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(world_size, 128))

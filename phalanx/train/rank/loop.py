@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, LostPlaceError
 from phalanx.checkpoint.format.describe import world_size as current_world_size
-from phalanx.checkpoint.keeper.client import Outcome
+from phalanx.checkpoint.keeper.client import SaveOutcome
 from phalanx.data import DataExhausted
 from phalanx.train.measure.meter import Meter
 from phalanx.train.measure.profile import ProfileAsk, StepProfiler
@@ -33,14 +33,14 @@ Compare = Callable[[int], None]
 Busy = Callable[[str, int], None]
 
 
-class Leave(Protocol):
+class WriteLease(Protocol):
     """Whoever shares out the storage's time: see ``Orders``."""
 
-    def ask_leave(self) -> None: ...
+    def ask_lease(self) -> None: ...
 
     def may_write(self) -> int | None: ...
 
-    def used_leave(self) -> None: ...
+    def used_lease(self) -> None: ...
 
 
 SAVING, VALIDATING = "a checkpoint is being written", "a validation is under way"
@@ -55,18 +55,18 @@ def train(
     stepped: Stepped = lambda step, durable, stall_seconds, data_seconds: None,
     compare: Compare = lambda step: None,
     ask: ProfileAsk | None = None,
-    leave: Leave | None = None,
+    lease: WriteLease | None = None,
     busy: Busy = lambda what, step: None,
 ) -> ExitInfo:
     """Make steps until the job's last one, or until somebody asks the run to stop.
 
     ``stepped`` is told of every step: its number, the newest checkpoint that is complete, and
     how long saving held it up and data let it wait. ``compare`` looks at a step before it is
-    handed over, and raises where it must not be. ``leave``: whom to ask before a checkpoint is
+    handed over, and raises where it must not be. ``lease``: whom to ask before a checkpoint is
     written, where several jobs share the storage. ``busy`` is told of what is no step and may take
     long, before it begins.
     """
-    run = _Run(trainer, sinks, checkpointer, stepped, busy, leave)
+    run = _Run(trainer, sinks, checkpointer, stepped, busy, lease)
     trainer.timer.restart()  # building and loading are not part of the first step
     try:
         log_settings, first = trainer.job.log, run.first_step
@@ -126,11 +126,11 @@ class _Run:
         checkpointer: Checkpointer,
         stepped: Stepped,
         busy: Busy,
-        leave: Leave | None = None,
+        lease: WriteLease | None = None,
     ) -> None:
         self.trainer = trainer
         self._stepped, self._busy = stepped, busy
-        self._leave, self._overdue = leave, False
+        self._lease, self._overdue = lease, False
         self._usual_rate = checkpointer.bytes_per_second
         self.job = trainer.job
         self.sinks = sinks
@@ -160,15 +160,15 @@ class _Run:
         """
         if outcome.keepers_late:
             return False
-        if self._leave is not None:
+        if self._lease is not None:
             if not outcome.may_write:
                 if self.trainer.mesh.rank == 0:
-                    self._leave.ask_leave()
+                    self._lease.ask_lease()
                 return False
-            rate = (self._leave.may_write() or 0) / self.ranks
+            rate = (self._lease.may_write() or 0) / self.ranks
             limits = [limit for limit in (self._usual_rate, rate) if limit]
             self.checkpointer.bytes_per_second = min(limits, default=0.0)
-            self._leave.used_leave()
+            self._lease.used_lease()
         self._overdue = False
         return True
 
@@ -287,7 +287,7 @@ class _Run:
         self.stalls[trainer.step] = self.stall_seconds
         self.measured.append(self.stall_seconds)
         if not self.checkpointer.in_background:
-            self.report_checkpoints([Outcome(step=trainer.step, path=str(path))])
+            self.report_checkpoints([SaveOutcome(step=trainer.step, path=str(path))])
 
     def save_or_go_on(self) -> None:
         """A periodic save: where it fails that is told, and training goes on."""
@@ -302,7 +302,7 @@ class _Run:
             log.error("%s", error)
             self.stall_seconds = time.perf_counter() - began
             self.schedule.saved(self.trainer.step)
-            failed = Outcome(
+            failed = SaveOutcome(
                 step=self.trainer.step,
                 path=str(error.path),
                 problem="; ".join(error.problems),
@@ -311,7 +311,7 @@ class _Run:
             )
             self.report_checkpoints([failed])
 
-    def report_checkpoints(self, outcomes: list[Outcome]) -> None:
+    def report_checkpoints(self, outcomes: list[SaveOutcome]) -> None:
         """Records of saves that are complete, or that failed while training went on."""
         for outcome in outcomes:
             if not outcome.problem and outcome.step >= self.durable:  # told in any order

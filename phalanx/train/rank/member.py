@@ -31,7 +31,7 @@ from phalanx.data import Feed
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train.measure.memory import device_memory_error
 from phalanx.train.measure.profile import ProfileAsk
-from phalanx.train.optim.fingerprint import Diverged, Fingerprints
+from phalanx.train.optim.fingerprint import Fingerprints, ReplicaDivergence
 from phalanx.train.rank import loop
 from phalanx.train.rank.diagnose import classify
 from phalanx.train.rank.drill import ordered_drill
@@ -39,7 +39,7 @@ from phalanx.train.rank.exits import ExitCode, ExitInfo
 from phalanx.train.rank.orders import Formation, GenerationOver, Orders, RestorePoint
 from phalanx.train.rank.worker import choose_device, prepare
 from phalanx.train.report import run_folder
-from phalanx.train.report.gaps import Recent, missing_records
+from phalanx.train.report.gaps import RecentRecords, missing_records
 from phalanx.train.report.progress import Plain, WaitClock
 from phalanx.train.report.provenance import Provenance, write_provenance
 from phalanx.train.report.run_folder import RunFolder
@@ -72,7 +72,7 @@ class Member:
         self._asks_leave = False
         self._told, self._saves = (0, 0), False  # see RestorePoint
         self._drill = ordered_drill()
-        self._recent = Recent()
+        self._recent = RecentRecords()
 
     @property
     def step(self) -> int:
@@ -95,7 +95,7 @@ class Member:
             return self._report(self._train(formation))
         except GenerationOver:
             pass
-        except Diverged as finding:
+        except ReplicaDivergence as finding:
             log.error("%s: %s", finding, finding.copies)
             self._orders.diverged(finding)
         except BaseException as error:
@@ -110,7 +110,7 @@ class Member:
         return None
 
     def _train(self, formation: Formation) -> ExitInfo:
-        laps, self._clock = Laps(), WaitClock()
+        laps, self._clock = FormationTimes(), WaitClock()
         set_environment(formation)
         job, begins = _with_replicas(self._unresolved, formation), formation.generation == 1
         self.job = prepare(job, formation.world_size, begins=begins)
@@ -145,18 +145,18 @@ class Member:
             raise
 
     def _describe(self, formation: Formation) -> None:
-        """Where the run comes from, written behind training's back: git takes its time."""
+        """Where the run comes from, written asynchronously: git takes its time."""
         devices = [str(self._device)] * formation.world_size
         args = (self.job, self.folder, devices, "", formation.generation)
         threading.Thread(target=self._write_provenance, args=args, daemon=True).start()
 
     def _write_provenance(self, *args: Any) -> None:
         try:
-            found = write_provenance(*args)
+            provenance = write_provenance(*args)
         except OSError as error:
             log.warning("cannot write where the run comes from: %s", error)
             return
-        self.described(found)
+        self.described(provenance)
 
     def _make_trainer(self) -> Trainer:
         """The feed outlives the trainer: its place in the data is an argument, not a state."""
@@ -188,7 +188,7 @@ class Member:
             trainer.before_step = lambda: drill.before_step(trainer)
         return left_out
 
-    def _restore(self, checkpointer: Checkpointer, laps: Laps) -> RestorePoint:
+    def _restore(self, checkpointer: Checkpointer, laps: FormationTimes) -> RestorePoint:
         """Load what is ordered; a source that is no good is refused, and another one ordered."""
         clean = True
         while True:
@@ -339,7 +339,7 @@ class Member:
         return info
 
 
-class Laps:
+class FormationTimes:
     """What a formation spends its time on."""
 
     def __init__(self) -> None:

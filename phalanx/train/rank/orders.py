@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from phalanx.train.optim.fingerprint import Diverged
+from phalanx.train.optim.fingerprint import ReplicaDivergence
 from phalanx.train.rank.stop import StopFlag
 
 
@@ -76,16 +76,16 @@ class Orders(Protocol):
     def shares(self) -> tuple[int, ...]:
         """Micro-batches by replica that somebody wants; (): as they are."""
 
-    def ask_leave(self) -> None:
+    def ask_lease(self) -> None:
         """The gang wants to write a durable checkpoint; said again until there is an answer."""
 
     def may_write(self) -> int | None:
         """Bytes a second that this rank may write now (0: any); None: it has no leave."""
 
-    def used_leave(self) -> None:
+    def used_lease(self) -> None:
         """The checkpoint is being written: the next one needs leave of its own."""
 
-    def diverged(self, finding: Diverged) -> None:
+    def diverged(self, finding: ReplicaDivergence) -> None:
         """Replicas disagree: this rank waits for what is decided about it."""
 
     def over(self) -> bool:

@@ -19,7 +19,7 @@ KEPT_RECORDS = 256
 TAIL_BYTES = 256 << 10  # of the file, that gaps are looked for in
 
 
-class Recent:
+class RecentRecords:
     """A sink: the last records of this process, whatever generation made them."""
 
     def __init__(self) -> None:
@@ -37,23 +37,23 @@ class Recent:
         """They are kept: the next generation may want them."""
 
 
-def missing_records(path: Path, recent: Recent, step: int) -> list[StepRecord]:
+def missing_records(path: Path, recent: RecentRecords, step: int) -> list[StepRecord]:
     """Records up to a step that are not in the file, in order; on rank 0. Collective."""
-    told: list[list[StepRecord]]
+    by_rank: list[list[StepRecord]]
     if dist.get_world_size() == 1:
-        told = [list(recent.records)]
+        by_rank = [list(recent.records)]
     else:
-        told = [[] for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else []
-        dist.gather_object(list(recent.records), told or None, dst=0)
+        by_rank = [[] for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else []
+        dist.gather_object(list(recent.records), by_rank or None, dst=0)
     first, written = written_steps(path)
-    found: dict[int, StepRecord] = {}
-    for record in (record for part in told for record in part):
+    missing: dict[int, StepRecord] = {}
+    for record in (record for part in by_rank for record in part):
         if not first < record.step <= step or record.step in written:
             continue
-        known = found.get(record.step)
+        known = missing.get(record.step)
         if known is None or record.generation > known.generation:
-            found[record.step] = record
-    return [msgspec.structs.replace(found[number], rank=0) for number in sorted(found)]
+            missing[record.step] = record
+    return [msgspec.structs.replace(missing[number], rank=0) for number in sorted(missing)]
 
 
 def written_steps(path: Path) -> tuple[int, set[int]]:

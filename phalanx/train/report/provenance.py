@@ -94,7 +94,7 @@ def write_provenance(
 ) -> Provenance:
     """Write ``provenance/provenance.json``; called by one rank once the group stands."""
     project = Path.cwd()
-    found = Provenance(
+    provenance = Provenance(
         data=data_facts(job),
         driver=_driver(),
         image=os.environ.get("PHALANX_IMAGE", ""),
@@ -120,12 +120,12 @@ def write_provenance(
         torch=_torch_build(devices),
         parent_checkpoint=parent_checkpoint,
     )
-    text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+    text = msgspec.json.format(msgspec.json.encode(provenance), indent=2) + b"\n"
     write_synced(run_folder.provenance / "provenance.json", text)
-    if found.project is not None and found.project.dirty:
+    if provenance.project is not None and provenance.project.dirty:
         changes = _git(project, "diff", "HEAD") or b""
         write_synced(run_folder.provenance / DIFF_NAME, changes[:MOST_DIFF_BYTES])
-    return found
+    return provenance
 
 
 def _driver() -> str:
@@ -145,11 +145,11 @@ def data_facts(job: Job) -> dict[str, str]:
     for name, path in (paths or {"corpus": job.data.path}).items():
         try:
             text = (Path(path) / "manifest.json").read_bytes()
-            found = msgspec.json.decode(text, type=dict[str, Any])
+            manifest = msgspec.json.decode(text, type=dict[str, Any])
         except (OSError, msgspec.MsgspecError):
             continue  # in an object store, or gone: the reader says so
         facts[f"{name}.fingerprint"] = hashlib.sha256(text).hexdigest()
-        facts[f"{name}.tokenizer"] = str(found.get("tokenizer", ""))
+        facts[f"{name}.tokenizer"] = str(manifest.get("tokenizer", ""))
     return facts
 
 

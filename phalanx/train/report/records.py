@@ -117,13 +117,13 @@ def scalars(record: Record) -> dict[str, float]:
     """The numbers of a record under the names that trackers show; what is None is left out."""
     match record:
         case ValidationRecord():
-            found: dict[str, float | None] = {"validation/loss": record.loss}
+            values: dict[str, float | None] = {"validation/loss": record.loss}
         case StartRecord():
-            found = {}
+            values = {}
         case CheckpointRecord():
-            found = {"checkpoint/seconds": record.seconds}
+            values = {"checkpoint/seconds": record.seconds}
         case StepRecord():
-            found = {
+            values = {
                 "train/loss": record.loss,
                 "train/grad_norm": record.grad_norm,
                 "train/learning_rate": record.learning_rate,
@@ -137,8 +137,8 @@ def scalars(record: Record) -> dict[str, float]:
                 "memory/peak_bytes": record.peak_memory_bytes,
             }
             parts = msgspec.structs.asdict(record.parts)
-            found |= {f"seconds/{name}": seconds for name, seconds in parts.items()}
-    return {name: float(value) for name, value in found.items() if value is not None}
+            values |= {f"seconds/{name}": seconds for name, seconds in parts.items()}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def read_records(path: Path, kind: type[R]) -> Iterator[R]:

@@ -16,7 +16,7 @@ from phalanx.plan.memory.model_counts import parameters
 from phalanx.train.rank.exits import ExitInfo
 from phalanx.train.rank.process_identity import own_process
 
-ROOMS = ("config", "logs", "metrics", "checkpoints", "provenance")
+FOLDERS = ("config", "logs", "metrics", "checkpoints", "provenance")
 
 
 class RunFolder:
@@ -88,8 +88,8 @@ def create(job: Job) -> RunFolder:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder.path.mkdir()
-        for room in ROOMS:
-            (folder.path / room).mkdir()
+        for name in FOLDERS:
+            (folder.path / name).mkdir()
         _write_config(job, folder)
         _write_process(folder)
     except OSError as error:
@@ -104,8 +104,8 @@ def make(job: Job, folder: RunFolder) -> None:
     Raises ``ConfigError`` where we may not.
     """
     try:
-        for room in ROOMS:
-            (folder.path / room).mkdir(parents=True, exist_ok=True)
+        for name in FOLDERS:
+            (folder.path / name).mkdir(parents=True, exist_ok=True)
         folder.exit_info.unlink(missing_ok=True)
         _write_process(folder)
         if not (folder.config / "job.json").exists():
@@ -125,7 +125,7 @@ def _write_config(job: Job, folder: RunFolder) -> None:
     (folder.config / "job.toml").write_text(to_toml(job))
 
 
-def check_room(job: Job) -> None:
+def check_free_space(job: Job) -> None:
     """Refuse a job whose first checkpoint would not fit on the disk under ``runs``."""
     if not (job.checkpoint.every or job.checkpoint.at_end):
         return

@@ -72,13 +72,13 @@ class Tracker(ABC):
 
     def _next_records(self) -> list[Record]:
         """All that wait, or the next one; empty at the end."""
-        found = []
+        records = []
         while (record := self._waiting.get()) is not None:
-            found.append(record)
+            records.append(record)
             if self._waiting.empty():
-                return found
+                return records
         self._waiting.put(None)  # seen again by the next call, when there is nothing before it
-        return found
+        return records
 
 
 class Wandb(Tracker):

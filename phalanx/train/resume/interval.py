@@ -139,14 +139,14 @@ class SaveSchedule:
             flush_seconds=flush_seconds,
             step_seconds=max(1e-6, step_seconds),
         )
-        found = self._agreed(own)
-        assert isinstance(found, Estimate)
-        self.estimate = found
-        self._due_at = step + found.steps
+        agreed = self._agreed(own)
+        assert isinstance(agreed, Estimate)
+        self.estimate = agreed
+        self._due_at = step + agreed.steps
         if self._saves == 0:
-            ahead = math.ceil(PREPARE_SECONDS / found.step_seconds)
+            ahead = math.ceil(PREPARE_SECONDS / agreed.step_seconds)
             self._prepare_at = max(step + 1, self._due_at - ahead)
-        return found
+        return agreed
 
 
 def read_history(runs: Path) -> History:

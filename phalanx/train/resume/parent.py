@@ -81,9 +81,9 @@ def find_parent(job: Job) -> Path | None:
         return None
     if wanted == "auto":
         return newest_of_name(Path(job.runs) / job.name)
-    found = checkpoint_at(Path(wanted))
+    parent = checkpoint_at(Path(wanted))
     try:
-        manifest = read_manifest(found)
+        manifest = read_manifest(parent)
     except CheckpointError as error:
         newest = newest_of_name(Path(job.runs) / job.name)
         fix = f"the newest of this name is {newest}" if newest else 'set it to "" for a fresh start'
@@ -98,7 +98,7 @@ def find_parent(job: Job) -> Path | None:
         rule = f"holds tensors alone{whence}: {lacks}"
         fix = "set checkpoint.weights_only = true to start from its weights at step 0"
         raise ConfigError("checkpoint.resume", wanted, rule, fix)
-    return found.absolute()
+    return parent.absolute()
 
 
 def checkpoint_at(path: Path) -> Path:
@@ -118,12 +118,12 @@ def _archived(wanted: str) -> str:
 
 def newest_of_name(runs: Path) -> Path | None:
     """The checkpoint of the newest run in a folder of runs."""
-    found = [
+    same_name = [
         (run.parent.name, path)
         for run in runs.glob("*/checkpoints")
         if (path := latest(run)) is not None and _readable(path)
     ]
-    return max(found)[1].absolute() if found else None
+    return max(same_name)[1].absolute() if same_name else None
 
 
 def fallback_note(step: int, parents: list[Path | str]) -> dict[str, str]:

@@ -34,7 +34,7 @@ def refuse(job: Job, *, begins: bool = True) -> None:
     refuse_device(job)
     refuse_rate(job)
     if begins:
-        run_folder.check_room(job)
+        run_folder.check_free_space(job)
     refuse_files(job)
 
 
@@ -117,15 +117,15 @@ def differing_tensors(model: Model, parent: Path) -> list[str]:
     held = [*ours.named_parameters(), *biases]
     wanted = {f"model.{name}": tuple(tensor.shape) for name, tensor in held}
     stored = {name: tuple(shape) for name, (shape, _) in stored_tensors(parent).items()}
-    found = {}
+    tensors = {}
     for name in sorted({n for n in stored if n.startswith("model.")} | wanted.keys()):
         if stored.get(name) != wanted.get(name):
             theirs = stored.get(name, "is not in the checkpoint")
-            found[name] = f"{name} {theirs}, the model has {wanted.get(name, 'none')}"
+            tensors[name] = f"{name} {theirs}, the model has {wanted.get(name, 'none')}"
     # An optimizer's tensors are named after their weights and shaped like them.
     followers = {n: f"model.{n.split('.', 2)[-1]}" for n in stored if n.startswith("optimizer.")}
-    lines = [f"{name} {stored[name]}, as {of}" for name, of in followers.items() if of in found]
-    return [*found.values(), *sorted(lines)]
+    lines = [f"{name} {stored[name]}, as {of}" for name, of in followers.items() if of in tensors]
+    return [*tensors.values(), *sorted(lines)]
 
 
 def refuse_weights(job: Job) -> None:
@@ -147,17 +147,17 @@ def refuse_weights(job: Job) -> None:
 def _refuse_model(job: Job, theirs: Model, where: str) -> None:
     """Refuse, or where that is allowed say, every setting of the job's model that is not theirs."""
     allowed = job.checkpoint.allow_other_model
-    found = []
+    problems = []
     for each in model_differences(job.model, theirs):
         if each.is_shape:
             rule = f"the weights in {where} have another shape"
-            found.append(problem(each.key, each.ours, rule, f"set it to {each.theirs}"))
+            problems.append(problem(each.key, each.ours, rule, f"set it to {each.theirs}"))
         elif allowed:
             words = "%s = %s, and the weights in %s were trained with %s: as allowed"
             log.warning(words, each.key, each.ours, where, each.theirs)
         else:
             rule = f"the weights in {where} were trained with {each.theirs}"
             fix = f"set it to {each.theirs}, or checkpoint.allow_other_model = true to change it"
-            found.append(problem(each.key, each.ours, rule, fix))
-    if found:
-        raise ConfigError.of(found)
+            problems.append(problem(each.key, each.ours, rule, fix))
+    if problems:
+        raise ConfigError.of(problems)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.checkpoint import Checkpointer
 from phalanx.checkpoint.keeper.start import home_of
-from phalanx.checkpoint.write.commit import Archive, Local
-from phalanx.checkpoint.write.retention import Policy
+from phalanx.checkpoint.write.commit import ArchiveTier, LocalDisk
+from phalanx.checkpoint.write.retention import RetentionPolicy
 from phalanx.config import Job
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.resume.parent import archive_root
@@ -25,7 +25,7 @@ def open_checkpointer(job: Job, folder: RunFolder, *, exclusive: bool = True) ->
     settings = job.checkpoint
     return Checkpointer(
         folder.checkpoints,
-        policy=Policy(
+        policy=RetentionPolicy(
             last=settings.keep,
             every=settings.keep_every,
             best=settings.keep_best,
@@ -39,15 +39,15 @@ def open_checkpointer(job: Job, folder: RunFolder, *, exclusive: bool = True) ->
     )
 
 
-def archive_of(job: Job, run_id: str) -> Archive | None:
+def archive_of(job: Job, run_id: str) -> ArchiveTier | None:
     """Where a run's checkpoints are copied to."""
     settings = job.checkpoint.archive
     if not settings.url:
         return None
-    return Archive(
+    return ArchiveTier(
         url=f"{archive_root(job)}/{run_id}",
         root=settings.url,
-        policy=Policy(
+        policy=RetentionPolicy(
             last=settings.keep,
             every=settings.keep_every,
             best=settings.keep_best,
@@ -57,15 +57,15 @@ def archive_of(job: Job, run_id: str) -> Archive | None:
     )
 
 
-def local_of(job: Job, run_id: str) -> Local | None:
+def local_of(job: Job, run_id: str) -> LocalDisk | None:
     """Where a run's shards are written to on every node's own disk."""
     settings, root = job.checkpoint.local, local_root(job)
     if root is None:
         return None
-    return Local(
+    return LocalDisk(
         root=str(root),
         run=run_id,
-        policy=Policy(
+        policy=RetentionPolicy(
             # Another node may be as many saves behind as there are buffers.
             last=max(settings.keep, job.checkpoint.buffers + 1),
             every=settings.keep_every,

@@ -17,10 +17,10 @@ import pytest
 
 from phalanx.checkpoint.keeper import channel
 from phalanx.checkpoint.keeper.channel import (
+    ByteStream,
     ChannelError,
     ReplicaOptions,
     SealedStream,
-    Stream,
     Throttle,
     accept,
     connect,
@@ -40,7 +40,7 @@ class Meeting:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.encrypt = encrypt
-        self.stream: Stream | None = None
+        self.stream: ByteStream | None = None
         self.problem: Exception | None = None
         self.raw: socket.socket | None = None
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -54,7 +54,7 @@ class Meeting:
             self.problem = error
             self.raw.close()
 
-    def settled(self) -> Stream | None:
+    def settled(self) -> ByteStream | None:
         self._thread.join(60)
         return self.stream
 

@@ -25,10 +25,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, list_checkpoints
-from phalanx.checkpoint.keeper import shelf
-from phalanx.checkpoint.keeper.client import Outcome
-from phalanx.checkpoint.keeper.shelf import Held, refuse_memory
-from phalanx.checkpoint.write.commit import Order
+from phalanx.checkpoint.keeper import snapshot_store as shelf
+from phalanx.checkpoint.keeper.client import SaveOutcome
+from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot, refuse_memory
+from phalanx.checkpoint.write.commit import SaveOrder
 from phalanx.checkpoint.write.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums
 from phalanx.control.agent.jobs.keeper_watch import save_kept
 from phalanx.data import Cursor
@@ -212,7 +212,7 @@ def test_a_save_that_a_killed_keeper_had_is_told_as_failed(tmp_path: Path) -> No
         keeper.suspend()  # it has the save and cannot write it
     checkpointer.save(1, tensors, extra())
     kill_keepers()
-    told: list[Outcome] = []
+    told: list[SaveOutcome] = []
     assert eventually(lambda: bool(told.extend(checkpointer.poll()) or told))
     assert told[0].step == 1 and "keeper process of this node is gone" in told[0].problem
     checkpointer.save(2, tensors, extra())
@@ -314,7 +314,7 @@ def test_a_read_only_folder_is_told_in_words(tmp_path: Path) -> None:
 def test_checksums_by_several_threads_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     content = memoryview(os.urandom(2 * WRITE_BYTES + 3 * CHUNK_BYTES + 123))
     order = SimpleNamespace(sidecar=SimpleNamespace(shard_bytes=len(content) - 100))
-    held = Held(cast(Order, order), content, replica=False)
+    held = HeldSnapshot(cast(SaveOrder, order), content, replica=False)
     held.fill(len(content))
     alone = shelf.sums_of(held)
     monkeypatch.setattr(shelf, "THREADED_BYTES", 1)

@@ -13,9 +13,9 @@ from phalanx.checkpoint import Checkpointer, list_checkpoints
 from phalanx.checkpoint.keeper.start import home_of
 from phalanx.checkpoint.read.verify import verify
 from phalanx.checkpoint.tools.inspect import describe, find
-from phalanx.checkpoint.write.commit import Local
+from phalanx.checkpoint.write.commit import LocalDisk
 from phalanx.checkpoint.write.node_disk import find_records
-from phalanx.checkpoint.write.retention import Policy
+from phalanx.checkpoint.write.retention import RetentionPolicy
 from phalanx.cli.checkpoints.output import state_text
 from tests.checkpoint.test_memory import (
     CPU,
@@ -34,14 +34,14 @@ def disk(tmp_path: Path, node: int) -> Path:
     return tmp_path / f"disk{node}" / "job"
 
 
-def save_and_die(tmp_path: Path, *, steps: int = 3, local: Local | None = None) -> None:
+def save_and_die(tmp_path: Path, *, steps: int = 3, local: LocalDisk | None = None) -> None:
     """Two nodes of one rank each save to their own disks, and are killed."""
 
     def train() -> None:
         rank = dist.get_rank()
         become(rank)
         tensors = state(0.0)
-        target = local or Local(root=str(disk(tmp_path, rank)), run="run-1")
+        target = local or LocalDisk(root=str(disk(tmp_path, rank)), run="run-1")
         checkpointer = Checkpointer(tmp_path / "checkpoints", local=target)
         assert checkpointer.prepare_background(
             tensors,
@@ -126,8 +126,8 @@ def test_each_node_keeps_what_its_policy_says_and_clears_older_runs(tmp_path: Pa
         return sorted(path.name for path in (tmp_path / "disk" / run).glob("step-*"))
 
     for run, first in (("run-1", 1), ("run-2", 11)):
-        policy = Policy(last=2, every=10)
-        target = Local(root=str(tmp_path / "disk"), run=run, policy=policy)
+        policy = RetentionPolicy(last=2, every=10)
+        target = LocalDisk(root=str(tmp_path / "disk"), run=run, policy=policy)
         checkpointer = Checkpointer(tmp_path / run, local=target)
         for step in range(first, first + 10):
             checkpointer.save(step, {"model.w": torch.ones(3000)}, extra())
@@ -154,8 +154,10 @@ def test_a_node_disk_over_its_quota_or_broken_costs_no_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
-    small = Local(root=str(tmp_path / "disk"), run="r", policy=Policy(last=3, quota_bytes=30_000))
-    broken = Local(root=str(tmp_path / "file"), run="r")
+    small = LocalDisk(
+        root=str(tmp_path / "disk"), run="r", policy=RetentionPolicy(last=3, quota_bytes=30_000)
+    )
+    broken = LocalDisk(root=str(tmp_path / "file"), run="r")
     for number, (target, problem) in enumerate(((small, "quota_gb"), (broken, "Not a directory"))):
         checkpointer = Checkpointer(tmp_path / str(number), local=target)
         tensors = {"model.w": torch.ones(3000)}

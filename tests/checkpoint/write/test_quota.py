@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, latest, list_checkpoints
 from phalanx.checkpoint.format.tier import FolderTier
-from phalanx.checkpoint.write.commit import Archive
+from phalanx.checkpoint.write.commit import ArchiveTier
 from phalanx.checkpoint.write.quota import used_bytes
-from phalanx.checkpoint.write.retention import Policy
+from phalanx.checkpoint.write.retention import RetentionPolicy
 from tests.checkpoint.keeper.test_process import CPU, extra
 from tests.checkpoint.waiting import eventually
 from tests.ranks import run_ranks
@@ -31,7 +31,7 @@ def folder_of(tmp_path: Path, run: str) -> Path:
 
 
 def opened(tmp_path: Path, run: str, checkpoints: float) -> Checkpointer:
-    policy = Policy(quota_bytes=int(checkpoints * (ONE + 5000)))
+    policy = RetentionPolicy(quota_bytes=int(checkpoints * (ONE + 5000)))
     return Checkpointer(folder_of(tmp_path, run), policy=policy)
 
 
@@ -72,8 +72,8 @@ def test_a_copy_above_the_archives_quota_is_refused_and_the_checkpoint_stands(
     root = tmp_path / "archive"
     (root / "other").mkdir(parents=True)
     (root / "other" / "file").write_bytes(bytes(ONE))
-    policy = Policy(quota_bytes=int(2.5 * (ONE + 5000)))
-    archive = Archive(url=str(root / "job" / "run"), root=str(root), policy=policy)
+    policy = RetentionPolicy(quota_bytes=int(2.5 * (ONE + 5000)))
+    archive = ArchiveTier(url=str(root / "job" / "run"), root=str(root), policy=policy)
     checkpointer = Checkpointer(tmp_path / "checkpoints", archive=archive)
     for step in (1, 2):
         checkpointer.save(step, state(), extra())

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.hardware import cluster
-from phalanx.plan.question.request import Request, understand
+from phalanx.plan.question.request import PlanRequest, understand
 
 PAGE = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -45,7 +45,7 @@ def test_the_cluster_file_of_the_page_is_a_cluster(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(text[1], encoding="utf-8")
     assert cluster(str(path)).gpus == 2048
-    understand(Request(model="llama3-70b", cluster=str(path), tokens="1T"))
+    understand(PlanRequest(model="llama3-70b", cluster=str(path), tokens="1T"))
 
 
 def test_the_library_example_of_the_page_runs() -> None:

@@ -176,11 +176,11 @@ def test_a_job_does_not_wait_for_its_spares_and_gets_them_when_there_are_some():
 def test_nobody_is_stopped_for_a_spare():
     urgent = QueuePolicy(qos={"normal": Qos(), "urgent": Qos(priority=100, preempts=True)})
     drive = Drive(3, Policy(queue=urgent))
-    guest = drive.running(gang=GangShape(replicas=1, tensor=8, slot_gpus=8), preemptible=True)
+    borrower = drive.running(gang=GangShape(replicas=1, tensor=8, slot_gpus=8), preemptible=True)
     drive.wait(3600 * SECOND)
     job = drive.submit(qos="urgent", spares=1)
     assert job.state == "forming" and job.placement.spares == ()
-    assert guest.state == "running"
+    assert borrower.state == "running"
 
 
 def shut(drive: Drive, node: int, teams: tuple[str, ...] = ()) -> None:

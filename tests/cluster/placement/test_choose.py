@@ -16,10 +16,10 @@ from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.fleet.spares import spare_nodes, spares_needed
 from phalanx.cluster.jobs.job import GangShape, Placement
-from phalanx.cluster.placement.choose import Refusal, Request, place, replacements
+from phalanx.cluster.placement.choose import PlacementRefusal, PlacementRequest, place, replacements
 from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.placement.constraints import parse
-from phalanx.cluster.placement.free_index import Room, room_of
+from phalanx.cluster.placement.free_index import FreeIndex, free_index_of
 from phalanx.cluster.policy import FabricPolicy, SparePolicy
 from phalanx.cluster.reasons import reason
 from phalanx.plan.cost.traffic import AxisTraffic
@@ -28,19 +28,19 @@ from tests.cluster.fleets import check_valid, fleet_of, occupy
 WHY = reason("test")
 
 
-def request(shape: GangShape, **more: object) -> Request:
-    return Request(job=1, shape=shape, replicas=shape.replicas, **more)  # type: ignore[arg-type]
+def request(shape: GangShape, **more: object) -> PlacementRequest:
+    return PlacementRequest(job=1, shape=shape, replicas=shape.replicas, **more)  # type: ignore[arg-type]
 
 
-def placed(fleet: Fleet, asked: Request) -> Placement:
+def placed(fleet: Fleet, asked: PlacementRequest) -> Placement:
     found = place(fleet, asked)
     assert isinstance(found, Placement), found
     return found
 
 
-def refused(fleet: Fleet, asked: Request) -> Refusal:
+def refused(fleet: Fleet, asked: PlacementRequest) -> PlacementRefusal:
     found = place(fleet, asked)
-    assert isinstance(found, Refusal), found
+    assert isinstance(found, PlacementRefusal), found
     return found
 
 
@@ -223,9 +223,9 @@ def test_the_index_equals_a_new_one_after_any_changes(seed: int, changes: int) -
         elif kind == 2:
             fleet.set_state(node, NodeState(int(rng.integers(6))), change, WHY)
         elif kind == 3:
-            room_of(fleet)
-    kept = room_of(fleet)
-    new = Room(fleet)
+            free_index_of(fleet)
+    kept = free_index_of(fleet)
+    new = FreeIndex(fleet)
     assert (kept.free, kept.idle, kept.worse, kept.members) == (
         new.free,
         new.idle,

@@ -11,7 +11,7 @@ from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import NoProgress
 from phalanx.cluster.protocol.hang_limits import fixed_limits, hang_limits
 from phalanx.cluster.protocol.messages import Activity, Busy
-from phalanx.cluster.watch import Watch
+from phalanx.cluster.watch import StepWatch
 from tests.cluster.drive import SECOND, Drive
 
 MINUTE = 60 * SECOND
@@ -67,8 +67,8 @@ def test_what_a_job_says_itself_counts() -> None:
 # Watching.
 
 
-def watch_program(**options: bool) -> Watch:
-    watch = Watch()
+def watch_program(**options: bool) -> StepWatch:
+    watch = StepWatch()
     watch.begin(1, 1, SHAPE, PLACEMENT, fixed_limits(MINUTE), 0, reports=False, **options)
     return watch
 
@@ -112,7 +112,7 @@ def test_a_program_that_does_nothing_is_said_once_with_what_was_measured() -> No
 
 
 def test_a_program_that_says_that_it_reports_has_the_allowance_of_a_first_step() -> None:
-    watch = Watch()
+    watch = StepWatch()
     limits = hang_limits(TimeoutPolicy(), PROGRAM)
     watch.begin(1, 1, SHAPE, PLACEMENT, lambda _: limits, 0, reports=False)
     watch.active(structs.replace(done(0), reports_steps=True), 20 * SECOND)
@@ -124,7 +124,7 @@ def test_a_program_that_says_that_it_reports_has_the_allowance_of_a_first_step()
 
 
 def test_a_step_that_was_only_restored_is_no_first_step() -> None:
-    watch = Watch()
+    watch = StepWatch()
     limits = hang_limits(TimeoutPolicy(), TRAINER, SECOND, 40 * SECOND)
     watch.begin(1, 2, SHAPE, PLACEMENT, lambda _: limits, 0)
     watch.restored(1, 2, 20)
@@ -136,7 +136,7 @@ def test_a_step_that_was_only_restored_is_no_first_step() -> None:
 
 
 def test_a_validation_or_a_checkpoint_has_the_allowance_of_a_first_step() -> None:
-    watch = Watch()
+    watch = StepWatch()
     limits = hang_limits(TimeoutPolicy(), TRAINER, SECOND, SECOND)
     watch.begin(1, 1, SHAPE, PLACEMENT, lambda _: limits, 0)
     watch.alive(1, 1, 7, 10 * SECOND)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from phalanx.config import PRESETS, ConfigError, Job, Problem, check, job_from_table
+from phalanx.config import PRESETS, ConfigError, ConfigProblem, Job, check, job_from_table
 from phalanx.config.explain import catalogue
 from phalanx.config.tree import section_in
 from tests.config import fix_sentences
@@ -27,7 +27,7 @@ FITTING: dict[str, Any] = {
 EXPERTS = {"model.moe.experts": 8, "model.moe.top_k": 2, "model.moe.ffn": 32}
 
 
-def problems_of(table: dict[str, Any], *overrides: str, world_size: int = 1) -> list[Problem]:
+def problems_of(table: dict[str, Any], *overrides: str, world_size: int = 1) -> list[ConfigProblem]:
     try:
         check(job_from_table(table, overrides), world_size)
     except ConfigError as error:

@@ -10,9 +10,9 @@ import pytest
 from phalanx.config import (
     PRESETS,
     ConfigError,
+    ConfigProblem,
     Job,
     Model,
-    Problem,
     Train,
     check,
     job_from_table,
@@ -20,7 +20,7 @@ from phalanx.config import (
 )
 
 
-def problems(world_size: int, *overrides: str, preset: str = "tiny") -> list[Problem]:
+def problems(world_size: int, *overrides: str, preset: str = "tiny") -> list[ConfigProblem]:
     table: dict[str, Any] = {"model": {"preset": preset}}
     try:
         check(job_from_table(table, overrides), world_size)

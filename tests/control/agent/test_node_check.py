@@ -10,36 +10,36 @@ from typing import Any
 import pytest
 
 from phalanx.control.wire.api_types import Done, Readmit
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with Stage(tmp_path_factory.mktemp("stage"), nodes=2) as stage:
-        yield stage
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialCluster]:
+    with TrialCluster(tmp_path_factory.mktemp("stage"), nodes=2) as cluster:
+        yield cluster
 
 
-def node_of(stage: Stage, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = stage.get(f"/v1/nodes/{name}")
+def node_of(cluster: TrialCluster, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.get(f"/v1/nodes/{name}")
     return found
 
 
-def state_of(stage: Stage, name: str) -> str:
-    return str(node_of(stage, name)["node"]["state"])
+def state_of(cluster: TrialCluster, name: str) -> str:
+    return str(node_of(cluster, name)["node"]["state"])
 
 
-def ask_for_check(stage: Stage, name: str) -> None:
+def ask_for_check(cluster: TrialCluster, name: str) -> None:
     """Out of the fleet and back: it is examined before it gets work."""
-    stage.client.post(f"/v1/nodes/{name}/quarantine", None, Done)
-    stage.client.post(f"/v1/nodes/{name}/readmit", Readmit(), Done)
+    cluster.client.post(f"/v1/nodes/{name}/quarantine", None, Done)
+    cluster.client.post(f"/v1/nodes/{name}/readmit", Readmit(), Done)
 
 
-def test_a_node_that_passes_its_checks_works_again(stage: Stage) -> None:
-    folder = stage.node("node-0").state
+def test_a_node_that_passes_its_checks_works_again(cluster: TrialCluster) -> None:
+    folder = cluster.node("node-0").state
     first = json.loads((folder / "doctor.json").read_text())
-    assert first["depth"] == "quick" and state_of(stage, "node-0") == "healthy"
-    ask_for_check(stage, "node-0")
-    stage.wait(lambda: state_of(stage, "node-0") == "healthy", "the node to come back", 120)
+    assert first["depth"] == "quick" and state_of(cluster, "node-0") == "healthy"
+    ask_for_check(cluster, "node-0")
+    cluster.wait(lambda: state_of(cluster, "node-0") == "healthy", "the node to come back", 120)
     report = json.loads((folder / "doctor.json").read_text())
     assert report["depth"] == "full"
     assert {"matmul cpu", "collective gloo", "memory host"} <= {
@@ -47,39 +47,41 @@ def test_a_node_that_passes_its_checks_works_again(stage: Stage) -> None:
     }
 
 
-def test_a_node_with_a_wrong_product_is_quarantined_and_comes_back_repaired(stage: Stage) -> None:
-    inject = stage.node("node-1").state / "doctor.inject"
+def test_a_node_with_a_wrong_product_is_quarantined_and_comes_back_repaired(
+    cluster: TrialCluster,
+) -> None:
+    inject = cluster.node("node-1").state / "doctor.inject"
     inject.write_text("matmul\n")
-    ask_for_check(stage, "node-1")
-    events = lambda: str(stage.get("/v1/events?limit=50"))  # noqa: E731
-    stage.wait(lambda: "failed its check" in events(), "the check to fail", 120)
-    assert state_of(stage, "node-1") == "quarantined"
+    ask_for_check(cluster, "node-1")
+    events = lambda: str(cluster.get("/v1/events?limit=50"))  # noqa: E731
+    cluster.wait(lambda: "failed its check" in events(), "the check to fail", 120)
+    assert state_of(cluster, "node-1") == "quarantined"
     assert "wrong_elements 1" in events()
     inject.unlink()
-    stage.client.post("/v1/nodes/node-1/readmit", Readmit(), Done)
-    stage.wait(lambda: state_of(stage, "node-1") == "healthy", "the repaired node", 120)
+    cluster.client.post("/v1/nodes/node-1/readmit", Readmit(), Done)
+    cluster.wait(lambda: state_of(cluster, "node-1") == "healthy", "the repaired node", 120)
 
 
-def test_a_node_that_fails_its_check_at_start_gets_no_work(stage: Stage) -> None:
-    node = stage.node("node-1")
-    stage.kill_node(node)
-    stage.wait(lambda: state_of(stage, "node-1") == "dead", "the node to be missed", 120)
+def test_a_node_that_fails_its_check_at_start_gets_no_work(cluster: TrialCluster) -> None:
+    node = cluster.node("node-1")
+    cluster.kill_node(node)
+    cluster.wait(lambda: state_of(cluster, "node-1") == "dead", "the node to be missed", 120)
     (node.state / "doctor.inject").write_text("disk\n")
-    stage.restart_node(node)
-    stage.wait(lambda: state_of(stage, "node-1") == "quarantined", "quarantine", 120)
+    cluster.restart_node(node)
+    cluster.wait(lambda: state_of(cluster, "node-1") == "quarantined", "quarantine", 120)
     (node.state / "doctor.inject").unlink()
 
 
-def test_a_new_node_that_fails_is_never_healthy(stage: Stage, tmp_path: Path) -> None:
+def test_a_new_node_that_fails_is_never_healthy(cluster: TrialCluster, tmp_path: Path) -> None:
     from phalanx.control.backends.local import LocalNode
 
     node = LocalNode("node-9", tmp_path / "node-9")
     node.state.mkdir()
     (node.state / "doctor.inject").write_text("limits\n")
-    stage.cluster.nodes.append(node)
-    stage.restart_node(node)
-    names = lambda: [each["name"] for each in stage.get("/v1/nodes")["nodes"]]  # noqa: E731
-    stage.wait(lambda: "node-9" in names(), "the node to join", 120)
-    stage.wait(lambda: state_of(stage, "node-9") == "quarantined", "quarantine", 120)
-    states = [entry["state"] for entry in node_of(stage, "node-9")["history"]]
+    cluster.local.nodes.append(node)
+    cluster.restart_node(node)
+    names = lambda: [each["name"] for each in cluster.get("/v1/nodes")["nodes"]]  # noqa: E731
+    cluster.wait(lambda: "node-9" in names(), "the node to join", 120)
+    cluster.wait(lambda: state_of(cluster, "node-9") == "quarantined", "quarantine", 120)
+    states = [entry["state"] for entry in node_of(cluster, "node-9")["history"]]
     assert "quarantined" in states and "healthy" not in states

@@ -24,7 +24,7 @@ from ray.cluster_utils import Cluster
 
 from phalanx.control.backends.local import LocalNode, processes_of
 from phalanx.control.wire.api_types import NodeList
-from phalanx.testing.engine_job import HARMS, EngineJob
+from phalanx.testing.engine_job import FAULT_KINDS, EngineJob
 
 WORLD, NODES = 4, 4  # two ranks a node: two nodes for the gang, two that stand by
 SPARES = 2
@@ -99,9 +99,9 @@ class RayJob(EngineJob):
         agent = next(node for node in self.nodes() if node.name == name)
         mine = processes_of(agent)
         for info in raylet.all_processes["raylet"]:
-            mother = psutil.Process(info.process.pid)
-            mine += [child.pid for child in mother.children(recursive=True)]
-            mine.append(mother.pid)
+            parent = psutil.Process(info.process.pid)
+            mine += [child.pid for child in parent.children(recursive=True)]
+            mine.append(parent.pid)
         at = time.monotonic()
         for pid in dict.fromkeys(mine):
             with suppress(ProcessLookupError):
@@ -115,10 +115,10 @@ class RayJob(EngineJob):
         return {node.name: node.leaf for node in found if node.connected}
 
     def chaos(self) -> dict[str, Any]:
-        """Harm after harm, then a node returns; what became of it."""
+        """Fault after fault, then a node returns; what became of it."""
         self.wait_running()
         commits, leaves = self.commits(), self.connected()
-        seconds = {what: self.harm(what, commits) for what in HARMS}
+        seconds = {what: self.apply_fault(what, commits) for what in FAULT_KINDS}
         self.add_node(NODES)
         returned = self.wait(lambda: set(self.connected()) - set(leaves), "a node to return")
         return {"seconds": seconds, "leaves": leaves, "returned": sorted(returned)}

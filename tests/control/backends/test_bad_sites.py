@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.backends import lead as module
-from phalanx.control.backends.lead import Lead, LeadError, LeadOptions
+from phalanx.control.backends.lead import BatchLeader, LeadError, LeadOptions
 from phalanx.control.backends.ray.submit import RayError, connect
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 from phalanx.testing.engine_job import wait
 from phalanx.testing.slurm.sandbox import Sandbox
 from tests.control.jobs import write_job
@@ -38,10 +38,10 @@ class Site:
         return False
 
 
-def leading(state: Path, url: str, site: Site, slots: int, spares: int = 0) -> Lead:
-    wanted = Wanted(argv=("true",), ranks=slots, spares=spares)
+def leading(state: Path, url: str, site: Site, slots: int, spares: int = 0) -> BatchLeader:
+    wanted = RequestedWork(argv=("true",), ranks=slots, spares=spares)
     options = LeadOptions(state=state, url=url, wanted=wanted, node_gpus=1, slots=slots)
-    return Lead(options, site)
+    return BatchLeader(options, site)
 
 
 def test_an_allocation_smaller_than_the_gang_is_refused_before_anything_starts(

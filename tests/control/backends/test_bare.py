@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.config import ConfigError
-from phalanx.control.backends.bare.rollout import Host, Rollout, read_hosts
+from phalanx.control.backends.bare.rollout import Rollout, RolloutHost, read_hosts
 from phalanx.control.backends.bare.unit import InstallOptions, unit_of
 from tests.control.servers import ServerProcess, wait_for_port
 from tests.ports import free_port
@@ -26,8 +26,8 @@ needs_sshd = pytest.mark.skipif(SSHD is None, reason="openssh-server is not inst
 def test_hosts_have_addresses_ports_and_names() -> None:
     text = "# rack 7\nroot@10.0.0.7 n7\n10.0.0.8:2222  # another port\n\n"
     assert read_hosts(text) == [
-        Host("root@10.0.0.7", "n7", 22),
-        Host("10.0.0.8", "10.0.0.8", 2222),
+        RolloutHost("root@10.0.0.7", "n7", 22),
+        RolloutHost("10.0.0.8", "10.0.0.8", 2222),
     ]
 
 
@@ -111,7 +111,7 @@ def test_an_agent_is_installed_joins_and_is_not_installed_twice(
 @pytest.mark.skipif(os.getuid() != 0, reason="sshd needs root to let anybody in")
 def test_what_keeps_a_host_from_joining_is_told(tmp_path: Path, ssh: tuple[str, int]) -> None:
     program, port = ssh
-    host = Host(f"{getpass.getuser()}@127.0.0.1", "metal-1", port)
+    host = RolloutHost(f"{getpass.getuser()}@127.0.0.1", "metal-1", port)
     options = InstallOptions(
         url="http://127.0.0.1:1",
         token="x",
@@ -122,6 +122,6 @@ def test_what_keeps_a_host_from_joining_is_told(tmp_path: Path, ssh: tuple[str, 
     )
     (found,) = Rollout(options, tmp_path / "memory", list).run([host], 1, lambda outcome: None)
     assert found.state == "failed" and "there is no Python" in found.detail
-    lost = Host("127.0.0.1", "metal-2", 1)
+    lost = RolloutHost("127.0.0.1", "metal-2", 1)
     (found,) = Rollout(options, tmp_path / "memory", list).run([lost], 1, lambda outcome: None)
     assert "SSH does not get in" in found.detail

@@ -32,19 +32,19 @@ from phalanx.control.backends.kubernetes.apply import KubernetesError, apply
 from phalanx.control.backends.kubernetes.install import install
 from phalanx.control.backends.kubernetes.manifests import manifests
 from phalanx.control.backends.kubernetes.site import KubernetesSite
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 
 IMAGE = "registry.example/phalanx@sha256:" + "0" * 64
 VERSION = "1.33"
 CORE = ("v1", "batch/v1", "rbac.authorization.k8s.io/v1")
 
 
-def wanted(**settings: object) -> Wanted:
+def wanted(**settings: object) -> RequestedWork:
     site = Kubernetes(**{"runs_claim": "runs", **settings})  # type: ignore[arg-type]
     backend = Backend(image=IMAGE, spares=1, kubernetes=site)
     axes, train = Parallel(tensor=8, data=2), Train(steps=10, global_batch=16)
     job = Job(name="Big Run", model=Model(preset="llama3-8b"), parallel=axes, train=train)
-    return Wanted(job=resolve(structs.replace(job, backend=backend), 16), ranks=16)
+    return RequestedWork(job=resolve(structs.replace(job, backend=backend), 16), ranks=16)
 
 
 def everything() -> dict[str, object]:
@@ -191,7 +191,7 @@ def test_what_is_missing_is_named_before_anything_is_made(change: dict[str, str]
     assert job is not None
     backend = structs.replace(job.backend, **change)
     with pytest.raises(ConfigError, match=key):
-        manifests(Wanted(job=structs.replace(job, backend=backend), ranks=16))
+        manifests(RequestedWork(job=structs.replace(job, backend=backend), ranks=16))
 
 
 PODS = {

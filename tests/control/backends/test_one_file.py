@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.slurm.job import SlurmJob
 from phalanx.testing.slurm.sandbox import Sandbox
 from tests.control.backends.test_ray import needs_namespace, needs_ray, play
@@ -91,9 +91,9 @@ def test_one_file_runs_unchanged_on_this_machine_on_slurm_and_on_ray(
     job: Path, make_sandbox: Callable[..., Sandbox], tmp_path: Path
 ) -> None:
     expected = undisturbed(tmp_path, 10)
-    with Stage(tmp_path / "local", nodes=4) as stage:
-        number = stage.submit(str(job))
-        assert stage.wait_ended(number, 180) == "done"
+    with TrialCluster(tmp_path / "local", nodes=4) as cluster:
+        number = cluster.submit(str(job))
+        assert cluster.wait_ended(number, 180) == "done"
     (local,) = (tmp_path / "local" / "runs" / "same").iterdir()
     sandbox = make_sandbox(nodes=5, gpus_per_node=1)
     on_slurm = SlurmJob(sandbox, tmp_path, 4, str(job))

@@ -14,7 +14,7 @@ import pytest
 
 from phalanx.control.backends.ray import submit
 from phalanx.control.backends.ray.submit import RayBackend, RayError, connect
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 from tests.control.jobs import assert_same, generations, undisturbed, write_job
 
 needs_ray = pytest.mark.skipif(
@@ -111,13 +111,13 @@ class SmallRay:
 
 
 def test_a_cluster_that_is_too_small_is_refused_before_anything_is_placed() -> None:
-    backend = RayBackend(Wanted(argv=("true",), ranks=4, slot_gpus=1, spares=1))
+    backend = RayBackend(RequestedWork(argv=("true",), ranks=4, slot_gpus=1, spares=1))
     with pytest.raises(RayError, match="has 2 nodes and the job needs 4 and 1 spares"):
         backend._bundle(SmallRay())
 
 
 def test_an_agent_takes_all_cpus_of_a_node_unless_told() -> None:
-    backend = RayBackend(Wanted(argv=("true",), ranks=2, slot_gpus=1))
+    backend = RayBackend(RequestedWork(argv=("true",), ranks=2, slot_gpus=1))
     assert backend._bundle(SmallRay()) == {"CPU": 4.0}
 
 

@@ -13,7 +13,7 @@ import pytest
 from phalanx.cli.jobs.show import RankPlace, rank_places
 from phalanx.control.backends.slurm.facts import topology
 from phalanx.control.wire.api_types import JobDetail, NodeList
-from phalanx.testing.engine_job import HARMS
+from phalanx.testing.engine_job import FAULT_KINDS
 from phalanx.testing.slurm.job import ENDED, SlurmJob
 from phalanx.testing.slurm.sandbox import Sandbox
 from tests.control.jobs import (
@@ -84,7 +84,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(
     assert_together([place.leaf for place in places])
     commits = job.commits()
     for what in ("worker", "node"):
-        job.harm(what, commits)  # type: ignore[arg-type]
+        job.apply_fault(what, commits)  # type: ignore[arg-type]
     # Slurm itself waits another minute for the dead node's part of the step.
     ended = lambda: job.slurm_state() in ("COMPLETING", *ENDED)  # noqa: E731
     job.wait(ended, "the job to end", END_SECONDS)
@@ -105,8 +105,8 @@ def test_worker_node_hang_and_controller_on_eight_nodes(
     job = SlurmJob(sandbox, tmp_path, 6, str(path), *words, *set_options(SIX_RANKS))
     job.wait_running()
     commits = job.commits()
-    for what in HARMS:
-        job.harm(what, commits)
+    for what in FAULT_KINDS:
+        job.apply_fault(what, commits)
     assert job.wait_ended(END_SECONDS) == "COMPLETED"
     assert job.restarts() == 0
     assert_same(job.run, expected)

@@ -16,7 +16,12 @@ from phalanx.control.backends.slurm.facts import (
     topology,
     unwanted_nodes,
 )
-from phalanx.control.backends.slurm.programs import BURST, CALLS_PER_SECOND, Programs, SlurmError
+from phalanx.control.backends.slurm.programs import (
+    BURST,
+    CALLS_PER_SECOND,
+    SlurmCommands,
+    SlurmError,
+)
 from phalanx.control.host.node_facts import node_facts, recognised, slurm_node
 from phalanx.testing.slurm.sandbox import Sandbox
 
@@ -102,7 +107,7 @@ def test_refusals_are_slurms_words_and_what_to_change(
     slurm: Sandbox, tmp_path: Path, option: str, hint: str
 ) -> None:
     with pytest.raises(SlurmError) as refused:
-        Programs(tmp_path).run("sbatch", option, "--wrap=true")
+        SlurmCommands(tmp_path).run("sbatch", option, "--wrap=true")
     assert "sbatch: error" in str(refused.value) and hint in str(refused.value)
     assert slurm.run("squeue", "--noheader") == ""
 
@@ -120,7 +125,7 @@ def test_a_controller_that_is_away_is_named(
     conf.write_text(text.replace(f"SlurmctldPort={slurm.options.port}", "SlurmctldPort=1"))
     monkeypatch.setenv("SLURM_CONF", str(conf))
     with pytest.raises(SlurmError, match="scontrol ping"):
-        Programs(tmp_path).run("sbatch", "--wrap=true")
+        SlurmCommands(tmp_path).run("sbatch", "--wrap=true")
 
 
 def test_calls_beyond_a_burst_wait_their_turn(
@@ -133,6 +138,6 @@ def test_calls_beyond_a_burst_wait_their_turn(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     for _ in range(BURST + 5):
-        Programs(tmp_path, slept.append).run("squeue")
+        SlurmCommands(tmp_path, slept.append).run("squeue")
     waits = [each for each in slept if each > 1e-3]  # the clock is not exact to the last bit
     assert waits == pytest.approx([n / CALLS_PER_SECOND for n in range(1, 5)], abs=1e-3)

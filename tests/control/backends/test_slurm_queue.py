@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.backends.slurm.accounting import Turn, read_turns, reconciled, turns_of
-from phalanx.control.backends.slurm.programs import Programs, SlurmError
+from phalanx.control.backends.slurm.accounting import (
+    SlurmAllocation,
+    read_turns,
+    reconciled,
+    turns_of,
+)
+from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
 from phalanx.control.backends.slurm.queue import in_words, place_of, places
 from phalanx.testing.slurm.sandbox import Sandbox
 
@@ -25,16 +30,16 @@ def test_a_waiting_job_says_why_and_what_helps(
     sandbox.run("sbatch", *common, "--nodes=2", "--wrap=sleep 100")
     sandbox.run("sbatch", *common, "--nodes=1", "--wrap=true", "--job-name=waits")
     held = sandbox.run("sbatch", "--parsable", "--hold", *common, "--wrap=true").strip()
-    place = place_of(Programs(tmp_path), 2)
+    place = place_of(SlurmCommands(tmp_path), 2)
     assert (place.name, place.state) == ("waits", "pending")
     assert place.reason in ("Resources", "Priority", "")
-    place = place_of(Programs(tmp_path), int(held))
+    place = place_of(SlurmCommands(tmp_path), int(held))
     assert place.text == "its owner holds it" and "scontrol release" in place.helps
     command = [sys.executable, "-m", "phalanx", "why", f"slurm:{held}"]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "is pending" in said.stdout and "its owner holds it (JobHeldUser)" in said.stdout
     with pytest.raises(SlurmError, match="has no job 99"):
-        place_of(Programs(tmp_path), 99)
+        place_of(SlurmCommands(tmp_path), 99)
 
 
 def test_a_loop_of_submissions_asks_about_the_site_once(
@@ -42,7 +47,7 @@ def test_a_loop_of_submissions_asks_about_the_site_once(
 ) -> None:
     sandbox = make_sandbox(nodes=2, gpus_per_node=0)
     slept: list[float] = []
-    programs = Programs(tmp_path / "calls", slept.append)
+    programs = SlurmCommands(tmp_path / "calls", slept.append)
     ticket = tmp_path / "calls" / "slurm-calls"
     first = programs.remembered("scontrol", "show", "topology")
     assert "SwitchName=leaf1" in first
@@ -101,8 +106,8 @@ def test_all_turns_of_a_requeued_job_are_charged() -> None:
     answer = {"jobs": [recorded("COMPLETED", 200, 30), recorded("REQUEUED", 100, 60)]}
     turns = read_turns(answer, 1)
     assert turns == (
-        Turn(state="REQUEUED", start=100, elapsed=60, nodes=2, gpus=8),
-        Turn(state="COMPLETED", start=200, elapsed=30, nodes=2, gpus=8),
+        SlurmAllocation(state="REQUEUED", start=100, elapsed=60, nodes=2, gpus=8),
+        SlurmAllocation(state="COMPLETED", start=200, elapsed=30, nodes=2, gpus=8),
     )
     found = reconciled(1, turns, {"productive": 600 * 10**9, "restart": 40 * 10**9, "bubble": 0})
     assert found.slurm_gpu_seconds == 8 * 90
@@ -118,4 +123,4 @@ def test_a_job_that_accounting_does_not_know_is_refused(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(SlurmError, match="accounting has no job 7"):
-        turns_of(Programs(tmp_path), 7)
+        turns_of(SlurmCommands(tmp_path), 7)

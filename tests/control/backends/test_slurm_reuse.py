@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.config import Backend, ConfigError, Job, Slurm, resolve
-from phalanx.control.backends.slurm.accounting import Turn, reconciled
+from phalanx.control.backends.slurm.accounting import SlurmAllocation, reconciled
 from phalanx.control.backends.slurm.facts import expand
 from phalanx.control.backends.slurm.programs import SlurmError
 from phalanx.control.backends.slurm.script import RUN_FOLDER
 from phalanx.control.backends.slurm.submit import SlurmBackend, latest_run, run_folder
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 from tests.control.jobs import write_job
 
 
@@ -45,7 +45,7 @@ def test_a_new_job_does_not_go_on_with_the_run_of_one_that_had_its_number(tmp_pa
 
 
 def test_a_ledger_with_more_than_slurm_charged_is_of_another_job() -> None:
-    turn = Turn(state="COMPLETED", start=100, elapsed=10, nodes=1, gpus=8)
+    turn = SlurmAllocation(state="COMPLETED", start=100, elapsed=10, nodes=1, gpus=8)
     assert reconciled(7, (turn,), {"productive": 81 * 10**9}).ledger_gpu_seconds == 81.0
     with pytest.raises(SlurmError, match="state of another job"):
         reconciled(7, (turn,), {"productive": 331 * 10**9})
@@ -70,7 +70,7 @@ def test_a_list_of_nodes_that_is_none_is_refused(nodes: str, words: str) -> None
         expand(nodes)
     assert words in str(refused.value)
     backend = Backend(slurm=Slurm(exclude=nodes))
-    wanted = Wanted(job=resolve(Job(name="a", backend=backend), 1), ranks=1, slot_gpus=1)
+    wanted = RequestedWork(job=resolve(Job(name="a", backend=backend), 1), ranks=1, slot_gpus=1)
     with pytest.raises(ConfigError, match=r"backend\.slurm\.exclude"):
         SlurmBackend().options(wanted)
 

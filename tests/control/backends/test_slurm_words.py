@@ -14,7 +14,7 @@ from phalanx.cli.app import app
 from phalanx.config import Backend, ConfigError, Job, Slurm, resolve
 from phalanx.control.backends.kubernetes.pods import object_name
 from phalanx.control.backends.slurm.accounting import turns_of
-from phalanx.control.backends.slurm.programs import Programs, SlurmError
+from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
 from phalanx.control.backends.slurm.queue import place_of, places
 from phalanx.control.backends.slurm.submit import (
     SlurmBackend,
@@ -22,7 +22,7 @@ from phalanx.control.backends.slurm.submit import (
     quarantined,
     remember_quarantined,
 )
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_configuration_that_is_not_there_is_not_waited_for(
     write(program / "squeue", f"touch {program}/asked")
     monkeypatch.setenv("SLURM_CONF", str(program / "none.conf"))
     with pytest.raises(SlurmError, match=r"SLURM_CONF=.*none\.conf is no file"):
-        Programs(program / "calls").run("squeue")
+        SlurmCommands(program / "calls").run("squeue")
     assert not (program / "asked").exists()
 
 
@@ -53,17 +53,17 @@ def test_a_queue_that_could_not_be_asked_is_no_empty_one(program: Path) -> None:
     json_alone = f"[ $1 = --json ] || exit 0\ncat <<'EOT'\n{json.dumps(answer)}\nEOT"
     write(program / "squeue", json_alone)
     with pytest.raises(SlurmError, match="squeue: Failed: Unspecified error"):
-        place_of(Programs(program / "calls"), 7)
+        place_of(SlurmCommands(program / "calls"), 7)
     plainly = "echo 'squeue: error: Munge encode failed' >&2; exit 1"
     write(program / "squeue", json_alone.replace("exit 0", f"{{ {plainly}; }}"))
     with pytest.raises(SlurmError, match=r"Munge encode failed\n.*munge -n"):
-        place_of(Programs(program / "calls"), 7)
+        place_of(SlurmCommands(program / "calls"), 7)
 
 
 def test_a_slurm_without_accounting_is_named(program: Path) -> None:
     write(program / "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     with pytest.raises(SlurmError, match="keeps no accounting"):
-        turns_of(Programs(program / "calls"), 7)
+        turns_of(SlurmCommands(program / "calls"), 7)
 
 
 def test_a_job_that_runs_has_no_reason_and_an_output_that_is_a_path() -> None:
@@ -89,7 +89,7 @@ def test_an_image_that_is_not_in_a_folder_seen_here_is_refused(tmp_path: Path) -
         image = f"{folder}/a.sif@sha256:{'0' * 64}"
         slurm = Slurm(container="apptainer", image_folder="/local")
         job = Job(name="a", backend=Backend(image=image, slurm=slurm))
-        SlurmBackend().options(Wanted(job=resolve(job, 1), ranks=1, slot_gpus=1))
+        SlurmBackend().options(RequestedWork(job=resolve(job, 1), ranks=1, slot_gpus=1))
 
     with pytest.raises(ConfigError, match="has no such file"):
         options(tmp_path)

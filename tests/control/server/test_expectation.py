@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from phalanx.cluster.jobs.job import Expected, GangShape
-from phalanx.cluster.watch import Watch
+from phalanx.cluster.watch import StepWatch
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.expectation import Expectations
 from phalanx.control.server.helper_process import Helper
-from phalanx.control.server.history.chronicle import Chronicle
+from phalanx.control.server.history.run_history import RunHistory
 from phalanx.control.wire.payload import Script, Train, encode_payload
 from phalanx.observe.store.journal import Journal
 from phalanx.observe.store.metric_store import MetricStore
@@ -43,9 +43,9 @@ class Led:
         assert self.job.placement is not None
         nodes = self.job.placement.nodes
         recorder = Recorder(MetricStore(root / "metrics.sqlite"), self.core.view.policy.price)
-        self.metrics = Metrics(Watch(), lambda found: None, recorder)
+        self.metrics = Metrics(StepWatch(), lambda found: None, recorder)
         self.metrics.begin(self.job, [self.core.view.fleet.nodes[node].name for node in nodes])
-        self.chronicle = Chronicle(
+        self.run_history = RunHistory(
             self.core, Journal(root / "runs.sqlite"), lambda kind, job, body: None
         )
         self.hub = SimpleNamespace(gangs=SimpleNamespace(metrics=self.metrics))
@@ -70,7 +70,7 @@ def test_a_gang_on_known_devices_is_held_against_its_plan(tmp_path: Path) -> Non
     assert led.planned == 0
     look(led)
     assert led.planned > 0
-    run = led.chronicle.run_of(led.job)
+    run = led.run_history.run_of(led.job)
     assert run.plan["prediction"]["step_seconds"] == pytest.approx(led.planned)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.testing.chaos.verdict import belonging, orphans
-from phalanx.testing.local_cluster import Commits, Stage
+from phalanx.testing.local_cluster import Commits, TrialCluster
 from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import STEPS, assert_same, generations, undisturbed, write_job
 from tests.control.servers import ServerProcess
@@ -21,24 +21,26 @@ END_SECONDS = 180
 
 
 @pytest.fixture
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TrialCluster]:
     """A cluster of four nodes and a spare; its policy may be given as the fixture's parameter."""
-    with Stage(tmp_path, nodes=4, spares=1, policy=getattr(request, "param", "")) as stage:
-        yield stage
+    with TrialCluster(tmp_path, nodes=4, spares=1, policy=getattr(request, "param", "")) as cluster:
+        yield cluster
     # Snapshots lie in memory without a name, and ports are held by processes: both go with them.
     assert orphans(tmp_path) == []
 
 
-def test_a_killed_worker_and_a_killed_node_lose_nothing(stage: Stage, tmp_path: Path) -> None:
+def test_a_killed_worker_and_a_killed_node_lose_nothing(
+    cluster: TrialCluster, tmp_path: Path
+) -> None:
     expected = undisturbed(tmp_path)
-    job = stage.submit(str(write_job(tmp_path, "disturbed")))
-    commits = stage.commits(job, world_size=4)
-    reach(stage, commits, 5)
-    stage.signal_worker(2, job, signal.SIGKILL)
-    stage.wait(lambda: commits.first_after(1), "recovery from a killed worker", 120)
-    stage.kill_node(stage.node_of(0, job))  # the rendezvous was there, too
-    stage.wait(lambda: commits.first_after(2), "recovery from a killed node", 120)
-    assert stage.wait_ended(job, END_SECONDS) == "done"
+    job = cluster.submit(str(write_job(tmp_path, "disturbed")))
+    commits = cluster.commits(job, world_size=4)
+    reach(cluster, commits, 5)
+    cluster.signal_worker(2, job, signal.SIGKILL)
+    cluster.wait(lambda: commits.first_after(1), "recovery from a killed worker", 120)
+    cluster.kill_node(cluster.node_of(0, job))  # the rendezvous was there, too
+    cluster.wait(lambda: commits.first_after(2), "recovery from a killed node", 120)
+    assert cluster.wait_ended(job, END_SECONDS) == "done"
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     made_by = generations(folder)
     assert set(made_by) == set(range(1, STEPS + 1))
@@ -48,16 +50,16 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(stage: Stage, tmp_path: 
 
 @pytest.mark.soak
 def test_with_a_snapshot_of_every_third_step_a_kill_costs_up_to_three(
-    stage: Stage, tmp_path: Path
+    cluster: TrialCluster, tmp_path: Path
 ) -> None:
     expected = undisturbed(tmp_path)
     settings = ("--set", "checkpoint.memory_every=3")
-    job = stage.submit(str(write_job(tmp_path, "disturbed")), *settings)
-    commits = stage.commits(job, world_size=4)
-    reach(stage, commits, 6)
-    stage.signal_worker(2, job, signal.SIGKILL)
-    stage.wait(lambda: commits.first_after(1), "recovery from a killed worker", 120)
-    assert stage.wait_ended(job, END_SECONDS) == "done"
+    job = cluster.submit(str(write_job(tmp_path, "disturbed")), *settings)
+    commits = cluster.commits(job, world_size=4)
+    reach(cluster, commits, 6)
+    cluster.signal_worker(2, job, signal.SIGKILL)
+    cluster.wait(lambda: commits.first_after(1), "recovery from a killed worker", 120)
+    assert cluster.wait_ended(job, END_SECONDS) == "done"
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     made_by = generations(folder)
     second = min(step for step, generation in made_by.items() if generation == 2)
@@ -66,17 +68,19 @@ def test_with_a_snapshot_of_every_third_step_a_kill_costs_up_to_three(
 
 
 @pytest.mark.soak
-def test_a_killed_controller_is_not_noticed_by_workers(stage: Stage, tmp_path: Path) -> None:
+def test_a_killed_controller_is_not_noticed_by_workers(
+    cluster: TrialCluster, tmp_path: Path
+) -> None:
     expected = undisturbed(tmp_path)
-    job = stage.submit(str(write_job(tmp_path, "disturbed")))
-    commits = stage.commits(job, world_size=4)
-    reach(stage, commits, 5)
-    stage.kill_server()
+    job = cluster.submit(str(write_job(tmp_path, "disturbed")))
+    commits = cluster.commits(job, world_size=4)
+    reach(cluster, commits, 5)
+    cluster.kill_server()
     at = commits.newest()
     assert at is not None
-    reach(stage, commits, at.step + 10)
-    stage.start_server()
-    assert stage.wait_ended(job, END_SECONDS) == "done"
+    reach(cluster, commits, at.step + 10)
+    cluster.start_server()
+    assert cluster.wait_ended(job, END_SECONDS) == "done"
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     assert set(generations(folder).values()) == {1}
     assert_same(folder, expected)
@@ -93,21 +97,21 @@ reconnect_ns = 60_000_000_000
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("stage", [PATIENT], indirect=True)
-def test_a_restarted_agent_adopts_what_runs(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", [PATIENT], indirect=True)
+def test_a_restarted_agent_adopts_what_runs(cluster: TrialCluster, tmp_path: Path) -> None:
     expected = undisturbed(tmp_path, 120)
-    job = stage.submit(str(write_job(tmp_path, "disturbed", 120)))
-    commits = stage.commits(job, world_size=4)
-    reach(stage, commits, 5)
-    node = stage.node_of(1, job)
-    stage.kill_agent(node)
-    stage.restart_node(node)
-    nodes = lambda: {each["name"]: each for each in stage.get("/v1/nodes")["nodes"]}  # noqa: E731
-    stage.wait(lambda: nodes()[node.name]["connected"], "the agent to be back")
+    job = cluster.submit(str(write_job(tmp_path, "disturbed", 120)))
+    commits = cluster.commits(job, world_size=4)
+    reach(cluster, commits, 5)
+    node = cluster.node_of(1, job)
+    cluster.kill_agent(node)
+    cluster.restart_node(node)
+    nodes = lambda: {each["name"]: each for each in cluster.get("/v1/nodes")["nodes"]}  # noqa: E731
+    cluster.wait(lambda: nodes()[node.name]["connected"], "the agent to be back")
     # What it adopted it can also recover: its worker is killed next.
-    stage.signal_worker(1, job, signal.SIGKILL)
-    stage.wait(lambda: commits.first_after(1), "recovery", 120)
-    assert stage.wait_ended(job, END_SECONDS) == "done"
+    cluster.signal_worker(1, job, signal.SIGKILL)
+    cluster.wait(lambda: commits.first_after(1), "recovery", 120)
+    assert cluster.wait_ended(job, END_SECONDS) == "done"
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     assert set(generations(folder).values()) == {1, 2}
     assert_same(folder, expected)
@@ -115,22 +119,22 @@ def test_a_restarted_agent_adopts_what_runs(stage: Stage, tmp_path: Path) -> Non
 
 @pytest.mark.soak
 def test_an_agent_that_comes_back_too_late_ends_what_its_node_kept(
-    stage: Stage, tmp_path: Path
+    cluster: TrialCluster, tmp_path: Path
 ) -> None:
-    job = stage.submit(str(write_job(tmp_path, "disturbed", 400)))
-    commits = stage.commits(job, world_size=4)
-    reach(stage, commits, 5)
-    node = stage.node_of(1, job)
-    stage.kill_agent(node)
+    job = cluster.submit(str(write_job(tmp_path, "disturbed", 400)))
+    commits = cluster.commits(job, world_size=4)
+    reach(cluster, commits, 5)
+    node = cluster.node_of(1, job)
+    cluster.kill_agent(node)
     # Its worker goes too: the job continues elsewhere, and only a keeper is left here.
     os.kill(worker_pids(node, job)[0], signal.SIGKILL)
-    stage.wait(lambda: commits.first_after(1), "recovery elsewhere", 120)
-    assert node.name not in stage.job(job)["nodes"]
+    cluster.wait(lambda: commits.first_after(1), "recovery elsewhere", 120)
+    assert node.name not in cluster.job(job)["nodes"]
     folder = node.state / "jobs" / str(job)
     assert belonging(folder)
-    stage.restart_node(node)
-    stage.wait(lambda: not belonging(folder), "the keeper to end", 30)
-    stage.command("cancel", str(job))
+    cluster.restart_node(node)
+    cluster.wait(lambda: not belonging(folder), "the keeper to end", 30)
+    cluster.command("cancel", str(job))
 
 
 @pytest.mark.soak
@@ -151,5 +155,5 @@ def test_nodes_of_a_killed_server_work_on_and_are_adopted_by_the_next(tmp_path: 
     assert orphans(tmp_path) == []
 
 
-def reach(stage: Stage, commits: Commits, step: int) -> None:
-    stage.wait(lambda: (found := commits.newest()) and found.step >= step, f"step {step}", 120)
+def reach(cluster: TrialCluster, commits: Commits, step: int) -> None:
+    cluster.wait(lambda: (found := commits.newest()) and found.step >= step, f"step {step}", 120)

@@ -180,7 +180,7 @@ def test_whoever_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
 
     async def scenario() -> None:
         state = SimpleNamespace(connections=set())
-        made = partial(front.Front, None, server_state=state)  # type: ignore[arg-type]
+        made = partial(front.NewConnection, None, server_state=state)  # type: ignore[arg-type]
         server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(b"GET /v1/ag")  # and no more

@@ -16,7 +16,7 @@ from phalanx.data import (
     Feed,
     FileStream,
     ShardWriter,
-    Stream,
+    TokenStream,
     open_stream,
     refuse_mixed_tokenizers,
     verify,
@@ -62,13 +62,13 @@ def write_datatrove(path: Path, documents: list[list[int]], dtype: str = "<u2") 
     Path(f"{path}.metadata").write_text(f"some/tokenizer|2\n{len(tokens)}\n{len(tokens)} T")
 
 
-def read_all(stream: Stream) -> list[int]:
+def read_all(stream: TokenStream) -> list[int]:
     out: NDArray[np.int64] = np.zeros(stream.tokens, np.int64)
     stream.read_tokens(0, stream.tokens, out)
     return out.tolist()
 
 
-def check_ranges(stream: Stream, tokens: list[int], starts: list[int]) -> None:
+def check_ranges(stream: TokenStream, tokens: list[int], starts: list[int]) -> None:
     assert stream.tokens == len(tokens) and stream.documents == len(starts)
     for first in range(len(tokens)):
         for past in range(first, len(tokens) + 1):

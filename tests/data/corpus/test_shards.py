@@ -15,10 +15,10 @@ from phalanx.config import Data
 from phalanx.data import (
     DataError,
     Feed,
-    Place,
     SampleReader,
     ShardStream,
     ShardWriter,
+    TokenPosition,
     open_sources,
     open_stream,
     read_manifest,
@@ -253,7 +253,7 @@ def test_a_stream_says_where_a_token_is_and_proves_its_block(
     write_corpus(tmp_path, 500, file_bytes=400)
     stream = ShardStream(tmp_path)
     assert stream.block_tokens == 32
-    assert stream.place(270) == Place("shard-00001.bin", 70, 2)
+    assert stream.place(270) == TokenPosition("shard-00001.bin", 70, 2)
     stream.check(0, 500)
     path = tmp_path / "shard-00001.bin"
     content = bytearray(path.read_bytes())

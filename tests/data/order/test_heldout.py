@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from phalanx.data import DataError, ShardWriter, Stream, open_stream
+from phalanx.data import DataError, ShardWriter, TokenStream, open_stream
 from phalanx.data.corpus.opening import open_whole
 from phalanx.data.order import heldout
 from tests.data.corpus.test_foreign import write_datatrove, write_megatron
@@ -29,7 +29,7 @@ def write_shards(folder: Path, documents: list[list[int]], file_bytes: int = 100
         writer.finish()
 
 
-def documents_of(stream: Stream) -> list[list[int]]:
+def documents_of(stream: TokenStream) -> list[list[int]]:
     tokens: NDArray[np.int64] = np.zeros(stream.tokens, np.int64)
     stream.read_tokens(0, stream.tokens, tokens)
     starts = stream.document_starts(0, stream.tokens)

@@ -17,7 +17,7 @@ import pytest
 from phalanx.config import Data, Store
 from phalanx.data import DataError, SampleReader
 from phalanx.data.remote import shards as remote
-from phalanx.data.remote.parts import PartCache, make_room
+from phalanx.data.remote.parts import PartCache, evict_parts
 from phalanx.data.remote.parts import _open_cache as open_cache
 from tests.data.corpora import write_corpus
 
@@ -179,8 +179,8 @@ def test_the_parts_used_longest_ago_make_room(tmp_path: Path) -> None:
         path = folder / f"shard.{number}.part"
         path.write_bytes(bytes(100))
         os.utime(path, (number, number))
-    assert make_room(tmp_path, 1000) == 1000
-    assert make_room(tmp_path, 500) <= 500
+    assert evict_parts(tmp_path, 1000) == 1000
+    assert evict_parts(tmp_path, 500) <= 500
     assert {path.name for path in folder.iterdir()} == {f"shard.{n}.part" for n in range(6, 10)}
 
 

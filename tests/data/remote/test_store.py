@@ -11,7 +11,7 @@ from obstore.exceptions import GenericError, NotFoundError, PermissionDeniedErro
 
 from phalanx.config import Store
 from phalanx.data import DataError
-from phalanx.data.errors import StoreError
+from phalanx.data.errors import ObjectStoreError
 from phalanx.data.remote.store import RangeStore
 
 CONTENT = bytes(range(256)) * 16
@@ -63,7 +63,7 @@ def test_a_failing_read_is_tried_again_until_it_succeeds(monkeypatch: pytest.Mon
 def test_patience_ends_with_the_name_of_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(failing(10**9, GenericError("connection refused")))
     store = store_with(client, monkeypatch, retry_seconds=1.0)
-    with pytest.raises(StoreError, match=r"s3://bucket/corpus/shard: failed for .*refused"):
+    with pytest.raises(ObjectStoreError, match=r"s3://bucket/corpus/shard: failed for .*refused"):
         read(store)
     assert client.requests > 2
 
@@ -75,7 +75,7 @@ def test_a_failure_is_told_in_one_line_and_absent_credentials_by_name(
         "Error performing PUT http://169.254.169.254/latest/api/token\n\nDebug source:\nGeneric {"
     )
     client = Client(failing(10**9, GenericError(text)))
-    with pytest.raises(StoreError, match=r"no credentials.*AWS_ACCESS_KEY_ID") as caught:
+    with pytest.raises(ObjectStoreError, match=r"no credentials.*AWS_ACCESS_KEY_ID") as caught:
         read(store_with(client, monkeypatch))
     assert "\n" not in str(caught.value)
     assert client.requests == 1  # nobody waits for keys that are not there
@@ -102,7 +102,7 @@ def test_what_is_missing_or_forbidden_is_not_asked_for_again(
         read(store_with(client, monkeypatch))
     assert client.requests == 1
     client = Client(failing(10**9, PermissionDeniedError("403")))
-    with pytest.raises(StoreError, match="access is refused"):
+    with pytest.raises(ObjectStoreError, match="access is refused"):
         read(store_with(client, monkeypatch))
     assert client.requests == 1
 

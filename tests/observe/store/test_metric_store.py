@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from phalanx.observe.store import query
-from phalanx.observe.store.metric_store import MetricStore, Read, open_metrics
+from phalanx.observe.store.metric_store import ColumnRows, MetricStore, open_metrics
 from phalanx.observe.store.tables import DAY_NS, HOUR_NS, SECOND_NS, TIERS, Column
 
 START = 1_700_000_000 * SECOND_NS // DAY_NS * DAY_NS
@@ -111,7 +111,7 @@ def test_rows_that_are_written_between_two_readings_do_no_harm(
     table = store.table("job:1", "ranks", 1, COLUMNS)
     read = store.read
 
-    def slow_read(*args: Any) -> Read:
+    def slow_read(*args: Any) -> ColumnRows:
         found = read(*args)
         for step in range(151 + len(written), 156 + len(written)):
             written.append(step)

@@ -17,7 +17,7 @@ from phalanx.cluster.protocol.events import (
     WorkerExited,
 )
 from phalanx.observe.store.journal import Journal
-from phalanx.observe.tracker.findings import SUGGESTIONS, Finding, Trends, from_event
+from phalanx.observe.tracker.findings import SUGGESTIONS, RunFinding, Trends, from_event
 from phalanx.observe.tracker.ledger_time import slices
 
 SECOND = 1_000_000_000
@@ -106,7 +106,7 @@ def test_saves_that_take_longer_are_found() -> None:
 def test_findings_are_kept_and_read_in_order(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "runs.sqlite")
     for number in range(5):
-        journal.add_finding(Finding(time=float(number), kind="straggler", job=number % 2))
+        journal.add_finding(RunFinding(time=float(number), kind="straggler", job=number % 2))
     assert [each.time for each in journal.findings()] == [0, 1, 2, 3, 4]
     assert [each.time for each in journal.findings(job=1)] == [1, 3]
     assert [each.time for each in journal.findings(limit=2)] == [3, 4]

@@ -7,14 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from phalanx.observe.tracker.report import Curve, Material, step_shares
+from phalanx.observe.tracker.report import Curve, ReportInput, step_shares
 from phalanx.observe.tracker.report_pages import html, markdown
 from phalanx.observe.tracker.runs import Run
 
 EVIL = "<script>alert(1)</script> | **x** [a](javascript:b) \"'\n# oops"
 
 
-def material() -> Material:
+def material() -> ReportInput:
     buckets = {"productive": str(80 * 10**12), "restart": str(20 * 10**12)}
     run = Run(
         id="7",
@@ -36,7 +36,7 @@ def material() -> Material:
         "suggestion": "look",
         "evidence": {"root_cause_class": "hardware", "resumed_seconds": 1.25},
     }
-    return Material(
+    return ReportInput(
         run=run,
         curves={
             "loss": Curve([1, 2, 3, 4], [4.0, None, 3.0, 2.5]),
@@ -109,7 +109,7 @@ def test_markdown_of_hostile_words_is_text() -> None:
 
 
 def test_a_run_of_which_nothing_is_known_still_has_a_report() -> None:
-    empty = Material(run=Run(id="x"))
+    empty = ReportInput(run=Run(id="x"))
     assert "nothing stands out" in markdown(empty)
     assert "nothing stands out" in html(empty)
 
@@ -118,7 +118,7 @@ def test_parts_of_a_step_sum_to_the_step() -> None:
     parts = {"forward": 0.3, "backward": 0.6, "exposed_communication": 0.4, "optimizer": 0.05}
     curves = {f"{name}_seconds": Curve([1, 2], [each, each]) for name, each in parts.items()}
     shares = step_shares(
-        Material(run=Run(id="x"), curves={**curves, "step_seconds": Curve([1, 2], [1.0, 1.0])})
+        ReportInput(run=Run(id="x"), curves={**curves, "step_seconds": Curve([1, 2], [1.0, 1.0])})
     )
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["exposed_communication"] == pytest.approx(0.4)

@@ -15,7 +15,7 @@ from phalanx.config import ConfigError
 from phalanx.plan.evidence.calibrate import calibrate
 from phalanx.plan.evidence.check import check_rows, check_runs
 from phalanx.plan.evidence.columns import tidy
-from phalanx.plan.evidence.published import Run, parse_runs, read_runs
+from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_runs
 from tests.plan.evidence.test_published import ROW
 
 FIELDS = tuple(ROW)
@@ -26,7 +26,7 @@ SOME = [
 ]
 
 
-def one(**changed: str) -> Run:
+def one(**changed: str) -> PublishedRun:
     runs, skipped = parse_runs([ROW | changed])
     assert not skipped
     return runs[0]

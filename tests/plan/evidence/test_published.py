@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from phalanx.plan.cost.constants import constants_toml, read_constants, shipped
-from phalanx.plan.evidence.calibrate import Fit, Knob, calibrate_runs, prior_constants
+from phalanx.plan.evidence.calibrate import CalibrationFit, Knob, calibrate_runs, prior_constants
 from phalanx.plan.evidence.check import check_runs
-from phalanx.plan.evidence.published import Run, parse_runs, read_runs
+from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_runs
 from phalanx.plan.evidence.replay import Replay
 
 ROW = {
@@ -39,7 +39,7 @@ ROW = {
 }
 
 
-def runs_of(**changed: str) -> tuple[list[Run], Any]:
+def runs_of(**changed: str) -> tuple[list[PublishedRun], Any]:
     return parse_runs([ROW | changed])
 
 
@@ -88,12 +88,12 @@ def test_a_row_that_cannot_be_compared_is_skipped_with_its_reason(
 
 
 @pytest.fixture(scope="module")
-def published() -> list[Run]:
+def published() -> list[PublishedRun]:
     with resources.as_file(resources.files("phalanx.plan") / "data/published_runs.csv") as path:
         return read_runs(Path(path))[0]
 
 
-def test_shipped_constants_meet_the_published_runs(published: list[Run]) -> None:
+def test_shipped_constants_meet_the_published_runs(published: list[PublishedRun]) -> None:
     report = check_runs(published, [])
     dense = report.groups["dense"]
     assert dense.n > 350
@@ -109,7 +109,7 @@ def test_constants_survive_their_file() -> None:
     assert again.matmul.keys() == shipped().matmul.keys()
 
 
-def test_a_fit_finds_the_constant_that_made_the_runs(published: list[Run]) -> None:
+def test_a_fit_finds_the_constant_that_made_the_runs(published: list[PublishedRun]) -> None:
     from msgspec import structs
 
     chosen = [run for run in published if run.project == "vtrain"][:20]
@@ -118,12 +118,12 @@ def test_a_fit_finds_the_constant_that_made_the_runs(published: list[Run]) -> No
     )
     seconds, _ = Replay(chosen).price(truth)
     made = [structs.replace(run, seconds=float(s)) for run, s in zip(chosen, seconds, strict=True)]
-    fit = Fit(made, prior_constants(), [Knob("matmul", "ampere:bfloat16", 0.88, 0.3)])
+    fit = CalibrationFit(made, prior_constants(), [Knob("matmul", "ampere:bfloat16", 0.88, 0.3)])
     constants, _ = fit.validated()
     assert constants.matmul["ampere:bfloat16"] == pytest.approx(0.7, rel=0.02)
 
 
-def test_leaving_a_project_out_is_harder_than_fitting_it(published: list[Run]) -> None:
+def test_leaving_a_project_out_is_harder_than_fitting_it(published: list[PublishedRun]) -> None:
     kept = [run for run in published if run.seconds and run.project in ("vtrain", "megatron")]
     found = calibrate_runs(kept[::4])
     assert set(found.left_out) == {"vtrain:dense", "megatron:dense"}
@@ -133,7 +133,7 @@ def test_leaving_a_project_out_is_harder_than_fitting_it(published: list[Run]) -
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_projects_that_were_left_out_are_predicted(published: list[Run]) -> None:
+def test_projects_that_were_left_out_are_predicted(published: list[PublishedRun]) -> None:
     found = calibrate_runs([run for run in published if run.seconds is not None])
     assert found.mape <= 0.12 and found.median <= 0.08
     assert found.left_out["vtrain:dense"]["mape"] < 0.147

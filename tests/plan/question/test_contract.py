@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 import phalanx.plan
-from phalanx.plan import Plan, Request, plan_of, propose, understand
+from phalanx.plan import Plan, PlanRequest, plan_of, propose, understand
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    request = Request(model="mixtral-8x7b", cluster="h100-64", tokens="1T", expert=8)
+    request = PlanRequest(model="mixtral-8x7b", cluster="h100-64", tokens="1T", expert=8)
     return plan_of(propose(understand(request)))
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from phalanx.config import ConfigError
-from phalanx.plan.question.request import Question, Request, understand
+from phalanx.plan.question.request import PlanQuestion, PlanRequest, understand
 
 
-def ask(**changes: Any) -> Question:
+def ask(**changes: Any) -> PlanQuestion:
     given = {"model": "llama3-405b", "cluster": "h100-16k", "tokens": "15T"}
-    return understand(Request(**(given | changes)))
+    return understand(PlanRequest(**(given | changes)))
 
 
 def test_a_question_is_complete_and_says_what_it_assumed() -> None:

@@ -10,37 +10,37 @@ from msgspec import structs
 
 from phalanx.config import ConfigError, check, load_job
 from phalanx.plan.cost.predict import predict
-from phalanx.plan.question.request import Request, changed, understand
+from phalanx.plan.question.request import PlanRequest, changed, understand
 from phalanx.plan.question.workload import Mapping, Software
 from phalanx.plan.search.explain import WORDS, best_changes, explain_plan
-from phalanx.plan.search.proposal import Proposal, describe, emitted, picture, propose
+from phalanx.plan.search.proposal import PlanProposal, describe, emitted, picture, propose
 from phalanx.plan.search.sweep import counts_of, sweep
 from phalanx.plan.show.plot import check_path
 
 
-def plan(**changes: Any) -> Proposal:
+def plan(**changes: Any) -> PlanProposal:
     given = {"model": "llama3-8b", "cluster": "h100-64", "tokens": "1T"}
-    return propose(understand(Request(**(given | changes))))
+    return propose(understand(PlanRequest(**(given | changes))))
 
 
 @pytest.fixture(scope="module")
-def small() -> Proposal:
+def small() -> PlanProposal:
     return plan()
 
 
-def test_a_plan_uses_its_cluster_and_fits(small: Proposal) -> None:
+def test_a_plan_uses_its_cluster_and_fits(small: PlanProposal) -> None:
     assert small.prediction.mapping.gpus == small.gpus == 64
     assert small.prediction.fits
     assert 0 < small.prediction.mfu < 1
 
 
-def test_days_follow_from_speed_and_goodput(small: Proposal) -> None:
+def test_days_follow_from_speed_and_goodput(small: PlanProposal) -> None:
     speed = small.prediction.tokens_per_second * small.failures.goodput
     assert small.bill.days.mid == pytest.approx(1e12 / speed / 86400)
     assert small.bill.days.low < small.bill.days.mid < small.bill.days.high
 
 
-def test_the_checkpoint_interval_is_whole_steps(small: Proposal) -> None:
+def test_the_checkpoint_interval_is_whole_steps(small: PlanProposal) -> None:
     seconds = small.checkpoint_steps * small.prediction.step_seconds
     assert abs(seconds - small.failures.interval_seconds) <= small.prediction.step_seconds
 
@@ -65,7 +65,7 @@ def test_the_pin_that_stands_in_the_way_is_named(pins: dict[str, Any], said: str
         plan(model="llama3-70b" if "zero" in pins else "llama3-8b", **pins)
 
 
-def test_the_memory_objective_takes_less_memory(small: Proposal) -> None:
+def test_the_memory_objective_takes_less_memory(small: PlanProposal) -> None:
     least = plan(objective="memory")
     assert least.prediction.memory_bytes < small.prediction.memory_bytes
     assert least.prediction.step_seconds >= small.prediction.step_seconds
@@ -120,7 +120,7 @@ def test_a_mapping_in_words_names_every_axis() -> None:
         assert word in text
 
 
-def test_the_picture_shows_the_chosen_plan(small: Proposal, tmp_path: Path) -> None:
+def test_the_picture_shows_the_chosen_plan(small: PlanProposal, tmp_path: Path) -> None:
     check_path(tmp_path / "a.png")
     drawn = picture(small)
     chosen = [point for point in drawn.front if point.chosen]
@@ -131,7 +131,7 @@ def test_the_picture_shows_the_chosen_plan(small: Proposal, tmp_path: Path) -> N
         assert kernel.flops_per_second <= roof
 
 
-def test_an_explanation_adds_up(small: Proposal) -> None:
+def test_an_explanation_adds_up(small: PlanProposal) -> None:
     found = explain_plan(small.prediction, small.cluster, small.constants)
     assert sum(found.waterfall.values()) == pytest.approx(small.prediction.step_seconds)
     assert set(small.prediction.parts) <= set(WORDS)
@@ -140,7 +140,7 @@ def test_an_explanation_adds_up(small: Proposal) -> None:
     assert gains == sorted(gains, reverse=True) and all(gain > 0 for gain in gains)
 
 
-def test_a_poor_mapping_is_told_how_to_become_better(small: Proposal) -> None:
+def test_a_poor_mapping_is_told_how_to_become_better(small: PlanProposal) -> None:
     poor = Mapping(tensor=8, pipeline=2, data=4, zero=1, recompute="full")
     prediction = predict(small.prediction.workload, poor, small.cluster)
     changes = best_changes(prediction, small.cluster, small.constants, Software())
@@ -150,7 +150,7 @@ def test_a_poor_mapping_is_told_how_to_become_better(small: Proposal) -> None:
 
 
 def test_a_request_is_changed_by_name() -> None:
-    asked = Request(model="llama3-8b", cluster="h100-64")
+    asked = PlanRequest(model="llama3-8b", cluster="h100-64")
     other = changed(asked, "tp=8, cluster=h200-64,micro-batch=2")
     assert (other.tensor, other.cluster, other.micro_batch) == (8, "h200-64", 2)
     assert changed(asked, "") == asked
@@ -161,7 +161,7 @@ def test_a_request_is_changed_by_name() -> None:
 
 def test_a_sweep_shows_each_size_and_why_some_have_none() -> None:
     question = understand(
-        Request(model="llama3-70b", cluster="h100-64", tokens="1T", offload="none")
+        PlanRequest(model="llama3-70b", cluster="h100-64", tokens="1T", offload="none")
     )
     found = sweep(question, (1, 32, 64))
     assert [proposal.gpus for proposal in found.plans] == [32, 64]
@@ -171,7 +171,7 @@ def test_a_sweep_shows_each_size_and_why_some_have_none() -> None:
 
 
 def test_counts_of_a_sweep() -> None:
-    question = understand(Request(model="llama3-8b", cluster="h100-1k", tokens="1T"))
+    question = understand(PlanRequest(model="llama3-8b", cluster="h100-1k", tokens="1T"))
     assert counts_of("", question.cluster) == (32, 64, 128, 256, 512, 1024)
     assert counts_of("1k, 24", question.cluster) == (1024, 24)
     smaller = structs.replace(question.cluster, gpus=8)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phalanx.config import ConfigError
-from phalanx.plan import Request, sweep, understand
+from phalanx.plan import PlanRequest, sweep, understand
 from phalanx.plan.search.sweep import Sweep
 from phalanx.plan.show.plot import Kernel, Picture, Point, check_path, draw
 from phalanx.plan.show.plot_sweep import draw_sweep
@@ -69,7 +69,7 @@ def test_a_missing_library_is_named_with_its_extra(
 
 def test_a_scaling_curve_is_drawn_with_its_numbers(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    question = understand(Request(model="llama3-8b", cluster="h100-256", tokens="1T"))
+    question = understand(PlanRequest(model="llama3-8b", cluster="h100-256", tokens="1T"))
     result = sweep(question, (64, 256))
     for name, start in (("a.png", b"\x89PNG"), ("a.html", b"<!doctype html>")):
         draw_sweep(result, tmp_path / name)

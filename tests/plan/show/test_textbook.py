@@ -6,12 +6,12 @@ import pytest
 
 from phalanx.config import ConfigError
 from phalanx.hardware import cluster
-from phalanx.plan.show.textbook import Line, TextbookCase, textbook
+from phalanx.plan.show.textbook import FormulaLine, TextbookCase, textbook
 
 
 @pytest.fixture(scope="module")
-def lines() -> dict[str, Line]:
-    found: dict[str, Line] = {}
+def lines() -> dict[str, FormulaLine]:
+    found: dict[str, FormulaLine] = {}
     for line in textbook():
         found.setdefault(line.topic, line)
     return found
@@ -37,7 +37,9 @@ def lines() -> dict[str, Line]:
         ("6.5 per 1000 node-days", 1.803, "1.8 h"),
     ],
 )
-def test_the_usual_figures(lines: dict[str, Line], topic: str, value: float, result: str) -> None:
+def test_the_usual_figures(
+    lines: dict[str, FormulaLine], topic: str, value: float, result: str
+) -> None:
     assert lines[topic].value == pytest.approx(value, rel=1e-3)
     assert lines[topic].result == result
 
@@ -46,7 +48,7 @@ def test_the_rate_of_rsc_1_gives_14_minutes_at_131072_gpus() -> None:
     assert textbook()[-1].result == "14 min"
 
 
-def test_contradictions_are_pointed_out(lines: dict[str, Line]) -> None:
+def test_contradictions_are_pointed_out(lines: dict[str, FormulaLine]) -> None:
     assert not lines["sequences in a batch"].fits
     assert "781 replicas" in lines["sequences in a batch"].note
     assert not lines["time between failures"].fits

@@ -10,10 +10,10 @@ import pytest
 from phalanx.config import ConfigError
 from phalanx.simulate.scenario.fault_models import model, model_names, rate_of
 from phalanx.simulate.scenario.load import load_scenario
-from phalanx.simulate.scenario.rates import Cause, causes_in
+from phalanx.simulate.scenario.rates import CauseRate, causes_in
 from phalanx.simulate.scenario.scenario import FaultPart, Scenario
 from phalanx.simulate.scenario.shape import make_fleet
-from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.incidents import (
     Incident,
     Incidents,
@@ -23,12 +23,12 @@ from phalanx.simulate.world.incidents import (
 )
 
 
-def in_fleet(name: str, gpus: int, **settings: object) -> list[Cause]:
+def in_fleet(name: str, gpus: int, **settings: object) -> list[CauseRate]:
     return causes_in(model(name), FaultPart(model=name, **settings), gpus=gpus, node_gpus=8)  # type: ignore[arg-type]
 
 
 def first(scenario: Scenario, count: int, seed: int = 0) -> list[Incident]:
-    faults = Incidents(scenario, make_fleet(scenario), Draws(seed))
+    faults = Incidents(scenario, make_fleet(scenario), SeedDraws(seed))
     return [fault for fault, _ in zip(faults, range(count), strict=False)]
 
 
@@ -190,7 +190,7 @@ def test_incidents_come_at_the_expected_rate_and_hit_spares_too() -> None:
     fleet = make_fleet(scenario)
     total = hits = 0
     for seed in range(4):
-        for incident in Incidents(scenario, fleet, Draws(seed)):
+        for incident in Incidents(scenario, fleet, SeedDraws(seed)):
             if incident.time_ns > 54 * 86400 * 10**9:
                 break
             total += 1
@@ -205,7 +205,7 @@ def test_a_fault_of_a_domain_takes_all_its_nodes() -> None:
     fleet = make_fleet(scenario)
     racks = [
         incident
-        for incident, _ in zip(Incidents(scenario, fleet, Draws(1)), range(400), strict=False)
+        for incident, _ in zip(Incidents(scenario, fleet, SeedDraws(1)), range(400), strict=False)
         if incident.cause == "power" and len(incident.nodes) > 1
     ]
     assert racks
@@ -223,7 +223,7 @@ def test_lemons_fail_as_many_times_as_often_as_others_as_was_set(
     )
     count = 20_000
     nodes = len(make_fleet(scenario))
-    bad = set(lemons(scenario, nodes, Draws(0)))
+    bad = set(lemons(scenario, nodes, SeedDraws(0)))
     hits = sum(fault.nodes[0] in bad for fault in first(scenario, count))
     expected = len(bad) * factor / (len(bad) * factor + nodes - len(bad))
     assert abs(hits / count - expected) < 4 * math.sqrt(expected * (1 - expected) / count)

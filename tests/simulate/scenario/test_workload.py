@@ -10,7 +10,7 @@ from phalanx.config import ConfigError
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.workload import Submission, submissions
-from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.gangs import USER_ERROR
 
 
@@ -22,7 +22,7 @@ def asked(jobs: list[Submission]) -> list[tuple[int, float]]:
 
 
 def test_most_jobs_are_small_and_few_large_ones_use_most_of_the_time() -> None:
-    jobs = submissions(load_scenario("multi-tenant", ["days=20"]), Draws(1)).jobs
+    jobs = submissions(load_scenario("multi-tenant", ["days=20"]), SeedDraws(1)).jobs
     rows = asked(jobs)
     small = sum(gpus == 1 for gpus, _ in rows) / len(rows)
     total = sum(gpus * seconds for gpus, seconds in rows)
@@ -47,7 +47,7 @@ def inside(scenario: Scenario, jobs: list[Submission]) -> float:
 def test_the_load_within_the_days_is_the_one_that_was_asked_for(days: int, load: float) -> None:
     scenario = load_scenario("multi-tenant", [f"days={days}", f"workload.utilisation={load}"])
     for seed in range(3):
-        assert inside(scenario, submissions(scenario, Draws(seed)).jobs) == pytest.approx(
+        assert inside(scenario, submissions(scenario, SeedDraws(seed)).jobs) == pytest.approx(
             load, rel=0.02
         )
 
@@ -55,7 +55,7 @@ def test_the_load_within_the_days_is_the_one_that_was_asked_for(days: int, load:
 def test_lengths_of_jobs_do_not_depend_on_the_load_and_end_at_the_longest() -> None:
     def lengths(*changes: str) -> list[float]:
         scenario = load_scenario("multi-tenant", ["days=30", *changes])
-        jobs = submissions(scenario, Draws(1)).jobs
+        jobs = submissions(scenario, SeedDraws(1)).jobs
         return sorted(seconds for _, seconds in asked(jobs))
 
     busy, idle = lengths("workload.utilisation=1.5"), lengths("workload.jobs_per_day=60")
@@ -66,7 +66,7 @@ def test_lengths_of_jobs_do_not_depend_on_the_load_and_end_at_the_longest() -> N
 
 def test_jobs_come_at_the_rate_given_and_less_at_night() -> None:
     scenario = load_scenario("multi-tenant", ["days=70", "workload.jobs_per_day=400"])
-    jobs = [time for time, _ in submissions(scenario, Draws(3)).jobs if time]
+    jobs = [time for time, _ in submissions(scenario, SeedDraws(3)).jobs if time]
     assert len(jobs) == 70 * 400
     hours = [int(time / 3.6e12) % 24 for time in jobs]
     assert hours.count(3) < 0.7 * hours.count(15)
@@ -75,7 +75,9 @@ def test_jobs_come_at_the_rate_given_and_less_at_night() -> None:
 def test_jobs_a_day_give_the_load_that_is_told() -> None:
     scenario = load_scenario("multi-tenant", ["days=365", "workload.jobs_per_day=300"])
     told = scenario.workload.utilisation
-    assert inside(scenario, submissions(scenario, Draws(4)).jobs) == pytest.approx(told, rel=0.15)
+    assert inside(scenario, submissions(scenario, SeedDraws(4)).jobs) == pytest.approx(
+        told, rel=0.15
+    )
     half = load_scenario("multi-tenant", ["workload.jobs_per_day=300", "fleet.gpus=4096"])
     assert half.workload.utilisation != told
 
@@ -93,9 +95,9 @@ def test_a_load_that_cannot_be_is_refused(changes: list[str], told: str) -> None
 
 
 def test_another_rate_of_faults_does_not_change_the_jobs() -> None:
-    calm = submissions(load_scenario("multi-tenant"), Draws(5)).jobs
+    calm = submissions(load_scenario("multi-tenant"), SeedDraws(5)).jobs
     wild = submissions(
-        load_scenario("multi-tenant", ["faults.per_1000_node_days=90"]), Draws(5)
+        load_scenario("multi-tenant", ["faults.per_1000_node_days=90"]), SeedDraws(5)
     ).jobs
     assert calm == wild
 
@@ -113,7 +115,7 @@ def test_a_recorded_trace_becomes_submissions(tmp_path: Path) -> None:
     scenario = load_scenario(
         "multi-tenant", ["workload.kind=csv", f"workload.file={path}", "days=1"]
     )
-    jobs = submissions(scenario, Draws(0)).jobs
+    jobs = submissions(scenario, SeedDraws(0)).jobs
     assert asked(jobs) == [(8, 3600.0), (64, 7200.0)]
     assert [time for time, _ in jobs] == [0, 3600 * 10**9]
     assert [spec.team for _, spec in jobs] == ["vc1", "vc2"]
@@ -143,7 +145,7 @@ def test_a_trace_that_cannot_be_used_is_refused(tmp_path: Path, text: str, told:
     path.write_text(text)
     scenario = load_scenario("multi-tenant", ["workload.kind=csv", f"workload.file={path}"])
     with pytest.raises(ConfigError, match=told):
-        submissions(scenario, Draws(0))
+        submissions(scenario, SeedDraws(0))
 
 
 def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -151,4 +153,4 @@ def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
         "multi-tenant", ["workload.kind=csv", f"workload.file={tmp_path / 'no.csv'}"]
     )
     with pytest.raises(ConfigError, match="no such file"):
-        submissions(scenario, Draws(0))
+        submissions(scenario, SeedDraws(0))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.draws import SeedDraws
 
 
 def test_a_stream_does_not_depend_on_what_others_drew() -> None:
-    quiet, busy = Draws(7), Draws(7)
+    quiet, busy = SeedDraws(7), SeedDraws(7)
     other = busy.stream("repair")
     for _ in range(1000):
         other.uniform()
@@ -18,7 +18,7 @@ def test_a_stream_does_not_depend_on_what_others_drew() -> None:
 
 
 def test_thing_number_i_has_the_same_luck_whatever_came_before() -> None:
-    first, second = Draws(1).stream("fault"), Draws(1).stream("fault")
+    first, second = SeedDraws(1).stream("fault"), SeedDraws(1).stream("fault")
     for number in range(50):
         first.at(number).uniform()
     assert first.at(12).uniform() == second.at(12).uniform()
@@ -26,7 +26,7 @@ def test_thing_number_i_has_the_same_luck_whatever_came_before() -> None:
 
 def test_seeds_purposes_and_things_differ() -> None:
     values = {
-        Draws(seed).stream(name).at(number).bits()
+        SeedDraws(seed).stream(name).at(number).bits()
         for seed in range(10)
         for name in ("a", "b", "ab")
         for number in range(10)
@@ -35,7 +35,7 @@ def test_seeds_purposes_and_things_differ() -> None:
 
 
 def test_draws_have_the_distribution_they_claim() -> None:
-    stream = Draws(3).stream("moments")
+    stream = SeedDraws(3).stream("moments")
     count = 40_000
     uniform = [stream.uniform() for _ in range(count)]
     waits = [stream.exponential(5.0) for _ in range(count)]
@@ -52,7 +52,7 @@ def test_draws_have_the_distribution_they_claim() -> None:
 
 
 def test_a_spread_factor_keeps_the_mean() -> None:
-    stream = Draws(4).stream("factor")
+    stream = SeedDraws(4).stream("factor")
     for sigma in (0.0, 0.5, 1.0):
         factors = [stream.factor(sigma) for _ in range(40_000)]
         deviation = math.sqrt(math.exp(sigma**2) - 1)

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.cluster.jobs.job import Expected
-from phalanx.simulate.world.pace import Pace
-from phalanx.simulate.world.runs import Brownouts, Run
+from phalanx.simulate.world.pace import GangPace
+from phalanx.simulate.world.runs import Brownouts, GangRun
 
 paces = st.builds(
-    Pace,
+    GangPace,
     step_ns=st.integers(1, 50),
     memory_steps=st.integers(0, 4),
     memory_ns=st.integers(0, 9),
@@ -19,7 +19,7 @@ paces = st.builds(
 )
 
 
-def played(pace: Pace, base: int, elapsed_ns: int) -> tuple[int, int, list[int]]:
+def played(pace: GangPace, base: int, elapsed_ns: int) -> tuple[int, int, list[int]]:
     """(last step, newest snapshot, times of steps), by playing every step and stall."""
     now, step, snapshot = 0, base, base
     times = []
@@ -39,7 +39,7 @@ def played(pace: Pace, base: int, elapsed_ns: int) -> tuple[int, int, list[int]]
 @settings(max_examples=300, deadline=None)
 @given(paces, st.integers(0, 100), st.integers(0, 2000))
 def test_the_step_at_a_time_is_the_one_that_playing_gives(
-    pace: Pace, base: int, elapsed: int
+    pace: GangPace, base: int, elapsed: int
 ) -> None:
     step, snapshot, times = played(pace, base, elapsed)
     assert pace.step_at(base, elapsed) == step
@@ -55,10 +55,10 @@ def test_the_step_at_a_time_is_the_one_that_playing_gives(
     st.integers(0, 500_000),
 )
 def test_reports_account_for_every_nanosecond_of_steps_and_stalls(
-    pace: Pace, base: int, pauses: list[int], slower_ppm: int
+    pace: GangPace, base: int, pauses: list[int], slower_ppm: int
 ) -> None:
     """Reported steps and stalls sum to the time between reports, at a pace that changes."""
-    run = Run(
+    run = GangRun(
         job=1,
         generation=1,
         nodes=(0,),
@@ -91,7 +91,7 @@ def test_reports_account_for_every_nanosecond_of_steps_and_stalls(
 
 def test_a_checkpoint_is_durable_only_after_its_flush_and_not_through_a_brownout() -> None:
     expected = Expected(step_ns=10, snapshot_steps=0, checkpoint_steps=5, checkpoint_ns=0)
-    run = Run(job=1, generation=1, nodes=(0,), expected=expected, full_ns=10, phase="running")
+    run = GangRun(job=1, generation=1, nodes=(0,), expected=expected, full_ns=10, phase="running")
     clear, dark = Brownouts(), Brownouts()
     dark.add(52, 152)
     assert run.durable(54, 5, clear, 0) == 0

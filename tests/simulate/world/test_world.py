@@ -11,7 +11,7 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.simulate.runner import played, run_seed, run_seeds
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.show.result import SeedResult, summarise
-from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.incidents import Incidents, expected_interruptions
 
 # One job of 1,024 GPUs that fails about five times a day, on a fleet with enough spares.
@@ -220,7 +220,7 @@ def test_silent_corruption_may_come_from_a_few_nodes_which_are_quarantined() -> 
     common = [*PLAIN, "days=30", "faults.per_1000_node_days=0", "faults.causes.silent_corruption=9"]
     scenario = load_scenario("llama3-54d", [*common, "faults.corrupting_nodes=7"])
     result, world, _ = played(scenario, 0)
-    incidents = Incidents(scenario, world.fleet, Draws(0))
+    incidents = Incidents(scenario, world.fleet, SeedDraws(0))
     faults = [fault for _, fault in zip(range(37), incidents, strict=False)]
     assert len({fault.nodes for fault in faults}) <= 7 < len(faults)
     guilty = {node for fault in faults for node in fault.nodes}

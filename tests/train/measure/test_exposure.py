@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from phalanx.checkpoint import Checkpointer
 from phalanx.parallel import build_mesh
 from phalanx.train import trainer
-from phalanx.train.measure.exposure import Activity, activity_of, communication
+from phalanx.train.measure.exposure import DeviceActivity, activity_of, communication
 from phalanx.train.measure.profile import WARM_UP_STEPS, StepProfiler
 from phalanx.train.rank import loop
 from phalanx.train.rank.stop import StopFlag
@@ -49,7 +49,7 @@ def test_only_uncovered_communication_is_exposed(
     all_talk: float,
     exposed: float,
 ) -> None:
-    found = communication(Activity(talking, compute), steps=2)
+    found = communication(DeviceActivity(talking, compute), steps=2)
     assert found.seconds_per_step == pytest.approx(all_talk / 2)
     assert found.exposed_seconds_per_step == pytest.approx(exposed / 2)
 
@@ -90,7 +90,7 @@ def test_on_cuda_kernels_count_and_copies_to_the_host_hide_nothing() -> None:
             Event("cudaLaunchKernel", 0, 9),  # the host's side of it
         ]
     )
-    assert found == Activity([(3, 7), (8, 9)], [(0, 4)])
+    assert found == DeviceActivity([(3, 7), (8, 9)], [(0, 4)])
 
 
 def test_on_cpu_the_main_threads_waits_are_no_compute() -> None:
@@ -103,7 +103,7 @@ def test_on_cpu_the_main_threads_waits_are_no_compute() -> None:
             Event("aten::add_", 3, 9, thread=7),  # gloo's own arithmetic
         ]
     )
-    assert found == Activity([(3, 9)], [(0, 4), (9, 11)])
+    assert found == DeviceActivity([(3, 9)], [(0, 4), (9, 11)])
 
 
 def test_a_trace_that_shows_no_compute_measures_nothing() -> None:

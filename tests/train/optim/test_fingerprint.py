@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from phalanx.config import job_from_table, resolve
 from phalanx.parallel.mesh import build_mesh
-from phalanx.train.optim.fingerprint import Copies, Diverged, Fingerprints
+from phalanx.train.optim.fingerprint import Copies, Fingerprints, ReplicaDivergence
 from phalanx.train.rank.drill import _flip_bit
 from phalanx.train.trainer import Trainer
 from tests.ranks import run_ranks
@@ -27,10 +27,10 @@ def make_trainer(world: int) -> Trainer:
     return Trainer(job, build_mesh(job, device), device)
 
 
-def compare(prints: Fingerprints, step: int) -> Diverged | None:
+def compare(prints: Fingerprints, step: int) -> ReplicaDivergence | None:
     try:
         prints.compare(step)
-    except Diverged as finding:
+    except ReplicaDivergence as finding:
         return finding
     return None
 

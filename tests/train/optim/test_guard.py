@@ -16,8 +16,8 @@ from phalanx.train.optim.guard import (
     MOST_SPIKES,
     SPIKE_MEANS,
     WARMUP_STEPS,
+    GradientVerdict,
     Guard,
-    Verdict,
     squared_norm,
 )
 from phalanx.train.optim.optimizer import build_optimizer
@@ -31,7 +31,7 @@ def guard(*, always_finite: bool = False, **settings: Any) -> Guard:
     return Guard(Optimizer(**settings), CPU, always_finite=always_finite)
 
 
-def judged(watcher: Guard, norm: float, loss_scale: float = 1.0) -> Verdict:
+def judged(watcher: Guard, norm: float, loss_scale: float = 1.0) -> GradientVerdict:
     """The verdict on one step, made without a host read."""
     value, scale = torch.tensor(norm), torch.tensor(loss_scale)
     with no_host_reads():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phalanx.config import Optimizer
 from phalanx.parallel import Weight
-from phalanx.train.optim.guard import Verdict
+from phalanx.train.optim.guard import GradientVerdict
 from phalanx.train.optim.optimizer import AdamW, Muon, build_optimizer, orthogonalize
 
 SHAPES = {
@@ -26,8 +26,8 @@ HIDDEN = {name for name in SHAPES if name.startswith("layers.0.") and "norm" not
 HIDDEN -= {"layers.0.moe.router.weight"}
 
 
-def verdict(*, multiplier: float = 1.0, skip: bool = False) -> Verdict:
-    return Verdict(torch.tensor(multiplier), torch.tensor(skip), torch.tensor(skip))
+def verdict(*, multiplier: float = 1.0, skip: bool = False) -> GradientVerdict:
+    return GradientVerdict(torch.tensor(multiplier), torch.tensor(skip), torch.tensor(skip))
 
 
 def weights(dtype: torch.dtype = torch.float32) -> list[Weight]:

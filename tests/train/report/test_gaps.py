@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from phalanx.train.report.gaps import KEPT_RECORDS, Recent, missing_records, written_steps
+from phalanx.train.report.gaps import KEPT_RECORDS, RecentRecords, missing_records, written_steps
 from phalanx.train.report.records import StepRecord, encode
 from tests.ranks import run_ranks
 from tests.train.sample_records import step_record
@@ -21,7 +21,7 @@ def write(path: Path, steps: range) -> None:
 
 
 def _ask(path: Path) -> list[tuple[int, int, int]]:
-    recent = Recent()
+    recent = RecentRecords()
     if dist.get_rank() == 1:  # rank 0 is new, rank 2 was behind when the gang broke
         for step in range(1, 13):
             recent.write(record(step))
@@ -47,7 +47,7 @@ def test_a_long_file_is_read_from_its_end(tmp_path: Path) -> None:
     write(path, range(1, 5000))
     first, steps = written_steps(path)
     assert first > 0 and steps == set(range(first, 5000))
-    recent = Recent()
+    recent = RecentRecords()
     for step in range(1, 2 * KEPT_RECORDS):
         recent.write(record(step))
     assert len(recent.records) == KEPT_RECORDS

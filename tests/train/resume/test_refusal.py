@@ -13,7 +13,7 @@ from phalanx.config import ConfigError, Model
 from phalanx.model.hf_config import config_to_hf
 from phalanx.train.rank.diagnose import classify
 from phalanx.train.rank.exits import ExitInfo
-from phalanx.train.rank.gang import Gang
+from phalanx.train.rank.gang import ForkedRanks
 from phalanx.train.report.run_folder import create
 from phalanx.train.resume import refusal
 from phalanx.train.resume.refusal import refuse, refuse_device, refuse_weights
@@ -100,7 +100,7 @@ def test_drafts_of_reports_do_not_outlive_the_run(tmp_path: Path) -> None:
     folder.write_exit(ExitInfo(code=0, reason="done", message="all"))
     draft = folder.path / "exit_info.4711.tmp"  # its rank was killed while it wrote
     draft.write_bytes(b"{")
-    assert Gang(folder).verdict().reason == "done"
+    assert ForkedRanks(folder).verdict().reason == "done"
     assert not draft.exists()
 
 

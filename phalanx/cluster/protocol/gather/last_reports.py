@@ -16,7 +16,7 @@ WAIT_NS = 1_000_000_000  # after the first answer, for all nodes that are still 
 MOST_KEPT = 1024  # gangs that were stopped and nobody answered for
 
 
-class Stopped(Struct):
+class StoppedGeneration(Struct):
     """One generation that is over, and what its nodes say of it."""
 
     generation: int
@@ -30,13 +30,13 @@ class LastReports:
     """All gangs that were told to stop, by job."""
 
     def __init__(self) -> None:
-        self._stopped: dict[int, Stopped] = {}
+        self._stopped: dict[int, StoppedGeneration] = {}
 
     def expect(self, order: Abort | Stop, targets: tuple[int, ...], nodes: dict[int, None]) -> None:
         """Nodes are told that a generation is over; ``nodes``: those of it that took part."""
         known = self._stopped.get(order.job)
         if known is None or known.generation != order.generation:
-            known = self._stopped[order.job] = Stopped(order.generation)
+            known = self._stopped[order.job] = StoppedGeneration(order.generation)
         known.nodes.update((node, None) for node in targets if node in nodes)
         while len(self._stopped) > MOST_KEPT:
             del self._stopped[next(iter(self._stopped))]
@@ -68,7 +68,7 @@ class LastReports:
         waiting = (stopped.due_ns for stopped in self._stopped.values())
         return min((at for at in waiting if at), default=None)
 
-    def _said(self, job: int, stopped: Stopped) -> list[GangStopped]:
+    def _said(self, job: int, stopped: StoppedGeneration) -> list[GangStopped]:
         stopped.due_ns = 0
         answers = list(stopped.answers.values())
         committed = max(0, min(each.committed for each in answers))

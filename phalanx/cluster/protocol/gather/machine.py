@@ -50,7 +50,7 @@ from phalanx.cluster.protocol.messages import (
 Phase = Literal["join", "restore", "drain", "run"]
 
 
-class Expected:
+class ExpectedReports:
     """What one gang is expected to say."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Gather:
 
     def __init__(self, report_ns: int = 5_000_000_000) -> None:
         self.report_ns = report_ns  # between two reports of a gang's progress
-        self.gangs: dict[int, Expected] = {}
+        self.gangs: dict[int, ExpectedReports] = {}
         self.last_reports = LastReports()
 
     def expect(self, command: Command) -> None:
@@ -85,7 +85,7 @@ class Gather:
             phase: Phase = "restore" if isinstance(body, Restore) else "drain"
             gang = self.gangs.get(body.job)
             if gang is None or gang.generation != body.generation:
-                gang = Expected(body.generation, phase, command.target)
+                gang = ExpectedReports(body.generation, phase, command.target)
                 self.gangs[body.job] = gang
             if phase == "restore" and gang.phase in ("run", "drain"):
                 return  # sent again to a node that came back, and all have answered meanwhile
@@ -108,7 +108,7 @@ class Gather:
             gang.deadline_ns = body.deadline_ns  # sent again
             return
         self.last_reports.forget(body.job)
-        gang = self.gangs[body.job] = Expected(body.generation, "join", body.nodes)
+        gang = self.gangs[body.job] = ExpectedReports(body.generation, "join", body.nodes)
         gang.deadline_ns = body.deadline_ns
         gang.kept_nodes = (body.kept_nodes or body.nodes) if body.kept_generation else ()
         gang.kept_shift, gang.slot_gpus = body.kept_shift, body.slot_gpus
@@ -117,7 +117,7 @@ class Gather:
         self, job: int, generation: int, nodes: tuple[int, ...], now_ns: int, slot_gpus: int = 0
     ) -> None:
         """A controller took over while this gang runs: its progress and its end are waited for."""
-        gang = self.gangs[job] = Expected(generation, "run", nodes, now_ns)
+        gang = self.gangs[job] = ExpectedReports(generation, "run", nodes, now_ns)
         gang.slot_gpus = slot_gpus
 
     def receive(self, message: AgentMessage, now_ns: int) -> list[EventBody]:
@@ -155,16 +155,18 @@ class Gather:
 
     def due(self, now_ns: int) -> list[EventBody]:
         """Gangs whose deadline has passed, with the nodes that are missing; each said once."""
-        found: list[EventBody] = []
+        events: list[EventBody] = []
         for job, gang in self.gangs.items():
-            found += gang.disagreement.due(now_ns)
+            events += gang.disagreement.due(now_ns)
             phase = gang.phase
             if phase == "run" or gang.deadline_ns > now_ns or not gang.deadline_ns:
                 continue
             missing = tuple(node for node in gang.nodes if node not in gang.answers)
             gang.deadline_ns = 0
-            found.append(GangStuck(job=job, generation=gang.generation, phase=phase, nodes=missing))
-        return [*found, *self.last_reports.due(now_ns)]
+            events.append(
+                GangStuck(job=job, generation=gang.generation, phase=phase, nodes=missing)
+            )
+        return [*events, *self.last_reports.due(now_ns)]
 
     def next_deadline_ns(self) -> int | None:
         """When the first gang is late."""
@@ -213,7 +215,7 @@ class Gather:
             return []
         return [*gang.progress.report(job, len(gang.nodes), now_ns)]
 
-    def _gang_of(self, node: int, job: int, generation: int) -> Expected | None:
+    def _gang_of(self, node: int, job: int, generation: int) -> ExpectedReports | None:
         """The gang that a node may speak of: one that it is in."""
         gang = self.gangs.get(job)
         if gang is None or gang.generation != generation or node not in gang.nodes:

@@ -19,31 +19,33 @@ log = logging.getLogger("phalanx.agent")
 def gpu_faults(before: list[GpuFacts], after: list[GpuFacts]) -> list[Fault]:
     """What became worse between two looks; what was bad at the first is the doctor's to judge."""
     now = {facts.index: facts for facts in after}
-    found = []
+    faults = []
     for was in before:
         facts = now.get(was.index)
         if facts is None:
-            found.append(Fault(cause="gpu_unavailable", gpu=was.index, detail="the driver lost it"))
+            faults.append(
+                Fault(cause="gpu_unavailable", gpu=was.index, detail="the driver lost it")
+            )
             continue
         if facts.uncorrected > max(0, was.uncorrected):
             detail = f"{facts.uncorrected} uncorrectable errors, {max(0, was.uncorrected)} before"
-            found.append(Fault(cause="hbm_ecc", gpu=was.index, detail=detail))
+            faults.append(Fault(cause="hbm_ecc", gpu=was.index, detail=detail))
         if facts.remap_failed and not was.remap_failed:
             detail = "a row of memory could not be remapped"
-            found.append(Fault(cause="hbm_ecc", gpu=was.index, detail=detail))
+            faults.append(Fault(cause="hbm_ecc", gpu=was.index, detail=detail))
         if facts.links_down > was.links_down:
             detail = f"{facts.links_down} NVLinks are down, {was.links_down} before"
-            found.append(Fault(cause="nvlink", gpu=was.index, detail=detail))
+            faults.append(Fault(cause="nvlink", gpu=was.index, detail=detail))
         bad = facts.throttle & (HOT | BRAKE)
         if bad and not was.throttle & bad:
             why = "too hot" if bad & HOT else "power brake"
             detail = f"{why}: clocks are lowered (reasons {bad:#x}) at {facts.degrees} degrees"
             # Not "power": a brake slows the GPU down, the node has not lost its power.
-            found.append(Fault(cause="thermal", gpu=was.index, detail=detail))
-    return found
+            faults.append(Fault(cause="thermal", gpu=was.index, detail=detail))
+    return faults
 
 
-class GpuLook:
+class GpuMonitor:
     """Looks again and again, each time since the last."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ def own_group(table: Path = Path("/proc/self/cgroup")) -> str:
     return ""
 
 
-class GroupLook:
+class CgroupMonitor:
     """How many processes were killed for memory since the last look."""
 
     def __init__(self, root: Path) -> None:
@@ -69,7 +69,7 @@ class GroupLook:
         return []
 
 
-class MountLook:
+class MountMonitor:
     """Whether mounts answer; one that fails once may have a server that restarts."""
 
     def __init__(self, wanted: tuple[str, ...]) -> None:
@@ -85,7 +85,7 @@ class MountLook:
         return [Fault(cause="filesystem_mount", detail=f"{p}: {problems[p]}") for p in again]
 
 
-class Notice(Struct, frozen=True):
+class HostNotice(Struct, frozen=True):
     """The site takes the node away."""
 
     deadline_ns: int  # by our clock
@@ -101,23 +101,23 @@ class _NoticeText(Struct, frozen=True, kw_only=True):
     cause: str = ""
 
 
-def parse_notice(text: str, now_ns: int) -> Notice | None:
+def parse_notice(text: str, now_ns: int) -> HostNotice | None:
     """A notice: JSON with ``deadline_seconds`` or ``time``, a time, seconds, or any words."""
     text = text.strip()
     if not text or text.lower() in ("false", "none", "null", "[]", "{}"):
         return None
-    said = _NoticeText()
+    notice = _NoticeText()
     with suppress(msgspec.MsgspecError):
-        said = msgspec.json.decode(text, type=_NoticeText)
-    cause = said.cause if said.cause in CAUSES else "host_maintenance"
+        notice = msgspec.json.decode(text, type=_NoticeText)
+    cause = notice.cause if notice.cause in CAUSES else "host_maintenance"
     seconds = DEFAULT_SECONDS
-    if said.deadline_seconds is not None:
-        seconds = said.deadline_seconds
+    if notice.deadline_seconds is not None:
+        seconds = notice.deadline_seconds
     elif re.fullmatch(r"\d+(\.\d+)?", text):
         seconds = float(text)
-    elif (at := _time(said.time or said.NotBefore or text)) is not None:
-        return Notice(max(now_ns, at), cause)
-    return Notice(now_ns + int(max(0.0, seconds) * 1e9), cause)
+    elif (at := _time(notice.time or notice.NotBefore or text)) is not None:
+        return HostNotice(max(now_ns, at), cause)
+    return HostNotice(now_ns + int(max(0.0, seconds) * 1e9), cause)
 
 
 def _time(text: str) -> int | None:
@@ -135,7 +135,7 @@ class NoticeSource(Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()  # never through a shell; prints the notice
     url: str = ""  # answers 200 with the notice, or 404
 
-    def look(self) -> list[Notice]:
+    def look(self) -> list[HostNotice]:
         """Whether there is a notice now."""
         for text in (self._from_file(), self._from_command(), self._from_url()):
             if (notice := parse_notice(text, time.time_ns())) is not None:

@@ -21,7 +21,7 @@ READ_BYTES = 8192  # the kernel gives one whole record a read
 KILLED_KEPT = 256
 
 
-class Record(Struct, frozen=True):
+class KernelMessage(Struct, frozen=True):
     """One message of the kernel."""
 
     sequence: int
@@ -35,7 +35,7 @@ class OomKill(Struct, frozen=True):
     text: str
 
 
-def parse_record(line: str) -> Record | None:
+def parse_record(line: str) -> KernelMessage | None:
     """A line of /dev/kmsg; None for what is no record, and for what users wrote there."""
     head, found, text = line.partition(";")
     fields = head.split(",")
@@ -43,7 +43,7 @@ def parse_record(line: str) -> Record | None:
         return None
     if int(fields[0]) >> 3:  # a facility other than the kernel's
         return None
-    return Record(int(fields[1]), text.split("\n", 1)[0].strip())
+    return KernelMessage(int(fields[1]), text.split("\n", 1)[0].strip())
 
 
 _OOM = re.compile(r"(?:Out of memory|Memory cgroup out of memory).*?[Kk]illed process (\d+)")
@@ -72,15 +72,15 @@ _TABLE = tuple(
 )
 
 
-def fault_of(record: Record, gpus: Mapping[str, int]) -> Fault | OomKill | None:
+def fault_of(record: KernelMessage, gpus: Mapping[str, int]) -> Fault | OomKill | None:
     """What a message of the kernel means for this node; ``gpus`` by their PCI address."""
     text = record.text
-    if found := _OOM.search(text):
-        return OomKill(int(found[1]), text[:500])
-    if found := _XID.search(text):
-        return xid_fault(int(found[2]), gpus.get(pci_address(found[1]), -1), found[3])
-    if found := _SXID.search(text):
-        return Fault(cause="nvswitch", detail=text[:500]) if found[2] == "Fatal" else None
+    if match := _OOM.search(text):
+        return OomKill(int(match[1]), text[:500])
+    if match := _XID.search(text):
+        return xid_fault(int(match[2]), gpus.get(pci_address(match[1]), -1), match[3])
+    if match := _SXID.search(text):
+        return Fault(cause="nvswitch", detail=text[:500]) if match[2] == "Fatal" else None
     for cause, pattern in _TABLE:
         if pattern.search(text):
             return Fault(cause=cause, detail=text[:500])

@@ -15,7 +15,7 @@ ERRORS_PER_SECOND = 100.0  # of received packets that were broken
 ACTIVE = "ACTIVE"
 
 
-class Link(Struct, frozen=True):
+class PortState(Struct, frozen=True):
     """One port at one moment."""
 
     name: str
@@ -25,12 +25,12 @@ class Link(Struct, frozen=True):
     errors: int
 
 
-def read_links(root: Path = Path("/sys/class")) -> dict[str, Link]:
+def read_links(root: Path = Path("/sys/class")) -> dict[str, PortState]:
     """Physical ports by name; what has no device behind it is no hardware."""
-    found = {}
+    ports = {}
     for folder in sorted((root / "net").glob("*")):
         if (folder / "device").exists():
-            link = Link(
+            link = PortState(
                 name=folder.name,
                 kind="net",
                 up=_text(folder / "operstate") in ("up", "unknown"),
@@ -38,19 +38,19 @@ def read_links(root: Path = Path("/sys/class")) -> dict[str, Link]:
                 or _number(folder / "carrier_changes") // 2,
                 errors=_number(folder / "statistics" / "rx_errors"),
             )
-            found[link.name] = link
+            ports[link.name] = link
     for port in sorted((root / "infiniband").glob("*/ports/*")):
         counters = port / "counters"
         errors = ("symbol_error", "port_rcv_errors", "link_error_recovery")
-        link = Link(
+        link = PortState(
             name=f"{port.parent.parent.name}/{port.name}",
             kind="infiniband",
             up=ACTIVE in _text(port / "state"),
             downs=_number(counters / "link_downed"),
             errors=sum(_number(counters / name) for name in errors),
         )
-        found[link.name] = link
-    return found
+        ports[link.name] = link
+    return ports
 
 
 def _text(path: Path) -> str:
@@ -65,9 +65,11 @@ def _number(path: Path) -> int:
     return 0
 
 
-def link_faults(before: dict[str, Link], after: dict[str, Link], seconds: float) -> list[Fault]:
+def link_faults(
+    before: dict[str, PortState], after: dict[str, PortState], seconds: float
+) -> list[Fault]:
     """What happened between two looks to ports that were up at the first."""
-    found = []
+    faults = []
     for kind in ("infiniband", "net"):
         ports = [link for link in before.values() if link.kind == kind and link.up]
         alive = [link for link in ports if link.name in after and after[link.name].up]
@@ -77,11 +79,11 @@ def link_faults(before: dict[str, Link], after: dict[str, Link], seconds: float)
                 # One of several is a slower node; the last one is no node.
                 cause = "nic" if len(alive) > 0 and was not in alive else "network_link"
                 on_rail = rail if kind == "infiniband" else -1
-                found.append(Fault(cause=cause, rail=on_rail, detail=f"{was.name}: {problem}"))
-    return found
+                faults.append(Fault(cause=cause, rail=on_rail, detail=f"{was.name}: {problem}"))
+    return faults
 
 
-def _problem(was: Link, now: Link | None, seconds: float) -> str:
+def _problem(was: PortState, now: PortState | None, seconds: float) -> str:
     if now is None:
         return "the device is gone"
     if not now.up:
@@ -94,7 +96,7 @@ def _problem(was: Link, now: Link | None, seconds: float) -> str:
     return ""
 
 
-class LinkLook:
+class LinkMonitor:
     """Looks again and again, each time since the last."""
 
     def __init__(self, root: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from phalanx.cluster.protocol.messages import Fault, LocalFact, SiteNotice
 from phalanx.control.agent.config import FaultOptions
-from phalanx.control.agent.faults.gpu_watch import GpuLook, NvmlEvents
-from phalanx.control.agent.faults.host import GroupLook, MountLook, Notice, NoticeSource
+from phalanx.control.agent.faults.gpu_watch import GpuMonitor, NvmlEvents
+from phalanx.control.agent.faults.host import CgroupMonitor, HostNotice, MountMonitor, NoticeSource
 from phalanx.control.agent.faults.kernel_log import KernelLog, OomKill, pci_address
-from phalanx.control.agent.faults.links import LinkLook
+from phalanx.control.agent.faults.links import LinkMonitor
 from phalanx.hardware import count_cuda
 
 SAME_SECONDS = 60.0  # a fault that is said again within this time is the same one
@@ -34,10 +34,10 @@ class FaultSources:
         self._fact, self._links = fact, links
         self._kernel: KernelLog | None = None
         self._nvml: NvmlEvents | None = None
-        self._group = GroupLook(Path(options.cgroup))
+        self._group = CgroupMonitor(Path(options.cgroup))
         self._tasks: list[asyncio.Task[None]] = []
         self._said: dict[tuple[str, int, int, str], float] = {}
-        self._notice: Notice | None = None  # as it was told
+        self._notice: HostNotice | None = None  # as it was told
 
     async def start(self) -> None:
         """Begin to listen; what is not there is left out."""
@@ -48,10 +48,10 @@ class FaultSources:
             self._nvml = NvmlEvents(lambda f: loop.call_soon_threadsafe(self.report, f))
             if not self._nvml.start():
                 log.info("no NVML events (pip install nvidia-ml-py): GPUs are looked at instead")
-            self._often(GPU_SECONDS, (await asyncio.to_thread(GpuLook)).look)
+            self._often(GPU_SECONDS, (await asyncio.to_thread(GpuMonitor)).look)
         if self._links:
-            self._often(poll, LinkLook(Path(self.options.sysfs)).look)
-        self._often(poll, MountLook(self.options.mounts).look)
+            self._often(poll, LinkMonitor(Path(self.options.sysfs)).look)
+        self._often(poll, MountMonitor(self.options.mounts).look)
         self._often(poll, self._group.look)
         source = NoticeSource(
             file=self.options.notice_file,
@@ -80,23 +80,23 @@ class FaultSources:
                 return text
         return "the node's control group ran out of memory" if self._group.kills() else ""
 
-    def report(self, found: Fault | Notice | OomKill) -> None:
+    def report(self, seen: Fault | HostNotice | OomKill) -> None:
         """Hand it on, unless it was just said."""
-        if isinstance(found, OomKill):
+        if isinstance(seen, OomKill):
             return  # told with the end of the process, if it is one of ours
-        if isinstance(found, Notice):
+        if isinstance(seen, HostNotice):
             told = self._notice
-            if told is None or found.deadline_ns < told.deadline_ns - SOONER_NS:
-                log.warning("the site takes this node away: %s", found)
-                self._fact(SiteNotice(deadline_ns=found.deadline_ns, cause=found.cause))
-                self._notice = found
+            if told is None or seen.deadline_ns < told.deadline_ns - SOONER_NS:
+                log.warning("the site takes this node away: %s", seen)
+                self._fact(SiteNotice(deadline_ns=seen.deadline_ns, cause=seen.cause))
+                self._notice = seen
             return
         now = time.monotonic()
-        key = found.cause, found.gpu, found.rail, found.detail.partition(":")[0]
+        key = seen.cause, seen.gpu, seen.rail, seen.detail.partition(":")[0]
         if now - self._said.get(key, -SAME_SECONDS) >= SAME_SECONDS:
             self._said[key] = now
-            log.error("fault: %s", found)
-            self._fact(found)
+            log.error("fault: %s", seen)
+            self._fact(seen)
 
     def _open_kernel_log(self) -> None:
         if not self.options.kernel_log:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.control.agent.jobs.local_job import Here
+from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.safe_files import open_regular
 from phalanx.control.wire.agent_messages import LogPart, ReadSteps, ReadTrace
 from phalanx.observe.node.worker_ring import RingRecords, ring_path
@@ -20,12 +20,12 @@ PIECE_BYTES = 4 << 20
 TRACE = re.compile(r"trace-step-\d+-rank-(\d+)\.json")
 
 
-class Details:
+class DetailReader:
     """Answers out of files; ``send`` takes the parts, ``skew_ns`` is added to our clock's times."""
 
     def __init__(
         self,
-        jobs: dict[int, Here],
+        jobs: dict[int, LocalJob],
         send: Callable[[msgspec.Struct], None],
         skew_ns: Callable[[], int],
     ) -> None:
@@ -39,41 +39,43 @@ class Details:
         task.add_done_callback(self._answering.discard)
 
     async def _answer(self, order: ReadSteps | ReadTrace) -> None:
-        here = self._jobs.get(order.job)
-        if here is None:
+        job = self._jobs.get(order.job)
+        if job is None:
             problem = f"job {order.job} does not run here"
             self._send(LogPart(request=order.request, end=True, problem=problem))
         elif isinstance(order, ReadTrace):
-            self._send(await asyncio.to_thread(self._trace, here, order))
+            self._send(await asyncio.to_thread(self._trace, job, order))
         else:
-            data = await asyncio.to_thread(self._steps, here, order)
+            data = await asyncio.to_thread(self._steps, job, order)
             for at in range(0, len(data), PART_BYTES):
                 self._send(LogPart(request=order.request, data=data[at : at + PART_BYTES]))
             self._send(LogPart(request=order.request, end=True))
 
-    def _steps(self, here: Here, order: ReadSteps) -> bytes:
+    def _steps(self, job: LocalJob, order: ReadSteps) -> bytes:
         lines: list[bytes] = []
-        for index, hand in sorted(here.hands.items()):
-            if order.rank not in (-1, hand.rank):
+        for index, process in sorted(job.processes.items()):
+            if order.rank not in (-1, process.rank):
                 continue
-            for said in RingRecords(ring_path(here.sockets, index)).history():
+            for said in RingRecords(ring_path(job.sockets, index)).history():
                 if order.first <= said.record.step <= order.last:
                     time_ns = said.time_ns + self._skew_ns()
                     body = {"time_ns": time_ns, **msgspec.to_builtins(said.record)}
                     lines.append(msgspec.json.encode(body))
         return b"".join(line + b"\n" for line in lines)
 
-    def _trace(self, here: Here, order: ReadTrace) -> LogPart:
-        worker = next((hand for hand in here.hands.values() if hand.rank == order.rank), None)
-        found = newest_trace(
+    def _trace(self, job: LocalJob, order: ReadTrace) -> LogPart:
+        worker = next(
+            (process for process in job.processes.values() if process.rank == order.rank), None
+        )
+        path = newest_trace(
             Path(order.folder) / "logs", order.rank, order.after_ns - self._skew_ns()
         )
-        if worker is None or found is None:
+        if worker is None or path is None:
             return LogPart(request=order.request, problem="there is no such trace yet")
         try:
             # Whose trace this is may name any folder: only what is the worker's own is read.
-            owner = here.owner.uid if here.owner is not None else os.geteuid()
-            file = open_regular(found, owner=owner)
+            owner = job.owner.uid if job.owner is not None else os.geteuid()
+            file = open_regular(path, owner=owner)
             try:
                 status = os.fstat(file)
                 if status.st_uid != owner:
@@ -89,13 +91,13 @@ class Details:
 
 def newest_trace(logs: Path, rank: int, after_ns: int) -> Path | None:
     """The newest trace of a rank that is not older than a time."""
-    found: list[tuple[int, Path]] = []
+    traces: list[tuple[int, Path]] = []
     try:
         for entry in os.scandir(logs):
             named = TRACE.fullmatch(entry.name)
             if named and int(named[1]) == rank:
-                found.append((entry.stat(follow_symlinks=False).st_mtime_ns, Path(entry.path)))
+                traces.append((entry.stat(follow_symlinks=False).st_mtime_ns, Path(entry.path)))
     except OSError:
         return None
-    time_ns, path = max(found, default=(0, None))
+    time_ns, path = max(traces, default=(0, None))
     return path if time_ns >= after_ns else None

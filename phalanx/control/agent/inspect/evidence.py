@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.control.agent.jobs.local_job import Here
+from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.safe_files import Owner, make_folder, replace_at
 from phalanx.control.wire.agent_messages import LookAt, Seen
 from phalanx.control.wire.worker_messages import Look
@@ -28,67 +28,67 @@ log = logging.getLogger("phalanx.agent")
 class Evidence:
     """Looks at the workers of a node's jobs; ``send`` takes what was seen to the server."""
 
-    def __init__(self, jobs: dict[int, Here], send: Callable[[Seen], None]) -> None:
+    def __init__(self, jobs: dict[int, LocalJob], send: Callable[[Seen], None]) -> None:
         self._jobs, self._send = jobs, send
         self._tasks: set[asyncio.Task[None]] = set()
 
     def look(self, order: LookAt, node: int) -> None:
         """Look at a gang's ranks here, and say what was seen."""
-        here = self._jobs.get(order.job)
-        if here is not None and here.generation == order.generation:
-            task = asyncio.ensure_future(self._look(here, order, node))
+        job = self._jobs.get(order.job)
+        if job is not None and job.generation == order.generation:
+            task = asyncio.ensure_future(self._look(job, order, node))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _look(self, here: Here, order: LookAt, node: int) -> None:
-        folder = here.folder / "evidence" / f"generation-{order.generation}"
+    async def _look(self, job: LocalJob, order: LookAt, node: int) -> None:
+        folder = job.folder / "evidence" / f"generation-{order.generation}"
         opened = -1
         try:
             os.close(make_folder(folder.parent))
-            opened = make_folder(folder, 0o700, here.owner)  # ranks write what they see themselves
+            opened = make_folder(folder, 0o700, job.owner)  # ranks write what they see themselves
         except OSError as error:
-            log.error("job %d: no evidence can be kept: %s", here.job, error)
+            log.error("job %d: no evidence can be kept: %s", job.number, error)
         try:
-            ranks = await self._ask(here, order, folder, opened)
+            ranks = await self._ask(job, order, folder, opened)
         finally:
             if opened >= 0:
                 os.close(opened)
-        log.warning("job %d makes no steps: see %s", here.job, folder)
+        log.warning("job %d makes no steps: see %s", job.number, folder)
         seen = Seen(
             node=node,
-            job=here.job,
+            job=job.number,
             generation=order.generation,
             ranks=ranks,
             folder=str(folder),
         )
         self._send(seen)
 
-    async def _ask(self, here: Here, order: LookAt, folder: Path, opened: int) -> dict[int, int]:
+    async def _ask(self, job: LocalJob, order: LookAt, folder: Path, opened: int) -> dict[int, int]:
         """Have every rank here say what it does; how far each of them is."""
-        hands = list(here.hands.values())
-        for hand in hands:
-            hand.looked = None
-            hand.say(Look(job=here.job, generation=order.generation, folder=str(folder)))
+        processes = list(job.processes.values())
+        for process in processes:
+            process.looked = None
+            process.say(Look(job=job.number, generation=order.generation, folder=str(folder)))
         waited = 0.0
-        while waited < ANSWER_SECONDS and not all(hand.looked for hand in hands):
+        while waited < ANSWER_SECONDS and not all(process.looked for process in processes):
             await asyncio.sleep(0.02)
             waited += 0.02
         ranks: dict[int, int] = {}
-        for hand in hands:
+        for process in processes:
             if opened >= 0:
-                write_process(opened, hand.rank, hand.pid, here.owner)
-            found = hand.looked
+                write_process(opened, process.rank, process.pid, job.owner)
+            found = process.looked
             # Whoever waits in a collective has come further than whom it waits for.
-            ranks[hand.rank] = 2 * found.step + found.waiting if found else STANDS_STILL
+            ranks[process.rank] = 2 * found.step + found.waiting if found else STANDS_STILL
         return ranks
 
 
 def write_process(folder: int, rank: int, pid: int, owner: Owner | None) -> None:
     """What the kernel knows of a process, also of one that is stopped."""
-    found = []
+    lines = []
     for name in FILES:
         with suppress(OSError):
-            found.append(f"== {name}\n{Path(f'/proc/{pid}/{name}').read_text(errors='replace')}")
+            lines.append(f"== {name}\n{Path(f'/proc/{pid}/{name}').read_text(errors='replace')}")
     with suppress(OSError):
-        text = "\n".join(found) or f"process {pid} is gone\n"
+        text = "\n".join(lines) or f"process {pid} is gone\n"
         replace_at(folder, f"rank-{rank}.process", text.encode(), owner)

@@ -168,15 +168,15 @@ def expire(
 ) -> int:
     """Drop logs of ended jobs that are too old, then the oldest beyond the bytes; how many."""
     now = time.time() if now is None else now
-    found: list[tuple[float, int, Path]] = []
+    logs: list[tuple[float, int, Path]] = []
     for path in jobs.glob("*/*.log*"):
         with suppress(OSError):
             if path.parent.name not in running:
                 status = path.lstat()
-                room = min(status.st_size, status.st_blocks * 512)  # holes take none
-                found.append((status.st_mtime, room, path))
-    size, dropped = sum(bytes_ for _, bytes_, _ in found), 0
-    for written, bytes_, path in sorted(found):
+                used_bytes = min(status.st_size, status.st_blocks * 512)  # holes take none
+                logs.append((status.st_mtime, used_bytes, path))
+    size, dropped = sum(bytes_ for _, bytes_, _ in logs), 0
+    for written, bytes_, path in sorted(logs):
         if now - written <= keep_seconds and size <= keep_bytes:
             break
         with suppress(OSError):

@@ -20,7 +20,7 @@ from phalanx.control.agent.inspect.log_keeping import (
     noted_ranks,
     read_end,
 )
-from phalanx.control.agent.jobs.jobs import Crew
+from phalanx.control.agent.jobs.jobs import NodeJobs
 from phalanx.control.agent.safe_files import read_regular
 from phalanx.control.wire.agent_messages import LogPart, ReadLog
 
@@ -35,8 +35,8 @@ WORKER_LOG = re.compile(r"worker-(\d+)\.log(\.gz)?")
 class LogReader:
     """Answers requests for logs; ``send`` takes the parts."""
 
-    def __init__(self, crew: Crew, send: Callable[[msgspec.Struct], None]) -> None:
-        self._crew, self._send = crew, send
+    def __init__(self, node_jobs: NodeJobs, send: Callable[[msgspec.Struct], None]) -> None:
+        self._node_jobs, self._send = node_jobs, send
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._finishing: set[int] = set()  # followed logs to which nothing is added any more
 
@@ -96,22 +96,22 @@ class LogReader:
 
     def _files(self, order: ReadLog) -> tuple[list[tuple[Path, str]], str]:
         """The logs that somebody asks for, with their labels; or why there are none."""
-        folder = self._crew.state / "jobs" / str(order.job)
-        here = self._crew.jobs.get(order.job)
+        folder = self._node_jobs.state / "jobs" / str(order.job)
+        job = self._node_jobs.jobs.get(order.job)
         ranks = dict(enumerate(noted_ranks(folder)))
-        if here is not None:
-            ranks |= {index: hand.rank for index, hand in here.hands.items()}
-        found = sorted(
+        if job is not None:
+            ranks |= {index: process.rank for index, process in job.processes.items()}
+        files = sorted(
             (int(named[1]), path)
             for path in folder.glob("worker-*.log*")
             if (named := WORKER_LOG.fullmatch(path.name))
         )
-        if not found:
+        if not files:
             return [], f"no log of job {order.job} here"
         if order.rank < 0:
             labels = {index: f"[{rank}] " for index, rank in ranks.items()}
-            return [(path, labels.get(index, "")) for index, path in found], ""
-        own = [(path, "") for index, path in found if ranks.get(index) == order.rank][:1]
+            return [(path, labels.get(index, "")) for index, path in files], ""
+        own = [(path, "") for index, path in files if ranks.get(index) == order.rank][:1]
         if own or ranks:
             return own, "" if own else f"no log of rank {order.rank} of job {order.job} here"
         problem = f"nobody noted which log here is rank {order.rank}'s: read all, without a rank"
@@ -152,7 +152,10 @@ class LogReader:
         looks = 0
         while True:
             await asyncio.sleep(CUT_SECONDS)
-            jobs, running = self._crew.state / "jobs", [str(job) for job in self._crew.jobs]
+            jobs, running = (
+                self._node_jobs.state / "jobs",
+                [str(job) for job in self._node_jobs.jobs],
+            )
             await asyncio.to_thread(self._cut, jobs)
             looks += 1
             if looks % TIDY_LOOKS == 0:

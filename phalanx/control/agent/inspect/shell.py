@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from phalanx.control.agent.jobs.jobs import Crew
-from phalanx.control.agent.jobs.local_job import Here
+from phalanx.control.agent.jobs.jobs import NodeJobs
+from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.spawn.containment import contain
 from phalanx.control.agent.spawn.job_environment import passed_on
 from phalanx.control.host.parent_death import follow
@@ -52,9 +52,9 @@ class Shell:
         self._reading = False
         self._process: asyncio.subprocess.Process | None = None
 
-    async def run(self, order: OpenShell, crew: Crew, here: Here) -> None:
+    async def run(self, order: OpenShell, node_jobs: NodeJobs, job: LocalJob) -> None:
         """Until the shell ends."""
-        user = crew.processes.user(here)
+        user = node_jobs.processes.user(job)
         argv = order.argv or (_own_shell(user),)
         self._master, slave = pty.openpty()
         try:
@@ -64,10 +64,10 @@ class Shell:
                 stdin=slave,
                 stdout=slave,
                 stderr=slave,
-                env=_environment(crew, here, user, order.terminal),
+                env=_environment(node_jobs, job, user, order.terminal),
                 start_new_session=True,
                 preexec_fn=partial(
-                    _begin, os.getpid(), _folders(here), crew.processes.containment(here)
+                    _begin, os.getpid(), _folders(job), node_jobs.processes.containment(job)
                 ),
                 **_identity(user),
             )
@@ -144,11 +144,11 @@ class Shell:
             self._master = -1
 
 
-class Shells:
+class NodeShells:
     """All shells of a node."""
 
-    def __init__(self, crew: Crew, send: Callable[[msgspec.Struct], None]) -> None:
-        self._crew, self._send = crew, send
+    def __init__(self, node_jobs: NodeJobs, send: Callable[[msgspec.Struct], None]) -> None:
+        self._node_jobs, self._send = node_jobs, send
         self._shells: dict[int, Shell] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -172,9 +172,9 @@ class Shells:
             shell.hang_up()
 
     async def _open(self, order: OpenShell) -> None:
-        here = self._crew.jobs.get(order.job)
+        job = self._node_jobs.jobs.get(order.job)
         problem = ""
-        if here is None or here.work is None:
+        if job is None or job.work is None:
             problem = f"job {order.job} has nothing on this node"
         elif len(self._shells) >= MOST_SHELLS:
             problem = f"there are {MOST_SHELLS} shells on this node already"
@@ -182,7 +182,7 @@ class Shells:
             shell = self._shells[order.request] = Shell(order.request, self._send)
             log.info("a shell in job %d", order.job)
             try:
-                await shell.run(order, self._crew, here)
+                await shell.run(order, self._node_jobs, job)
             except (OSError, UnknownUserError, ValueError) as error:
                 problem = str(error)
             finally:
@@ -218,24 +218,24 @@ def _own_shell(user: str) -> str:
     return os.environ.get("SHELL") or "/bin/sh"
 
 
-def _folders(here: Here) -> list[str]:
+def _folders(job: LocalJob) -> list[str]:
     """Where a shell begins: the first of them that it can enter."""
-    wanted = here.work.folder if here.work is not None else ""
-    return [*([wanted] if wanted else []), str(here.own_folder), "/"]
+    wanted = job.work.folder if job.work is not None else ""
+    return [*([wanted] if wanted else []), str(job.own_folder), "/"]
 
 
-def _environment(crew: Crew, here: Here, user: str, terminal: str) -> dict[str, str]:
+def _environment(node_jobs: NodeJobs, job: LocalJob, user: str, terminal: str) -> dict[str, str]:
     """As a worker of the job has it; the agent's own secrets stay where they are."""
-    assert here.work is not None
-    found = passed_on(os.environ)
+    assert job.work is not None
+    variables = passed_on(os.environ)
     if user:
         entry = known_user(user)
-        found |= {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
-    first = next(iter(here.hands.values()), None) or here.hand(0, 0)
+        variables |= {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
+    first = next(iter(job.processes.values()), None) or job.new_process(0, 0)
     return (
-        found
-        | crew.processes.given(here)
-        | crew.processes.environment(here, first)
+        variables
+        | node_jobs.processes.given(job)
+        | node_jobs.processes.environment(job, first)
         | {"TERM": terminal}
     )
 

@@ -24,12 +24,12 @@ from phalanx.cluster.protocol.messages import (
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.agent.hooks import Hook, run_hook, told
 from phalanx.control.agent.inspect.log_keeping import note_ranks, noted_ranks
-from phalanx.control.agent.jobs.assignment import Places
+from phalanx.control.agent.jobs.assignment import WorkerAssignment
 from phalanx.control.agent.jobs.keeper_watch import is_listened_to, ward_ranks, what_is_kept
-from phalanx.control.agent.jobs.local_job import KEEPER_SOCKET, Here, Place
+from phalanx.control.agent.jobs.local_job import KEEPER_SOCKET, LocalJob, NodeSettings
 from phalanx.control.agent.jobs.program_notes import forget_program, noted_programs
-from phalanx.control.agent.jobs.programs import Programs
-from phalanx.control.agent.jobs.worker_events import Ears
+from phalanx.control.agent.jobs.programs import NodePrograms
+from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.socket_paths import runtime_folder
 from phalanx.control.agent.spawn.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
@@ -42,50 +42,50 @@ from phalanx.control.wire.zygote_messages import Ended
 log = logging.getLogger("phalanx.agent")
 
 
-class Crew:
+class NodeJobs:
     """All jobs of a node. ``fact`` takes what happens to the agent's machine."""
 
     def __init__(
-        self, place: Place, zygote: ZygoteClient, fact: Callable[[LocalFact], None]
+        self, settings: NodeSettings, zygote: ZygoteClient, fact: Callable[[LocalFact], None]
     ) -> None:
-        self.place, self.zygote, self.fact = place, zygote, fact
-        self.state = place.state
-        self.jobs: dict[int, Here] = {}
+        self.settings, self.zygote, self.fact = settings, zygote, fact
+        self.state = settings.state
+        self.jobs: dict[int, LocalJob] = {}
         self.before_stop: Callable[[int], None] = lambda job: None
         self._tasks = Tasks()
-        self.processes = Processes(place, zygote, fact)
-        self._places = Places(zygote, self.processes, self._tasks)
-        self._ears = Ears(fact, self.processes.root_of, self._places.give_way)
-        self._programs = Programs(zygote, place.address, fact, self.processes)
+        self.processes = Processes(settings, zygote, fact)
+        self._assignment = WorkerAssignment(zygote, self.processes, self._tasks)
+        self._worker_events = WorkerEvents(fact, self.processes.root_of, self._assignment.give_way)
+        self._programs = NodePrograms(zygote, settings.address, fact, self.processes)
         # Ends that no agent has heard of, until it is known what they are the ends of.
         self._unheard: dict[str, Ended] | None = {}
-        if place.switch_users:
-            place.state.chmod(0o711)  # users pass through to the folder of their job
+        if settings.switch_users:
+            settings.state.chmod(0o711)  # users pass through to the folder of their job
 
     async def open(self) -> None:
         """Listen to workers that outlived an earlier agent."""
         self._clear_sockets()
         for key, child in self.zygote.children.items():
-            job, _, role = key.partition("/")
+            number, _, role = key.partition("/")
             if role.startswith(("worker", "standby")):
-                here = self.here(int(job.removeprefix("job")))
-                here.user = user_of(child.pid)
+                job = self.job(int(number.removeprefix("job")))
+                job.user = user_of(child.pid)
                 try:
-                    await self._ears.listen(here, self.processes.user(here))
+                    await self._worker_events.listen(job, self.processes.user(job))
                 except (OSError, UnknownUserError) as error:  # its gang forms again without it
-                    log.warning("job %d: nobody listens to its workers: %s", here.job, error)
-                if here.watch is None:
-                    await self.processes.watch(here, 0)
+                    log.warning("job %d: nobody listens to its workers: %s", job.number, error)
+                if job.watch is None:
+                    await self.processes.watch(job, 0)
         ends, self._unheard = self._unheard, None
         assert ends is not None
         for note in noted_programs(self.state / "jobs"):
-            here = self.here(note.job)
-            if self._programs.adopt(here, note, ends.get):
+            job = self.job(note.job)
+            if self._programs.adopt(job, note, ends.get):
                 for end in [end for key, end in ends.items() if key.startswith(f"job{note.job}/")]:
                     self.ended(end)
-            elif not here.hands and here.watch is None:
+            elif not job.processes and job.watch is None:
                 del self.jobs[note.job]
-                forget_program(here.folder)
+                forget_program(job.folder)
 
     async def find_kept(self, known: set[int]) -> None:
         """Say what keepers hold of jobs without a worker that runs; ``known``: those that have one.
@@ -93,14 +93,14 @@ class Crew:
         The core decides whether it is needed. A keeper that holds nothing ends.
         """
         for number in self._kept() - known:
-            here = self.here(number)
-            found = await what_is_kept(here.keeper_socket, number)
-            if found is None:
-                self.processes.end_keeper(here)
+            job = self.job(number)
+            kept = await what_is_kept(job.keeper_socket, number)
+            if kept is None:
+                self.processes.end_keeper(job)
                 continue
-            if here.watch is None:
-                await self.processes.watch(here, 0)
-            self.fact(found)
+            if job.watch is None:
+                await self.processes.watch(job, 0)
+            self.fact(kept)
 
     def left_over(self) -> bool:
         """Whether something outlived an earlier agent."""
@@ -122,33 +122,33 @@ class Crew:
     def _clear_sockets(self) -> None:
         """Of jobs that nothing is left of: the node died, and this is all that outlived it."""
         kept = self._kept()
-        for job, folder in self._sockets().items():
-            lives = any(key.startswith(f"job{job}/") for key in self.zygote.children)
-            if not lives and job not in kept:
+        for number, folder in self._sockets().items():
+            lives = any(key.startswith(f"job{number}/") for key in self.zygote.children)
+            if not lives and number not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def out_of_memory(self) -> Callable[[int], str]:
         """Says why a process was killed, where it was for its memory."""
-        return self._ears.out_of_memory
+        return self._worker_events.out_of_memory
 
     @out_of_memory.setter
     def out_of_memory(self, ask: Callable[[int], str]) -> None:
-        self._ears.out_of_memory = ask
+        self._worker_events.out_of_memory = ask
 
     def close(self) -> None:
         """Stop listening; workers go on and look for the next agent."""
         self._tasks.close()
-        for here in self.jobs.values():
-            here.close()
+        for job in self.jobs.values():
+            job.close()
 
-    def here(self, job: int) -> Here:
+    def job(self, number: int) -> LocalJob:
         """What this node has of a job."""
-        if job not in self.jobs:
-            folder = self.state / "jobs" / str(job)
+        if number not in self.jobs:
+            folder = self.state / "jobs" / str(number)
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the agent writes here
-            self.jobs[job] = Here(job, folder, runtime_folder(self.state) / str(job))
-        return self.jobs[job]
+            self.jobs[number] = LocalJob(number, folder, runtime_folder(self.state) / str(number))
+        return self.jobs[number]
 
     # Orders of the machine.
 
@@ -158,80 +158,80 @@ class Crew:
         An order that cannot be carried out fails the job, and never the agent.
         """
         try:
-            here = self.here(action.job)
-            here.form, here.generation, here.store = form, action.generation, store
-            here.orders, here.replica_key = [], key
-            here.work, here.user = decode_payload(action.payload), form.user
-            if self.place.switch_users:
-                users = self.place.config.users
+            job = self.job(action.job)
+            job.form, job.generation, job.store = form, action.generation, store
+            job.orders, job.replica_key = [], key
+            job.work, job.user = decode_payload(action.payload), form.user
+            if self.settings.switch_users:
+                users = self.settings.config.users
                 require_permitted(form.user, least_uid=users.least_uid, also=users.also)
-            here.gpus, here.workers = action.gpus, len(action.ranks)
-            note_ranks(here.folder, action.ranks)
+            job.gpus, job.workers = action.gpus, len(action.ranks)
+            note_ranks(job.folder, action.ranks)
         except Exception as error:  # the order says what to run: it may say anything
             self._tasks.later(self._refuse(action, error))
             return
-        self._tasks.later(self._form(here, action, form, store))
+        self._tasks.later(self._form(job, action, form, store))
 
     async def _refuse(self, action: WorkerForm, error: Exception) -> None:
         self._cannot(action, error)
 
-    async def _form(self, here: Here, action: WorkerForm, form: Form, store: str) -> None:
-        async with here.forming:
+    async def _form(self, job: LocalJob, action: WorkerForm, form: Form, store: str) -> None:
+        async with job.forming:
             try:
-                await self._ears.listen(here, self.processes.user(here))
-                if not await self._prepare(here, action):
+                await self._worker_events.listen(job, self.processes.user(job))
+                if not await self._prepare(job, action):
                     return
-                await self.processes.ensure_keeper(here, ward_ranks(form, action.ranks))
-                if here.job not in self.jobs:  # it was stopped while the keeper came up
-                    self.processes.end_keeper(here)
-                    here.close()
+                await self.processes.ensure_keeper(job, ward_ranks(form, action.ranks))
+                if job.number not in self.jobs:  # it was stopped while the keeper came up
+                    self.processes.end_keeper(job)
+                    job.close()
                     return
-                for index in [i for i in here.hands if i >= len(action.ranks)]:
-                    self._places.end(here, index)
-                self._programs.end_stores(here.job, but=action.generation)
+                for index in [i for i in job.processes if i >= len(action.ranks)]:
+                    self._assignment.end(job, index)
+                self._programs.end_stores(job.number, but=action.generation)
                 for index, rank in enumerate(action.ranks):
-                    if here.generation != action.generation:
+                    if job.generation != action.generation:
                         return  # a newer one waits, or the job was stopped
-                    if isinstance(here.work, Train):
-                        await self._places.place(here, index, rank, action, form, store)
+                    if isinstance(job.work, Train):
+                        await self._assignment.place(job, index, rank, action, form, store)
                     else:
-                        self._places.end(here, index)
-                        self._programs.place(here, index, rank, action.generation)
+                        self._assignment.end(job, index)
+                        self._programs.place(job, index, rank, action.generation)
             except Exception as error:  # whatever the order says, the agent goes on
                 self._cannot(action, error)
 
-    async def _prepare(self, here: Here, action: WorkerForm) -> bool:
+    async def _prepare(self, job: LocalJob, action: WorkerForm) -> bool:
         """The site's prolog, once a job; where it fails the node is at fault, not the job."""
-        if here.prepared:
+        if job.prepared:
             return True
-        hooks = self.place.config.hooks
-        problem = await self._hook(here, Hook("prolog", hooks.prolog, hooks.prolog_seconds))
+        hooks = self.settings.config.hooks
+        problem = await self._hook(job, Hook("prolog", hooks.prolog, hooks.prolog_seconds))
         if problem:
-            self.fact(Fault(cause="system_service", job=here.job, detail=problem))
+            self.fact(Fault(cause="system_service", job=job.number, detail=problem))
             return False
-        here.prepared = True
-        return here.generation == action.generation
+        job.prepared = True
+        return job.generation == action.generation
 
-    async def _hook(self, here: Here, hook: Hook) -> str:
+    async def _hook(self, job: LocalJob, hook: Hook) -> str:
         # Noted, since workers come after the prolog and are gone before the epilog.
-        spare = here.form is not None and not here.workers
-        ranks = () if spare else noted_ranks(here.folder)
-        name, user = self.place.name, self.processes.user(here)
-        facts = told(here.job, here.generation, name, user, here.own_folder, ranks)
-        problem = await run_hook(hook, here.folder / "hooks.log", facts)
+        spare = job.form is not None and not job.workers
+        ranks = () if spare else noted_ranks(job.folder)
+        name, user = self.settings.name, self.processes.user(job)
+        facts = told(job.number, job.generation, name, user, job.own_folder, ranks)
+        problem = await run_hook(hook, job.folder / "hooks.log", facts)
         if problem:
-            log.error("job %d: %s", here.job, problem)
+            log.error("job %d: %s", job.number, problem)
         return problem
 
-    async def _clean_up(self, here: Here) -> None:
+    async def _clean_up(self, job: LocalJob) -> None:
         """The site's epilog; a node that cannot be cleaned is suspect."""
-        hooks = self.place.config.hooks
-        problem = await self._hook(here, Hook("epilog", hooks.epilog, hooks.epilog_seconds))
+        hooks = self.settings.config.hooks
+        problem = await self._hook(job, Hook("epilog", hooks.epilog, hooks.epilog_seconds))
         if problem:
             self.fact(Fault(cause="system_service", detail=problem))
 
     def _cannot(self, action: WorkerForm, error: Exception) -> None:
-        detail = f"cannot start on {self.place.name}: {error}"
+        detail = f"cannot start on {self.settings.name}: {error}"
         if isinstance(error, UnknownUserError | PayloadError):
             cause = "configuration"
         elif isinstance(error, ZygoteError | OSError):
@@ -253,59 +253,59 @@ class Crew:
 
     def pass_on(self, action: Passed) -> None:
         """An order for the workers of a job."""
-        here = self.jobs.get(action.job)
-        if here is None:
+        job = self.jobs.get(action.job)
+        if job is None:
             return
-        if isinstance(here.work, Script):
-            self._tasks.later(self._programs.obey(here, action))
+        if isinstance(job.work, Script):
+            self._tasks.later(self._programs.obey(job, action))
             return
-        here.orders.append(action)
-        for hand in here.hands.values():
-            hand.say(action)
-        if isinstance(action, WorkerGo) and uses_cuda(here.work):
-            self._tasks.later(self._places.stand_by(here))
+        job.orders.append(action)
+        for process in job.processes.values():
+            process.say(action)
+        if isinstance(action, WorkerGo) and uses_cuda(job.work):
+            self._tasks.later(self._assignment.stand_by(job))
 
-    def trace(self, job: int, ranks: tuple[int, ...], steps: int) -> None:
+    def trace(self, number: int, ranks: tuple[int, ...], steps: int) -> None:
         """Have workers trace their next steps."""
-        here = self.jobs.get(job)
-        for hand in here.hands.values() if here is not None else ():
-            if hand.rank in ranks:
-                hand.say(TraceSteps(steps=steps))
+        job = self.jobs.get(number)
+        for process in job.processes.values() if job is not None else ():
+            if process.rank in ranks:
+                process.say(TraceSteps(steps=steps))
 
     def stop(self, action: WorkerStop) -> None:
         """Nothing of a job stays here but, if so ordered, the keeper's memory."""
-        here = self.jobs.get(action.job)
-        if here is None:
+        job = self.jobs.get(action.job)
+        if job is None:
             return
         self.before_stop(action.job)
-        here.generation, here.orders = 0, []
-        for index in list(here.hands):
-            self._places.end(here, index)
-        for hand in here.standbys.values():
-            self.zygote.signal(hand.key, signal.SIGKILL)
-        here.standbys.clear()
-        self._programs.end_stores(here.job)
-        forget_program(here.folder)
+        job.generation, job.orders = 0, []
+        for index in list(job.processes):
+            self._assignment.end(job, index)
+        for process in job.standbys.values():
+            self.zygote.signal(process.key, signal.SIGKILL)
+        job.standbys.clear()
+        self._programs.end_stores(job.number)
+        forget_program(job.folder)
         if not action.keep_snapshots:
-            self.processes.end_keeper(here)
-            here.close()
-            shutil.rmtree(here.sockets, ignore_errors=True)
+            self.processes.end_keeper(job)
+            job.close()
+            shutil.rmtree(job.sockets, ignore_errors=True)
             del self.jobs[action.job]
-            self._tasks.later(self._clean_up(here))
+            self._tasks.later(self._clean_up(job))
 
-    def abandon(self, job: int, *, keep_snapshots: bool) -> None:
+    def abandon(self, number: int, *, keep_snapshots: bool) -> None:
         """End the workers of a job that nobody wants, and its keeper unless that is needed."""
-        here = self.jobs[job]
-        forget_program(here.folder)
-        for hand in here.hands.values():
-            hand.left = True
+        job = self.jobs[number]
+        forget_program(job.folder)
+        for process in job.processes.values():
+            process.left = True
         for key in list(self.zygote.children):  # also programs that never said a word
-            if key.startswith(f"job{job}/") and key != here.keeper_key:
+            if key.startswith(f"job{number}/") and key != job.keeper_key:
                 self.zygote.signal(key, signal.SIGKILL)
         if not keep_snapshots:
-            self.processes.end_keeper(here)
-            del self.jobs[job]
-            here.close()
+            self.processes.end_keeper(job)
+            del self.jobs[number]
+            job.close()
 
     # Ends.
 
@@ -314,16 +314,16 @@ class Crew:
         if self._unheard is not None:
             self._unheard[end.key] = end
             return
-        job, _, role = end.key.partition("/")
-        here = self.jobs.get(int(job.removeprefix("job"))) if role else None
-        if here is None:
+        number, _, role = end.key.partition("/")
+        job = self.jobs.get(int(number.removeprefix("job"))) if role else None
+        if job is None:
             return
         if role == "keeper":
-            log.warning("job %d: its keeper ended (%d)", here.job, end.status)
+            log.warning("job %d: its keeper ended (%d)", job.number, end.status)
         elif role.startswith("store"):
-            self._programs.store_ended(here, end)
+            self._programs.store_ended(job, end)
         else:
-            self._ears.ended(here, end)
+            self._worker_events.ended(job, end)
 
 
 def uses_cuda(work: Train | Script | None) -> bool:

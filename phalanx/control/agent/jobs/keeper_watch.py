@@ -90,17 +90,17 @@ class KeeperWatch:
 
     async def _look_after(self, writer: asyncio.StreamWriter) -> None:
         """Ask every second whether it is there. Turns are counted, not time: we may stand still."""
-        turns, told = 0, False
+        turns, reported = 0, False
         while not self.lost:
             if self._asked:
                 turns += 1
             else:
-                if told:
+                if reported:
                     self._tell("answers", turns)
-                turns, told, self._asked = 0, False, True
+                turns, reported, self._asked = 0, False, True
                 say(writer, Ping())
-            if turns * PING_SECONDS >= LEAST_SECONDS and not told:
-                told = True
+            if turns * PING_SECONDS >= LEAST_SECONDS and not reported:
+                reported = True
                 self._tell("silent", turns)
             if turns * PING_SECONDS >= self._silent_seconds:
                 self._tell("replaced", turns)

@@ -20,7 +20,7 @@ from phalanx.control.wire.zygote_messages import Child, framed
 KEEPER_SOCKET = "keeper"  # in the folder of a job's sockets
 
 
-class Hand:
+class WorkerProcess:
     """One worker process of a job on this node; ``key``: the zygote's name of it."""
 
     def __init__(self, index: int, rank: int, key: str) -> None:
@@ -51,11 +51,11 @@ class Hand:
                 self.writer.write(framed(order))
 
 
-class Here:
+class LocalJob:
     """One job on this node."""
 
-    def __init__(self, job: int, folder: Path, sockets: Path) -> None:
-        self.job, self.folder, self.sockets = job, folder, sockets
+    def __init__(self, number: int, folder: Path, sockets: Path) -> None:
+        self.number, self.folder, self.sockets = number, folder, sockets
         self.agent_socket, self.keeper_socket = sockets / "agent", sockets / KEEPER_SOCKET
         self.owner: Owner | None = None  # its user, where that is not the agent's
         self.server: asyncio.Server | None = None
@@ -69,8 +69,8 @@ class Here:
         self.saves = False  # it is only written, and the program not started
         self.work: Train | Script | None = None
         self.user = ""  # whom it runs as, where the agent is root
-        self.hands: dict[int, Hand] = {}
-        self.standbys: dict[int, Hand] = {}  # warm processes that wait for a place
+        self.processes: dict[int, WorkerProcess] = {}
+        self.standbys: dict[int, WorkerProcess] = {}  # warm processes that wait for a place
         self.watch: KeeperWatch | None = None
         self.forming = asyncio.Lock()  # generations form one after the other
         self.orders: list[Passed] = []  # of this generation, for whoever comes late to it
@@ -79,28 +79,28 @@ class Here:
         self.gpus = 0  # mask of those that it holds here; 0: all
         self.workers = 0  # in its generation
 
-    def hand(self, index: int, rank: int) -> Hand:
+    def new_process(self, index: int, rank: int) -> WorkerProcess:
         """A new worker, without a process so far."""
-        return Hand(index, rank, f"job{self.job}/worker{index}")
+        return WorkerProcess(index, rank, f"job{self.number}/worker{index}")
 
-    def standby(self, index: int) -> Hand:
+    def standby(self, index: int) -> WorkerProcess:
         """A new process that waits for a place."""
         self.serial += 1
-        return Hand(index, -1, f"job{self.job}/standby{index}.{self.serial}")
+        return WorkerProcess(index, -1, f"job{self.number}/standby{index}.{self.serial}")
 
-    def find(self, pid: int) -> Hand | None:
+    def find(self, pid: int) -> WorkerProcess | None:
         """The worker, or the one that waits, with this process."""
-        known = (*self.hands.values(), *self.standbys.values())
-        return next((hand for hand in known if hand.pid == pid), None)
+        known = (*self.processes.values(), *self.standbys.values())
+        return next((process for process in known if process.pid == pid), None)
 
     @property
     def meeting(self) -> str:
         """The secret under which the ranks of its generation meet."""
-        return meeting_name(self.replica_key, self.job, self.generation)
+        return meeting_name(self.replica_key, self.number, self.generation)
 
     @property
     def keeper_key(self) -> str:
-        return f"job{self.job}/keeper"
+        return f"job{self.number}/keeper"
 
     @property
     def own_folder(self) -> Path:
@@ -125,8 +125,8 @@ class Here:
             self.watch.close()
 
 
-class Place(NamedTuple):
-    """Where a crew works."""
+class NodeSettings(NamedTuple):
+    """What an agent knows of its node."""
 
     name: str
     state: Path

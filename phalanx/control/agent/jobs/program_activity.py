@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from phalanx.cluster.protocol.messages import Activity
-from phalanx.control.agent.jobs.local_job import Here
+from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.host.process_tree import ProcessStat, read_all, trees
 from phalanx.control.wire.payload import Script
 
@@ -21,7 +21,7 @@ class ProgramActivity:
 
     def __init__(
         self,
-        jobs: dict[int, Here],
+        jobs: dict[int, LocalJob],
         send: Callable[[Activity], None],
         node: Callable[[], int],
         gpus: Callable[[], Gpus],
@@ -32,40 +32,40 @@ class ProgramActivity:
         """Look until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._node() >= 0 and any(runs_program(here) for here in self._jobs.values()):
+            if self._node() >= 0 and any(runs_program(job) for job in self._jobs.values()):
                 table = await asyncio.to_thread(read_all)
                 self.tell(table)
 
     def tell(self, table: dict[int, ProcessStat]) -> None:
         """Tell the server what each program has done so far."""
         node = self._node()
-        for here in list(self._jobs.values()):
-            if node >= 0 and runs_program(here):
-                self._send(activity_of(here, node, table, self._gpus()))
+        for job in list(self._jobs.values()):
+            if node >= 0 and runs_program(job):
+                self._send(activity_of(job, node, table, self._gpus()))
 
 
-def runs_program(here: Here) -> bool:
+def runs_program(job: LocalJob) -> bool:
     """Whether a job has a program's process here."""
-    pids = (hand.pid for hand in here.hands.values() if hand.status is None)
-    return isinstance(here.work, Script) and here.generation > 0 and any(pids)
+    pids = (process.pid for process in job.processes.values() if process.status is None)
+    return isinstance(job.work, Script) and job.generation > 0 and any(pids)
 
 
-def activity_of(here: Here, node: int, table: dict[int, ProcessStat], gpus: Gpus) -> Activity:
+def activity_of(job: LocalJob, node: int, table: dict[int, ProcessStat], gpus: Gpus) -> Activity:
     """What the processes of a job have done on this node."""
-    members = trees([hand.pid for hand in here.hands.values() if hand.pid], table)
+    members = trees([process.pid for process in job.processes.values() if process.pid], table)
     pids = dict.fromkeys(pid for tree in members.values() for pid in tree)
     written = 0
-    for hand in here.hands.values():
+    for process in job.processes.values():
         with suppress(OSError):
-            written += here.log(hand.index).stat().st_size
+            written += job.log(process.index).stat().st_size
     return Activity(
         node=node,
-        job=here.job,
-        generation=here.generation,
+        job=job.number,
+        generation=job.generation,
         cpu_ns=sum(table[pid].cpu_ns for pid in pids),
         output_bytes=written,
-        gpu_ppm=busiest_ppm(here.gpus, gpus),
-        reports_steps=any(hand.writer is not None for hand in here.hands.values()),
+        gpu_ppm=busiest_ppm(job.gpus, gpus),
+        reports_steps=any(process.writer is not None for process in job.processes.values()),
     )
 
 

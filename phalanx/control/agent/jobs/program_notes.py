@@ -38,11 +38,11 @@ def note_program(folder: Path, note: ProgramNote) -> None:
 
 def noted_programs(jobs: Path) -> list[ProgramNote]:
     """The programs that an earlier agent has started, and not seen to the end of their job."""
-    found = []
+    notes = []
     for path in sorted(jobs.glob("*.program")):
         with suppress(OSError, msgspec.MsgspecError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=ProgramNote))
-    return found
+            notes.append(msgspec.json.decode(path.read_bytes(), type=ProgramNote))
+    return notes
 
 
 def forget_program(folder: Path) -> None:

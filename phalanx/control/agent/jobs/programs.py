@@ -25,7 +25,7 @@ from phalanx.cluster.protocol.messages import (
     WorkerUp,
 )
 from phalanx.control.agent.jobs.keeper_watch import save_kept
-from phalanx.control.agent.jobs.local_job import Hand, Here
+from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
 from phalanx.control.agent.jobs.program_notes import ProgramNote, note_program
 from phalanx.control.agent.spawn.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
@@ -36,7 +36,7 @@ from phalanx.control.wire.zygote_messages import Ended, Spawn
 log = logging.getLogger("phalanx.agent")
 
 
-class Programs:
+class NodePrograms:
     """The programs of a node; ``processes`` knows as whom, where and with what they start."""
 
     def __init__(
@@ -49,171 +49,171 @@ class Programs:
         self._zygote, self._address, self._fact = zygote, address, fact
         self._processes = processes
 
-    def place(self, here: Here, index: int, rank: int, generation: int) -> None:
+    def place(self, job: LocalJob, index: int, rank: int, generation: int) -> None:
         """A rank is taken; its process starts when the whole gang may go."""
-        hand = here.hands[index] = here.hand(index, rank)
-        hand.generation = generation
-        self._fact(WorkerUp(job=here.job, generation=generation, rank=rank))
+        process = job.processes[index] = job.new_process(index, rank)
+        process.generation = generation
+        self._fact(WorkerUp(job=job.number, generation=generation, rank=rank))
 
-    async def obey(self, here: Here, order: Passed) -> None:
+    async def obey(self, job: LocalJob, order: Passed) -> None:
         """Carry out an order of the core for a program's ranks."""
         match order:
             case WorkerRestore():
-                here.restored, here.saves = order.step, order.saves
-                for hand in here.hands.values():
+                job.restored, job.saves = order.step, order.saves
+                for process in job.processes.values():
                     restored = Restored(
-                        job=here.job,
+                        job=job.number,
                         generation=order.generation,
-                        rank=hand.rank,
+                        rank=process.rank,
                         step=order.step,
                         source=order.source,
                     )
                     self._fact(restored)
-            case WorkerGo() if here.saves:
-                if order.generation == here.generation:
-                    await self._save(here)
+            case WorkerGo() if job.saves:
+                if order.generation == job.generation:
+                    await self._save(job)
             case WorkerGo():
-                async with here.forming:
-                    if order.generation == here.generation:
-                        await self._start(here)
+                async with job.forming:
+                    if order.generation == job.generation:
+                        await self._start(job)
             case WorkerAbort() | WorkerDrain():
-                for hand in here.hands.values():
-                    hand.sent_away = isinstance(order, WorkerDrain)
-                    hand.left |= isinstance(order, WorkerAbort)  # its end needs no explanation
-                    self._zygote.signal(hand.key, signal.SIGTERM)
+                for process in job.processes.values():
+                    process.sent_away = isinstance(order, WorkerDrain)
+                    process.left |= isinstance(order, WorkerAbort)  # its end needs no explanation
+                    self._zygote.signal(process.key, signal.SIGTERM)
 
-    async def _save(self, here: Here) -> None:
+    async def _save(self, job: LocalJob) -> None:
         """A job is given up: its keeper writes what it holds, and no program is needed for that."""
-        generation, work = here.generation, here.work
+        generation, work = job.generation, job.work
         assert work is not None
-        folder = Path(work.folder or here.own_folder) / f"phalanx-job-{here.job}" / "checkpoints"
+        folder = Path(work.folder or job.own_folder) / f"phalanx-job-{job.number}" / "checkpoints"
         saved = Saved("")
-        if here.restored:
-            saved = await save_kept(here.keeper_socket, here.restored, folder)
-            log.warning("job %d: %s: %s", here.job, saved.path, saved.problem or "saved")
+        if job.restored:
+            saved = await save_kept(job.keeper_socket, job.restored, folder)
+            log.warning("job %d: %s: %s", job.number, saved.path, saved.problem or "saved")
         detail = f"{saved.path}: {saved.problem}" if saved.problem else ""
-        for hand in here.hands.values():
-            if here.restored and not saved.problem:
+        for process in job.processes.values():
+            if job.restored and not saved.problem:
                 done = Sealed(
-                    job=here.job,
+                    job=job.number,
                     generation=generation,
-                    rank=hand.rank,
-                    step=here.restored,
+                    rank=process.rank,
+                    step=job.restored,
                     at_ns=time.time_ns(),
                     acknowledged=False,
-                    durable=here.restored,
+                    durable=job.restored,
                 )
                 self._fact(done)
             left = WorkerLeft(
-                job=here.job,
+                job=job.number,
                 generation=generation,
-                rank=hand.rank,
-                step=here.restored,
+                rank=process.rank,
+                step=job.restored,
                 cause="checkpoint" if saved.problem else "",
                 detail=detail,
             )
             self._fact(left)
 
-    def adopt(self, here: Here, note: ProgramNote, ended: Callable[[str], Ended | None]) -> bool:
+    def adopt(self, job: LocalJob, note: ProgramNote, ended: Callable[[str], Ended | None]) -> bool:
         """Take over what an earlier agent started; ``ended``: what became of one since then.
 
         False: nothing of it is known any more, as after a restart of the node.
         """
-        hands = [here.hand(index, rank) for index, rank in enumerate(note.ranks)]
-        lives = {hand.key: self._zygote.children.get(hand.key) for hand in hands}
-        ends = {hand.key: ended(hand.key) for hand in hands}
+        processes = [job.new_process(index, rank) for index, rank in enumerate(note.ranks)]
+        lives = {process.key: self._zygote.children.get(process.key) for process in processes}
+        ends = {process.key: ended(process.key) for process in processes}
         if not any(lives.values()) and not any(ends.values()):
             return False
         try:
-            here.work = decode_payload(note.payload)
+            job.work = decode_payload(note.payload)
         except PayloadError:
             return False
-        here.user, here.generation, here.gpus = note.user, note.generation, note.gpus
-        here.restored, here.workers = note.restored, len(note.ranks)
-        for hand in hands:
-            child = lives[hand.key] or ends[hand.key]
-            hand.generation, hand.adopted = note.generation, True
-            hand.pid = child.pid if child is not None else 0
-            here.hands[hand.index] = hand
-            found = WorkerFound(
-                job=here.job,
+        job.user, job.generation, job.gpus = note.user, note.generation, note.gpus
+        job.restored, job.workers = note.restored, len(note.ranks)
+        for process in processes:
+            child = lives[process.key] or ends[process.key]
+            process.generation, process.adopted = note.generation, True
+            process.pid = child.pid if child is not None else 0
+            job.processes[process.index] = process
+            fact = WorkerFound(
+                job=job.number,
                 generation=note.generation,
-                rank=hand.rank,
+                rank=process.rank,
                 step=note.restored,
                 committed=-1,
             )
-            self._fact(found)
-        for hand in hands:
-            if lives[hand.key] is None and ends[hand.key] is None:
-                self._fact(_lost(here, hand))
+            self._fact(fact)
+        for process in processes:
+            if lives[process.key] is None and ends[process.key] is None:
+                self._fact(_lost(job, process))
         return True
 
-    async def _start(self, here: Here) -> None:
-        work, form = here.work, here.form
+    async def _start(self, job: LocalJob) -> None:
+        work, form = job.work, job.form
         assert isinstance(work, Script) and form is not None
-        self._note(here, work)
-        host, _, port = here.store.rpartition(":")
+        self._note(job, work)
+        host, _, port = job.store.rpartition(":")
         own_port = 0
-        if any(hand.rank == 0 for hand in here.hands.values()):
-            own_port = await self._own_store(here)
-        for hand in list(here.hands.values()):
-            seat = self._processes.seat(here, hand)
+        if any(process.rank == 0 for process in job.processes.values()):
+            own_port = await self._own_store(job)
+        for process in list(job.processes.values()):
+            binding = self._processes.binding(job, process)
             with suppress(OSError):
-                hand.log_start = here.log(hand.index).lstat().st_size
+                process.log_start = job.log(process.index).lstat().st_size
             order = Spawn(
-                key=hand.key,
+                key=process.key,
                 role="program",
-                log=str(here.log(hand.index)),
+                log=str(job.log(process.index)),
                 environment={
                     "PYTHONUNBUFFERED": "1",  # what it prints is in its log at once
-                    **self._processes.given(here),
-                    **self._processes.environment(here, hand),
-                    **torchrun_environment(here, hand, form),
+                    **self._processes.given(job),
+                    **self._processes.environment(job, process),
+                    **torchrun_environment(job, process, form),
                 },
-                folder=work.folder or str(here.own_folder),
-                user=self._processes.user(here),
+                folder=work.folder or str(job.own_folder),
+                user=self._processes.user(job),
                 argv=work.argv,
-                rank=hand.rank,
-                store=(host, int(port or 0), here.meeting),
+                rank=process.rank,
+                store=(host, int(port or 0), job.meeting),
                 own_port=own_port,
-                cores=seat.cores,
-                memory_node=seat.numa,
-                containment=self._processes.containment(here),
+                cores=binding.cores,
+                memory_node=binding.numa,
+                containment=self._processes.containment(job),
             )
-            await self._zygote.spawn(order, hand.started)
+            await self._zygote.spawn(order, process.started)
 
-    def _note(self, here: Here, work: Script) -> None:
-        ranks = tuple(here.hands[index].rank for index in sorted(here.hands))
+    def _note(self, job: LocalJob, work: Script) -> None:
+        ranks = tuple(job.processes[index].rank for index in sorted(job.processes))
         note = ProgramNote(
-            job=here.job,
-            generation=here.generation,
+            job=job.number,
+            generation=job.generation,
             ranks=ranks,
             payload=encode_payload(work),
-            user=here.user,
-            gpus=here.gpus,
-            restored=here.restored,
+            user=job.user,
+            gpus=job.gpus,
+            restored=job.restored,
         )
-        note_program(here.folder, note)
+        note_program(job.folder, note)
 
-    async def _own_store(self, here: Here) -> int:
+    async def _own_store(self, job: LocalJob) -> int:
         """A store for one generation of a program, hosted outside of its ranks."""
-        key = f"job{here.job}/store{here.generation}"
+        key = f"job{job.number}/store{job.generation}"
         child = await self._zygote.spawn(Spawn(key=key, role="program-store", host=self._address))
-        if not here.generation:  # it was stopped while the store came up
-            self.end_stores(here.job)
+        if not job.generation:  # it was stopped while the store came up
+            self.end_stores(job.number)
         return child.port
 
-    def store_ended(self, here: Here, end: Ended) -> None:
+    def store_ended(self, job: LocalJob, end: Ended) -> None:
         """A store is gone: the ranks of its generation, if they still run, meet nowhere any more.
 
         Some would never notice, others fail by it or wait for minutes: all of them start again.
         """
-        if not here.generation or end.key != f"job{here.job}/store{here.generation}":
+        if not job.generation or end.key != f"job{job.number}/store{job.generation}":
             return  # it was ended because nobody needs it
-        for hand in here.hands.values():
-            if hand.rank == 0 and not hand.left and hand.status is None:
-                hand.left = True
-                self._fact(_store_lost(here, hand, end))
+        for process in job.processes.values():
+            if process.rank == 0 and not process.left and process.status is None:
+                process.left = True
+                self._fact(_store_lost(job, process, end))
 
     def end_stores(self, job: int, but: int = 0) -> None:
         """End the stores of a job's generations; ``but``: that one goes on."""
@@ -222,49 +222,49 @@ class Programs:
                 self._zygote.signal(key, signal.SIGKILL)
 
 
-def _lost(here: Here, hand: Hand) -> WorkerLeft:
+def _lost(job: LocalJob, process: WorkerProcess) -> WorkerLeft:
     """A rank ended, and neither agent was told how."""
-    hand.left = True
+    process.left = True
     return WorkerLeft(
-        job=here.job,
-        generation=hand.generation,
-        rank=hand.rank,
-        step=hand.step,
+        job=job.number,
+        generation=process.generation,
+        rank=process.rank,
+        step=process.step,
         cause="worker_killed",
         detail="it ended while the node had no agent",
     )
 
 
-def _store_lost(here: Here, hand: Hand, end: Ended) -> WorkerLeft:
+def _store_lost(job: LocalJob, process: WorkerProcess, end: Ended) -> WorkerLeft:
     return WorkerLeft(
-        job=here.job,
-        generation=hand.generation,
-        rank=hand.rank,
-        step=hand.step,
+        job=job.number,
+        generation=process.generation,
+        rank=process.rank,
+        step=process.step,
         cause="worker_killed",
         detail=f"the store where its ranks meet was killed (process {end.pid})",
     )
 
 
-def torchrun_environment(here: Here, hand: Hand, form: Form) -> dict[str, str]:
+def torchrun_environment(job: LocalJob, process: WorkerProcess, form: Form) -> dict[str, str]:
     """What torchrun would give a rank, and what ``phalanx.worker()`` asks for."""
-    local = len(here.hands)
+    local = len(job.processes)
     world = str(local * len(form.nodes))
     return {
-        "RANK": str(hand.rank),
+        "RANK": str(process.rank),
         "WORLD_SIZE": world,
-        "LOCAL_RANK": str(hand.index),
+        "LOCAL_RANK": str(process.index),
         "LOCAL_WORLD_SIZE": str(local),
-        "GROUP_RANK": str(hand.rank // local),
+        "GROUP_RANK": str(process.rank // local),
         "GROUP_WORLD_SIZE": str(len(form.nodes)),
-        "ROLE_RANK": str(hand.rank),
+        "ROLE_RANK": str(process.rank),
         "ROLE_WORLD_SIZE": world,
         "ROLE_NAME": "default",
-        "TORCHELASTIC_RESTART_COUNT": str(here.generation - 1),
-        "TORCHELASTIC_RUN_ID": f"phalanx-{here.job}",
-        "PHALANX_GENERATION": str(here.generation),
-        "PHALANX_RESTORE_STEP": str(here.restored),
+        "TORCHELASTIC_RESTART_COUNT": str(job.generation - 1),
+        "TORCHELASTIC_RUN_ID": f"phalanx-{job.number}",
+        "PHALANX_GENERATION": str(job.generation),
+        "PHALANX_RESTORE_STEP": str(job.restored),
         "PHALANX_BUDDY_SHIFT": str(form.buddy_shift),
-        "PHALANX_FOLDER": str(here.own_folder),
+        "PHALANX_FOLDER": str(job.own_folder),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }

@@ -46,14 +46,14 @@ def killed_child(output: str) -> KilledChild | None:
 
     Only of signals that are not the program's own fault.
     """
-    if found := TORCHRUN.search(output):
-        return KilledChild(signal.Signals(int(found["number"])), int(found["pid"]))
+    if match := TORCHRUN.search(output):
+        return KilledChild(signal.Signals(int(match["number"])), int(match["pid"]))
     lines = output.rstrip().splitlines()
     last = lines[-1] if lines else ""
-    if found := SPAWN.search(last) or SUBPROCESS.search(last):
-        return KilledChild(signal.Signals[found["name"]], 0)
-    if found := DATA_LOADER.search(last):
-        return KilledChild(DESCRIBED[found["what"]], int(found["pid"]))
+    if match := SPAWN.search(last) or SUBPROCESS.search(last):
+        return KilledChild(signal.Signals[match["name"]], 0)
+    if match := DATA_LOADER.search(last):
+        return KilledChild(DESCRIBED[match["what"]], int(match["pid"]))
     return None
 
 

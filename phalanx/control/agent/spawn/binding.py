@@ -21,7 +21,7 @@ SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 Policy = Literal["none", "cores", "numa"]
 
 
-class Machine(Struct, frozen=True):
+class NodeTopology(Struct, frozen=True):
     """What a node has, as far as binding needs to know."""
 
     cores: tuple[int, ...]  # that we may use
@@ -30,7 +30,7 @@ class Machine(Struct, frozen=True):
     names: tuple[str, ...] = ()  # of each GPU in CUDA_VISIBLE_DEVICES
 
 
-class Seat(Struct, frozen=True):
+class WorkerBinding(Struct, frozen=True):
     """The place of one worker."""
 
     gpu: int = -1  # -1: none
@@ -46,7 +46,7 @@ class Seat(Struct, frozen=True):
 
 def read_machine(
     root: Path = Path("/"), cores: tuple[int, ...] | None = None, shown: str | None = None
-) -> Machine:
+) -> NodeTopology:
     """Look at this machine (or at a copy of its /sys and /proc); ``shown`` limits its GPUs."""
     cores = tuple(sorted(os.sched_getaffinity(0))) if cores is None else cores
     shown = os.environ.get("CUDA_VISIBLE_DEVICES") if shown is None else shown
@@ -66,7 +66,7 @@ def read_machine(
     # A GPU that is named by its UUID may be anywhere.
     known = dict(enumerate(near))
     gpus = tuple(known.get(int(name), -1) if name.isdigit() else -1 for name in names)
-    return Machine(cores, numa, gpus, tuple(names))
+    return NodeTopology(cores, numa, gpus, tuple(names))
 
 
 def _numa_of(root: Path, address: str) -> int:
@@ -77,12 +77,12 @@ def _numa_of(root: Path, address: str) -> int:
 
 def parse_list(text: str) -> tuple[int, ...]:
     """``0-3,8`` as the kernel writes it."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.strip().split(","):
         if part:
             first, _, last = part.partition("-")
-            found.extend(range(int(first), int(last or first) + 1))
-    return tuple(found)
+            numbers.extend(range(int(first), int(last or first) + 1))
+    return tuple(numbers)
 
 
 def ranges(cores: tuple[int, ...]) -> str:
@@ -96,24 +96,26 @@ def ranges(cores: tuple[int, ...]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def held(mask: int, machine: Machine) -> list[int]:
+def held(mask: int, machine: NodeTopology) -> list[int]:
     """The GPUs that a job holds here; a mask of 0 means all."""
     return [gpu for gpu in range(len(machine.gpus)) if not mask or mask >> gpu & 1]
 
 
-def held_gpus(mask: int, machine: Machine) -> tuple[str, ...]:
+def held_gpus(mask: int, machine: NodeTopology) -> tuple[str, ...]:
     """Their names."""
     return tuple(machine.names[gpu] for gpu in held(mask, machine))
 
 
-def seats(workers: int, mask: int, node_gpus: int, machine: Machine, policy: Policy) -> list[Seat]:
+def seats(
+    workers: int, mask: int, node_gpus: int, machine: NodeTopology, policy: Policy
+) -> list[WorkerBinding]:
     """A seat for each worker of a job; GPUs that others hold keep their share of the cores.
 
     ``node_gpus``: places that the node offers, each worth an equal share of its cores.
     """
     own = held(mask, machine)
     places = [i for i in range(max(node_gpus, 1)) if not mask or mask >> i & 1]
-    found = []
+    bindings = []
     for worker in range(workers):
         gpu = own[worker] if worker < len(own) else -1
         place = places[worker] if worker < len(places) else worker
@@ -126,8 +128,8 @@ def seats(workers: int, mask: int, node_gpus: int, machine: Machine, policy: Pol
             cores = share(machine.numa[numa], sharing.index(gpu), len(sharing))
         else:
             cores = share(machine.cores, place, max(node_gpus, workers))
-        found.append(Seat(gpu, cores, numa))
-    return found
+        bindings.append(WorkerBinding(gpu, cores, numa))
+    return bindings
 
 
 def share(cores: tuple[int, ...], place: int, places: int) -> tuple[int, ...]:

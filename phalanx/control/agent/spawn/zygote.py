@@ -218,11 +218,11 @@ class Zygote:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 reaped = True
-                self._bury(*ended)
+                self._report_exit(*ended)
         if reaped:
             self._end_orphans()
 
-    def _bury(self, pid: int, status: int) -> None:
+    def _report_exit(self, pid: int, status: int) -> None:
         key = self._keys.pop(pid, None)
         if key is None:
             return  # an orphan of a child that is gone

@@ -29,7 +29,7 @@ MEANINGS = {
 }
 
 
-class Host(Struct, frozen=True):
+class RolloutHost(Struct, frozen=True):
     """One line of a file of hosts: ``[user@]address[:port] [name]``."""
 
     address: str
@@ -37,7 +37,7 @@ class Host(Struct, frozen=True):
     port: int = 22
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class HostOutcome(Struct, frozen=True, kw_only=True):
     """What became of a host."""
 
     host: str
@@ -46,25 +46,25 @@ class Outcome(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def read_hosts(text: str) -> list[Host]:
+def read_hosts(text: str) -> list[RolloutHost]:
     """Hosts of a file, one a line; ``#`` begins a comment."""
-    found: list[Host] = []
+    hosts: list[RolloutHost] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
-        if not words:
+        fields = line.partition("#")[0].split()
+        if not fields:
             continue
-        address, colon, port = words[0].partition(":")
-        good = len(words) <= 2 and HOST.fullmatch(words[0]) and (not colon or port.isdigit())
+        address, colon, port = fields[0].partition(":")
+        good = len(fields) <= 2 and HOST.fullmatch(fields[0]) and (not colon or port.isdigit())
         if not good:
             rule = "must be [user@]address[:port] and a name, if it has another"
             raise ConfigError(f"line {number}", f'"{line.strip()}"', rule, "e.g. root@10.0.0.7 n7")
-        name = words[1] if len(words) > 1 else address.rpartition("@")[2]
-        found.append(Host(address, name, int(port) if port else 22))
-    names = [host.name for host in found]
+        name = fields[1] if len(fields) > 1 else address.rpartition("@")[2]
+        hosts.append(RolloutHost(address, name, int(port) if port else 22))
+    names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError("hosts", f'"{name}"', "is named twice", "give each a name of its own")
-    return found
+    return hosts
 
 
 def memory_of(url: str) -> Path:
@@ -82,33 +82,35 @@ class Rollout:
         self.options, self._memory, self._joined = options, memory, joined
 
     def run(
-        self, hosts: list[Host], parallel: int, told: Callable[[Outcome], None]
-    ) -> list[Outcome]:
+        self, hosts: list[RolloutHost], parallel: int, report: Callable[[HostOutcome], None]
+    ) -> list[HostOutcome]:
         """All hosts, ``parallel`` at a time; a failed one does not hold up the others."""
         done = self._read()
         with ThreadPoolExecutor(max_workers=parallel) as pool:
             outcomes = []
             for outcome in pool.map(lambda host: self._one(host, done), hosts):
-                told(outcome)
+                report(outcome)
                 outcomes.append(outcome)
                 if outcome.state == "joined":
                     done[outcome.host] = self.options.version
                     self._write(done)
         return outcomes
 
-    def _one(self, host: Host, done: dict[str, str]) -> Outcome:
+    def _one(self, host: RolloutHost, done: dict[str, str]) -> HostOutcome:
         began = time.monotonic()
         if done.get(host.name) == self.options.version and host.name in set(self._joined()):
-            return Outcome(host=host.name, state="skipped", detail="this version is there already")
+            return HostOutcome(
+                host=host.name, state="skipped", detail="this version is there already"
+            )
         problem = self._install(host) or self._wait(host)
-        return Outcome(
+        return HostOutcome(
             host=host.name,
             state="failed" if problem else "joined",
             detail=problem,
             seconds=time.monotonic() - began,
         )
 
-    def _install(self, host: Host) -> str:
+    def _install(self, host: RolloutHost) -> str:
         """Run the script there, through its input: no secret stands in a list of processes."""
         command = [*shlex.split(self.options.ssh), "-o", "BatchMode=yes"]
         command += ["-o", "ConnectTimeout=10", "-p", str(host.port)]
@@ -131,7 +133,7 @@ class Rollout:
         meaning = MEANINGS.get(ended.returncode, f"the installation ended with {ended.returncode}")
         return f"{meaning}: {' | '.join(said)}"
 
-    def _wait(self, host: Host) -> str:
+    def _wait(self, host: RolloutHost) -> str:
         deadline = time.monotonic() + JOIN_SECONDS
         while time.monotonic() < deadline:
             if host.name in set(self._joined()):

@@ -113,10 +113,12 @@ def kubectl(*words: str, text: str = "", seconds: float = TIMEOUT_SECONDS) -> st
             "(`kubectl get --raw /readyz`)?"
         ) from None
     if done.returncode:
-        said = "\n".join(line for line in done.stderr.splitlines() if not NOISE.match(line)).strip()
-        hint = next((what for words, what in HINTS if words in said.lower()), "")
+        stderr = "\n".join(
+            line for line in done.stderr.splitlines() if not NOISE.match(line)
+        ).strip()
+        hint = next((what for words, what in HINTS if words in stderr.lower()), "")
         made = (line.split() for line in done.stdout.splitlines())
         names = tuple(line[0] for line in made if len(line) == 2 and line[1] == "created")
-        message = said + (f"\n{hint}" if hint else "")
+        message = stderr + (f"\n{hint}" if hint else "")
         raise PartlyMadeError(message, names) if names else KubernetesError(message)
     return done.stdout

@@ -18,13 +18,13 @@ from phalanx.control.backends.kubernetes.pods import (
 )
 from phalanx.control.backends.kubernetes.pods import PORT as API_PORT
 from phalanx.control.backends.need import need_of
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 
 MOST_RESTARTS = 100  # of pods, by infrastructure that fails again and again
 BAD_JOB = [1, 2]  # exit codes of a controller whose job is wrong: doing it again would not help
 
 
-def manifests(wanted: Wanted) -> list[Tree]:
+def manifests(wanted: RequestedWork) -> list[Tree]:
     """Everything that a job needs in its namespace, beside ``install`` once."""
     options = pod_options(wanted)
     kinds = {
@@ -41,7 +41,7 @@ def manifests(wanted: Wanted) -> list[Tree]:
     return made
 
 
-def pod_options(wanted: Wanted) -> PodOptions:
+def pod_options(wanted: RequestedWork) -> PodOptions:
     """What the pods are made of; ConfigError names what is missing."""
     job = wanted.job
     if job is None:
@@ -80,7 +80,7 @@ def pod_options(wanted: Wanted) -> PodOptions:
     )
 
 
-def _config_map(options: PodOptions, wanted: Wanted) -> Tree:
+def _config_map(options: PodOptions, wanted: RequestedWork) -> Tree:
     from msgspec import structs
 
     assert wanted.job is not None
@@ -249,11 +249,11 @@ def _volcano(options: PodOptions) -> list[Tree]:
 
 def _times(amounts: dict[str, Any], count: int) -> Tree:
     """Amounts of several pods: a number, and its unit as it was."""
-    found = {}
+    times = {}
     for name, amount in amounts.items():
         digits = amount.rstrip("G")
-        found[name] = f"{float(digits) * count:g}{amount[len(digits) :]}"
-    return found
+        times[name] = f"{float(digits) * count:g}{amount[len(digits) :]}"
+    return times
 
 
 def _service(options: PodOptions) -> Tree:

@@ -81,14 +81,14 @@ def controller_pod(options: PodOptions) -> Tree:
 
 def agent_pod(options: PodOptions) -> Tree:
     """The template of the pod that holds a node for its agent."""
-    words = ["python", "-m", "phalanx", "agent", "--site", "kubernetes", "--join", options.url]
-    words += ["--gpus", str(options.need.gpus_per_node), "--as-agent"]
-    words += ["--state", f"{options.state}/nodes/$(PHALANX_POD_NAME)"]
-    words += ["--until", f"{options.state}/{ENDED_FILE}"]
-    words += [] if options.backend.standby else ["--no-standby"]
+    argv = ["python", "-m", "phalanx", "agent", "--site", "kubernetes", "--join", options.url]
+    argv += ["--gpus", str(options.need.gpus_per_node), "--as-agent"]
+    argv += ["--state", f"{options.state}/nodes/$(PHALANX_POD_NAME)"]
+    argv += ["--until", f"{options.state}/{ENDED_FILE}"]
+    argv += [] if options.backend.standby else ["--no-standby"]
     resources = _same(_amounts(options))
     container = {
-        **_container(options, AGENT, words),
+        **_container(options, AGENT, argv),
         "resources": resources,
         "lifecycle": {"preStop": {"exec": {"command": _before_stop(options)}}},
     }
@@ -161,15 +161,15 @@ def _environment(options: PodOptions, name: str) -> list[Tree]:
     if name != AGENT:
         given.pop("PHALANX_TOKEN_FILE")  # it has the administrator's, in its state
     given |= options.backend.environment
-    told: list[Tree] = [{"name": key, "value": value} for key, value in given.items()]
+    variables: list[Tree] = [{"name": key, "value": value} for key, value in given.items()]
     if name == AGENT:
         label = f"metadata.labels['{options.index}']"
-        told += [
+        variables += [
             {"name": "PHALANX_POD_INDEX", "valueFrom": {"fieldRef": {"fieldPath": label}}},
             {"name": "PHALANX_POD_NAME", "value": f"{AGENT}-$(PHALANX_POD_INDEX)"},
             {"name": "PHALANX_POD_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ]
-    return told
+    return variables
 
 
 def _mounts(options: PodOptions, name: str) -> list[Tree]:

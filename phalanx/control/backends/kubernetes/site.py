@@ -60,19 +60,19 @@ class KubernetesSite:
 
 def agents_on(pods: dict[str, Any]) -> dict[str, str]:
     """The node of each agent that has one."""
-    found = {}
+    agents = {}
     for pod in pods.get("items", []):
         labels = pod["metadata"].get("labels", {})
         index = next((labels[key] for key in INDEX_LABELS.values() if key in labels), None)
         node = pod.get("spec", {}).get("nodeName")
         if index is not None and node and pod.get("status", {}).get("phase") == "Running":
-            found[f"{AGENT}-{index}"] = node
-    return found
+            agents[f"{AGENT}-{index}"] = node
+    return agents
 
 
 def unwell(nodes: dict[str, Any]) -> dict[str, str]:
     """Nodes that should be left, and why."""
-    found = {}
+    problems = {}
     for node in nodes.get("items", []):
         name, spec = node["metadata"]["name"], node.get("spec", {})
         conditions = {each["type"]: each for each in node["status"].get("conditions", [])}
@@ -80,11 +80,11 @@ def unwell(nodes: dict[str, Any]) -> dict[str, str]:
         bad = [kind for kind in BAD if conditions.get(kind, {}).get("status") == "True"]
         taints = [t["key"] for t in spec.get("taints", []) if t["key"] in TAINTS]
         if spec.get("unschedulable"):
-            found[name] = "the node is cordoned"
+            problems[name] = "the node is cordoned"
         elif taints:
-            found[name] = f"the node is tainted ({taints[0]})"
+            problems[name] = f"the node is tainted ({taints[0]})"
         elif ready["status"] != "True":
-            found[name] = f"the node is not ready ({ready.get('reason', 'unknown')})"
+            problems[name] = f"the node is not ready ({ready.get('reason', 'unknown')})"
         elif bad:
-            found[name] = f"the node has {bad[0]}"
-    return found
+            problems[name] = f"the node has {bad[0]}"
+    return problems

@@ -49,7 +49,7 @@ def pods_of(name: str, namespace: str) -> list[PodState]:
 
 def read_pods(answer: dict[str, Any]) -> list[PodState]:
     """What ``kubectl get pods -o json`` says."""
-    found = []
+    pods = []
     for pod in answer.get("items", []):
         status = pod.get("status", {})
         why, hopeless = _why(status)
@@ -60,8 +60,8 @@ def read_pods(answer: dict[str, Any]) -> list[PodState]:
             why=why,
             hopeless=hopeless,
         )
-        found.append(state)
-    return sorted(found, key=lambda state: state.name)
+        pods.append(state)
+    return sorted(pods, key=lambda state: state.name)
 
 
 def _why(status: dict[str, Any]) -> tuple[str, str]:

@@ -16,10 +16,10 @@ from typing import Any
 from msgspec import Struct, structs
 
 from phalanx.config import Backend
-from phalanx.control.backends.lead import Lead, LeadError, LeadOptions
+from phalanx.control.backends.lead import BatchLeader, LeadError, LeadOptions
 from phalanx.control.backends.need import Need, need_of
 from phalanx.control.client.client import TLS_FILE
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 
 PLACE_SECONDS = 60.0  # for Ray to find room
 PORTS = 20_000
@@ -126,7 +126,7 @@ class RaySite:
 class RayBackend:
     """Holds nodes for one job, from its start to its end; nothing stays behind."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: RequestedWork) -> None:
         self.wanted = wanted
         self.backend = wanted.job.backend if wanted.job is not None else Backend()
         self.need = need_of(wanted.job, wanted.ranks, wanted.spares, wanted.slot_gpus)
@@ -159,7 +159,7 @@ class RayBackend:
         finally:
             self._give_back(ray, groups, actors)
 
-    def _lead(self, run: Path, url: str, policy: Path | None) -> Lead:
+    def _lead(self, run: Path, url: str, policy: Path | None) -> BatchLeader:
         environment = {**self.wanted.environment, "PHALANX_RUN": run.name}
         wanted = structs.replace(
             self.wanted, environment=environment, traffic=self.need.traffic, spares=self.need.spares
@@ -172,7 +172,7 @@ class RayBackend:
             slots=self.need.slots,
             policy=policy,
         )
-        return Lead(options)
+        return BatchLeader(options)
 
     def _bundle(self, ray: Any) -> dict[str, float]:
         """What an agent takes of a node: all its CPUs, unless told otherwise."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from phalanx.control.backends.slurm.programs import Programs, SlurmError
+from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class SlurmAllocation(Struct, frozen=True, kw_only=True):
     """One allocation of a job: a requeued job has several."""
 
     state: str
@@ -29,7 +29,7 @@ class Reconciled(Struct, frozen=True, kw_only=True):
     """Slurm's GPU-seconds of a job, and the ledger's."""
 
     job: int
-    turns: tuple[Turn, ...]
+    turns: tuple[SlurmAllocation, ...]
     slurm_gpu_seconds: int
     ledger_gpu_seconds: float
     buckets: dict[str, float]  # of the ledger, GPU-seconds
@@ -41,19 +41,19 @@ class Reconciled(Struct, frozen=True, kw_only=True):
         return self.ledger_gpu_seconds / self.slurm_gpu_seconds if self.slurm_gpu_seconds else 1.0
 
 
-def turns_of(programs: Programs, job: int) -> tuple[Turn, ...]:
+def turns_of(programs: SlurmCommands, job: int) -> tuple[SlurmAllocation, ...]:
     """All allocations of a job, requeued ones too (``sacct --duplicates``)."""
     text = programs.run("sacct", "--json", "--duplicates", "--jobs", str(job))
-    if not (found := read_turns(json.loads(text), job)):
+    if not (allocations := read_turns(json.loads(text), job)):
         raise SlurmError(
             f"Slurm's accounting has no job {job}: `sacct --user=$USER` lists those of today"
         )
-    return found
+    return allocations
 
 
-def read_turns(answer: dict[str, Any], job: int) -> tuple[Turn, ...]:
+def read_turns(answer: dict[str, Any], job: int) -> tuple[SlurmAllocation, ...]:
     """What ``sacct --json`` says of a job."""
-    found = []
+    allocations = []
     for each in answer.get("jobs", []):
         if int(each["job_id"]) != job:
             continue
@@ -61,7 +61,7 @@ def read_turns(answer: dict[str, Any], job: int) -> tuple[Turn, ...]:
         gpus = next((int(part["count"]) for key, part in held.items() if key[1] == "gpu"), 0)
         nodes = next((int(part["count"]) for key, part in held.items() if key[0] == "node"), 0)
         state = each["state"]["current"]
-        turn = Turn(
+        turn = SlurmAllocation(
             state=state if isinstance(state, str) else str(state[0]),
             start=int(each["time"]["start"]),
             elapsed=int(each["time"]["elapsed"]),
@@ -69,11 +69,11 @@ def read_turns(answer: dict[str, Any], job: int) -> tuple[Turn, ...]:
             gpus=gpus or nodes,
             counted=gpus > 0,
         )
-        found.append(turn)
-    return tuple(sorted(found, key=lambda turn: turn.start))
+        allocations.append(turn)
+    return tuple(sorted(allocations, key=lambda turn: turn.start))
 
 
-def reconciled(job: int, turns: tuple[Turn, ...], buckets: dict[str, int]) -> Reconciled:
+def reconciled(job: int, turns: tuple[SlurmAllocation, ...], buckets: dict[str, int]) -> Reconciled:
     """Slurm's turns beside the ledger's buckets (GPU-nanoseconds of the same job).
 
     SlurmError where they cannot be of the same.

@@ -35,14 +35,14 @@ class ScriptOptions(Struct, frozen=True, kw_only=True):
     policy: str = ""
 
 
-class Line(Struct, frozen=True):
+class Directive(Struct, frozen=True):
     """A line, or several, and why."""
 
     text: str
     why: str = ""
 
 
-def directives(options: ScriptOptions) -> Iterator[Line]:
+def directives(options: ScriptOptions) -> Iterator[Directive]:
     """All of them, as a script has them."""
     for line in (
         *_who(options),
@@ -51,7 +51,7 @@ def directives(options: ScriptOptions) -> Iterator[Line]:
         *_time(options),
         *_fate(options),
     ):
-        yield Line(f"#SBATCH {line.text}", line.why)
+        yield Directive(f"#SBATCH {line.text}", line.why)
 
 
 # Of a batch script alone.
@@ -65,22 +65,24 @@ def allocation_words(options: ScriptOptions) -> list[str]:
     return [word for word in words if not word.startswith(SCRIPT_ONLY)]
 
 
-def _who(options: ScriptOptions) -> Iterator[Line]:
+def _who(options: ScriptOptions) -> Iterator[Directive]:
     slurm = options.backend.slurm
-    yield Line(f"--job-name={options.name}")
+    yield Directive(f"--job-name={options.name}")
     for name in ("account", "partition", "qos", "reservation"):
         if value := getattr(slurm, name):
-            yield Line(f"--{name}={value}", f"backend.slurm.{name}")
+            yield Directive(f"--{name}={value}", f"backend.slurm.{name}")
     output = f"{options.runs}/slurm-%j.out"
-    yield Line(f"--output={output}", "One file for all turns of the job:")
-    yield Line("--open-mode=append", "a requeued job adds to it")
+    yield Directive(f"--output={output}", "One file for all turns of the job:")
+    yield Directive("--open-mode=append", "a requeued job adds to it")
 
 
-def _nodes(options: ScriptOptions) -> Iterator[Line]:
+def _nodes(options: ScriptOptions) -> Iterator[Directive]:
     need, slurm = options.need, options.backend.slurm
     spare = f" and {need.spares} that stand by in the same allocation" if need.spares else ""
-    yield Line(f"--nodes={need.nodes}", f"{need.slots} for the gang of {need.ranks} ranks{spare}")
-    yield Line(
+    yield Directive(
+        f"--nodes={need.nodes}", f"{need.slots} for the gang of {need.ranks} ranks{spare}"
+    )
+    yield Directive(
         "--ntasks-per-node=1",
         "One task a node: the agent. It starts the workers, and binds each\n"
         "to its GPU, cores and NUMA node by itself.",
@@ -89,73 +91,77 @@ def _nodes(options: ScriptOptions) -> Iterator[Line]:
         kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
         gpus = f"{kind}{need.gpus_per_node}"
         flag = f"--gres=gpu:{gpus}" if slurm.gres else f"--gpus-per-node={gpus}"
-        yield Line(flag, "One rank a GPU")
-    yield Line("--exclusive", "All cores of the node for loaders and keepers, and no noisy guest")
+        yield Directive(flag, "One rank a GPU")
+    yield Directive(
+        "--exclusive", "All cores of the node for loaders and keepers, and no noisy guest"
+    )
     if need.memory_bytes:
         gib = math.ceil(need.memory_bytes / 2**30)
-        yield Line(
+        yield Directive(
             f"--mem={gib}G",
             "As predicted: each rank's process, and six snapshots of its state\n"
             "(four of its own, two of its neighbour's)",
         )
     else:
-        yield Line("--mem=0", "All memory of the node: snapshots live there (no backend.cluster)")
+        yield Directive(
+            "--mem=0", "All memory of the node: snapshots live there (no backend.cluster)"
+        )
 
 
-def _place(options: ScriptOptions) -> Iterator[Line]:
+def _place(options: ScriptOptions) -> Iterator[Directive]:
     slurm = options.backend.slurm
     if slurm.constraint:
-        yield Line(f"--constraint={slurm.constraint}", "backend.slurm.constraint")
+        yield Directive(f"--constraint={slurm.constraint}", "backend.slurm.constraint")
     if slurm.nodelist:
-        yield Line(f"--nodelist={slurm.nodelist}", "backend.slurm.nodelist")
+        yield Directive(f"--nodelist={slurm.nodelist}", "backend.slurm.nodelist")
     if options.exclude:
         found = f", {options.quarantined} of which Phalanx quarantined" * bool(options.quarantined)
-        yield Line(f"--exclude={','.join(options.exclude)}", f"Nodes to stay away from{found}")
+        yield Directive(f"--exclude={','.join(options.exclude)}", f"Nodes to stay away from{found}")
     if options.switches:
-        yield Line(
+        yield Directive(
             f"--switches={options.switches}@{slurm.switches_minutes}",
             f"As few leaf switches as {options.need.nodes} nodes need; Slurm may wait\n"
             f"{slurm.switches_minutes} minutes for them. Ranks are ordered by leaf inside.",
         )
     if slurm.segment and options.segment:
-        yield Line(f"--segment={slurm.segment}", "Nodes of one block stay together")
+        yield Directive(f"--segment={slurm.segment}", "Nodes of one block stay together")
 
 
-def _time(options: ScriptOptions) -> Iterator[Line]:
+def _time(options: ScriptOptions) -> Iterator[Directive]:
     need, slurm = options.need, options.backend.slurm
     if need.hours:
         hours, why = need.hours, "backend.hours"
         if need.predicted:
             hours += (START_SECONDS + slurm.signal_seconds) / 3600
             why = f"{need.predicted};\n{START_SECONDS // 60} minutes to start, and the warning"
-        yield Line(f"--time={_clock(hours)}", why)
+        yield Directive(f"--time={_clock(hours)}", why)
         if need.least_hours < hours:
-            yield Line(
+            yield Directive(
                 f"--time-min={_clock(need.least_hours)}",
                 "Backfill may start it with less: it goes on in the next allocation",
             )
-    yield Line(
+    yield Directive(
         f"--signal=B:USR1@{slurm.signal_seconds}",
         f"{slurm.signal_seconds} s before the limit, or when preempted (sites with\n"
         "preempt_send_user_signal), the script is told: snapshot, flush, requeue.",
     )
 
 
-def _fate(options: ScriptOptions) -> Iterator[Line]:
+def _fate(options: ScriptOptions) -> Iterator[Directive]:
     slurm = options.backend.slurm
     if slurm.requeue:
-        yield Line("--requeue", "Preempted, or its first node lost: back to the queue")
+        yield Directive("--requeue", "Preempted, or its first node lost: back to the queue")
     else:
-        yield Line("--no-requeue", "backend.slurm.requeue = false")
-    yield Line("--no-kill", "The loss of a node is ours to deal with: a spare takes its place")
+        yield Directive("--no-requeue", "backend.slurm.requeue = false")
+    yield Directive("--no-kill", "The loss of a node is ours to deal with: a spare takes its place")
     if slurm.dependency:
-        yield Line(f"--dependency={slurm.dependency}", "backend.slurm.dependency")
-        yield Line("--kill-on-invalid-dep=yes", "Do not wait for ever for what cannot come")
+        yield Directive(f"--dependency={slurm.dependency}", "backend.slurm.dependency")
+        yield Directive("--kill-on-invalid-dep=yes", "Do not wait for ever for what cannot come")
     if slurm.array:
         width = f"%{slurm.array_width}" if slurm.array_width else ""
-        yield Line(f"--array=0-{slurm.array - 1}{width}", "Members, and how many at a time")
+        yield Directive(f"--array=0-{slurm.array - 1}{width}", "Members, and how many at a time")
     for option in slurm.options:
-        yield Line(option, "backend.slurm.options")
+        yield Directive(option, "backend.slurm.options")
 
 
 def refuse_short(backend: Backend) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from phalanx.control.backends.slurm.programs import Programs, SlurmError
+from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
 
 # States that mean: an administrator (or a health check) wants the node empty, or it is gone.
 UNWANTED = ("DRAIN", "DRAINING", "DRAINED", "MAINTENANCE", "REBOOT", "FAIL", "FAILING")
@@ -29,11 +29,11 @@ def expand(nodes: str) -> tuple[str, ...]:
 
     SlurmError where it is no such list.
     """
-    found: list[str] = []
+    names: list[str] = []
     for part in _split(nodes):
         begin, bracket, rest = part.partition("[")
         if not bracket:
-            found.append(part)
+            names.append(part)
             continue
         ranges, closed, end = rest.partition("]")
         if not closed:
@@ -41,10 +41,10 @@ def expand(nodes: str) -> tuple[str, ...]:
         tails = expand(end) if end else ("",)
         for each in ranges.split(","):
             numbers, width = _range(each, part)
-            if len(found) + len(numbers) * len(tails) > MOST_NODES:
+            if len(names) + len(numbers) * len(tails) > MOST_NODES:
                 raise SlurmError(f"{part} is more than {MOST_NODES} nodes")
-            found += [f"{begin}{number:0{width}d}{tail}" for number in numbers for tail in tails]
-    return tuple(found)
+            names += [f"{begin}{number:0{width}d}{tail}" for number in numbers for tail in tails]
+    return tuple(names)
 
 
 def _range(text: str, part: str) -> tuple[range, int]:
@@ -72,7 +72,7 @@ def _split(nodes: str) -> list[str]:
 
 def topology(text: str) -> list[Switch]:
     """Switches of ``scontrol show topology``, leaves first; nothing where there is no tree."""
-    found = []
+    switches = []
     for line in text.splitlines():
         fields = dict(NODE_FIELD.findall(line.strip()))
         if "SwitchName" in fields and fields.get("Nodes"):
@@ -81,8 +81,8 @@ def topology(text: str) -> list[Switch]:
                 level=int(fields.get("Level", 0)),
                 nodes=expand(fields["Nodes"]),
             )
-            found.append(switch)
-    return sorted(found, key=lambda switch: (switch.level, switch.name))
+            switches.append(switch)
+    return sorted(switches, key=lambda switch: (switch.level, switch.name))
 
 
 def leaves_needed(switches: list[Switch], nodes: int) -> int:
@@ -98,23 +98,25 @@ def leaves_needed(switches: list[Switch], nodes: int) -> int:
 
 def unwanted_nodes(text: str) -> dict[str, str]:
     """Of ``scontrol --oneliner show node``: those that somebody wants empty, and why."""
-    found = {}
+    unwanted = {}
     for line in text.splitlines():
         fields = dict(NODE_FIELD.findall(line.strip()))
         states = fields.get("State", "").rstrip("*").split("+")
         if any(state in UNWANTED for state in states):
             reason = fields.get("Reason", "").partition(" [")[0]
-            found[fields.get("NodeName", "")] = reason or fields["State"].lower()
-    return found
+            unwanted[fields.get("NodeName", "")] = reason or fields["State"].lower()
+    return unwanted
 
 
 class SlurmSite:
     """An allocation, by the variables of its batch script."""
 
-    def __init__(self, environment: Mapping[str, str], programs: Programs | None = None) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], programs: SlurmCommands | None = None
+    ) -> None:
         self._list = environment.get("SLURM_JOB_NODELIST", "")
         self.job = environment.get("SLURM_JOB_ID", "")
-        self._programs = programs or Programs()
+        self._programs = programs or SlurmCommands()
 
     def nodes(self) -> tuple[str, ...]:
         """The nodes of the allocation."""

@@ -19,17 +19,17 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from phalanx.control.backends.lead import AGAIN, CANCELLED, Lead, LeadOptions
+from phalanx.control.backends.lead import AGAIN, CANCELLED, BatchLeader, LeadOptions
 from phalanx.control.backends.slurm.directives import ScriptOptions, allocation_words
 from phalanx.control.backends.slurm.facts import SlurmSite, expand
-from phalanx.control.backends.slurm.programs import Programs, SlurmError, explained, require
+from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError, explained, require
 from phalanx.control.backends.slurm.script import agents_script, agents_step
 from phalanx.control.backends.slurm.submit import (
     SlurmBackend,
     remember_quarantined,
     run_folder,
 )
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 
 GRANTED = re.compile(r"Granted job allocation (\d+)")
 LOOK_SECONDS = 5.0  # between two questions whether the allocation is still there
@@ -40,7 +40,7 @@ STILL_OURS = ("RUNNING", "SUSPENDED", "COMPLETING")  # the last: it will say soo
 log = logging.getLogger("phalanx.slurm")
 
 
-class LedRun(Struct, frozen=True, kw_only=True):
+class LedJobResult(Struct, frozen=True, kw_only=True):
     """How a job came out."""
 
     code: int
@@ -51,7 +51,7 @@ class LedRun(Struct, frozen=True, kw_only=True):
 class Allocation:
     """Nodes that Slurm has given us; given back when the block is left."""
 
-    def __init__(self, options: ScriptOptions, programs: Programs) -> None:
+    def __init__(self, options: ScriptOptions, programs: SlurmCommands) -> None:
         self._options, self._programs = options, programs
         self._agents: subprocess.Popen[bytes] | None = None
 
@@ -143,7 +143,7 @@ class Allocation:
         return "RUNNING"
 
 
-def lead_here(wanted: Wanted, backend: SlurmBackend, policy: Path | None) -> LedRun:
+def lead_here(wanted: RequestedWork, backend: SlurmBackend, policy: Path | None) -> LedJobResult:
     """Lead a job from this process, through as many allocations as it takes."""
     require("salloc")
     options = backend.options(wanted)
@@ -158,11 +158,15 @@ def lead_here(wanted: Wanted, backend: SlurmBackend, policy: Path | None) -> Led
         exclude = tuple(dict.fromkeys((*options.exclude, *bad)))
         options = structs.replace(options, exclude=exclude)
         if code not in (AGAIN, CANCELLED) or leaving in LEFT:
-            return LedRun(code=code, run=str(run), allocations=tuple(turns))
+            return LedJobResult(code=code, run=str(run), allocations=tuple(turns))
 
 
 def _turn(
-    allocation: Allocation, options: ScriptOptions, wanted: Wanted, run: Path, policy: Path | None
+    allocation: Allocation,
+    options: ScriptOptions,
+    wanted: RequestedWork,
+    run: Path,
+    policy: Path | None,
 ) -> tuple[int, str, list[str]]:
     """One allocation: exit code, why it was left, nodes that did harm."""
     with socket.socket() as probe:
@@ -176,7 +180,7 @@ def _turn(
         traffic=options.need.traffic,
         environment={**wanted.environment, "PHALANX_RUN": run.name},
     )
-    lead = Lead(
+    lead = BatchLeader(
         LeadOptions(
             state=run / "control",
             url=url,

@@ -69,7 +69,7 @@ class SlurmError(Exception):
     """Slurm refused, in its own words, and what to change."""
 
 
-class Programs:
+class SlurmCommands:
     """Runs Slurm's programs. All callers of a user on a machine share one limit on the rate."""
 
     def __init__(

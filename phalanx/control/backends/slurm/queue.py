@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from phalanx.control.backends.slurm.programs import Programs, SlurmError, explained
+from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError, explained
 
 # Slurm's reason (its beginning), in words, and what helps.
 REASONS = (
@@ -38,7 +38,7 @@ REASONS = (
 )
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class SlurmQueuePosition(Struct, frozen=True, kw_only=True):
     """Where a job is in the queue."""
 
     job: int
@@ -55,7 +55,7 @@ class Place(Struct, frozen=True, kw_only=True):
     restarts: int
 
 
-def queue(programs: Programs) -> list[Place]:
+def queue(programs: SlurmCommands) -> list[SlurmQueuePosition]:
     """Every job that Slurm still knows, by one call: what asks often must not ask for each."""
     answer = json.loads(programs.run("squeue", "--json"))
     if wrong := answer.get("errors"):  # with --json squeue ends with 0, and does not say why
@@ -65,11 +65,11 @@ def queue(programs: Programs) -> list[Place]:
     return places(answer)
 
 
-def places(answer: dict[str, Any]) -> list[Place]:
+def places(answer: dict[str, Any]) -> list[SlurmQueuePosition]:
     """What ``squeue --json`` says."""
     jobs = answer.get("jobs", [])
     waiting = [job for job in jobs if _word(job["job_state"]) == "PENDING"]
-    found = []
+    positions = []
     for job in jobs:
         reason = str(job.get("state_reason") or "")
         text, helps = in_words(reason)
@@ -80,7 +80,7 @@ def places(answer: dict[str, Any]) -> list[Place]:
             if other["partition"] == job["partition"] and _number(other.get("priority")) > priority
         ]
         state = _word(job["job_state"])
-        place = Place(
+        place = SlurmQueuePosition(
             job=int(job["job_id"]),
             name=str(job.get("name", "")),
             state=state.lower(),
@@ -94,11 +94,11 @@ def places(answer: dict[str, Any]) -> list[Place]:
             output=str(job.get("standard_output", "")).replace("%j", str(job["job_id"])),
             restarts=_number(job.get("restart_cnt")),
         )
-        found.append(place)
-    return found
+        positions.append(place)
+    return positions
 
 
-def place_of(programs: Programs, number: int) -> Place:
+def place_of(programs: SlurmCommands, number: int) -> SlurmQueuePosition:
     """One job; SlurmError where Slurm does not know it any more."""
     for place in queue(programs):
         if place.job == number:

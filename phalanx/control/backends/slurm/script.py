@@ -12,7 +12,7 @@ from phalanx.control.backends.slurm.container import (
     staged,
     staging,
 )
-from phalanx.control.backends.slurm.directives import Line, ScriptOptions, directives
+from phalanx.control.backends.slurm.directives import Directive, ScriptOptions, directives
 from phalanx.control.client.client import TLS_FILE
 
 FIRST_PORT, PORTS = 20_000, 20_000  # by the number of the job: two jobs on a node do not meet
@@ -60,19 +60,19 @@ def agents_script(options: ScriptOptions) -> str:
     )
 
 
-def _body(options: ScriptOptions) -> Iterator[Line]:
-    yield Line("")
-    yield Line("set -u")
-    yield from (Line(line, "backend.slurm.setup") for line in options.backend.slurm.setup)
-    yield Line(f"cd -- {shlex.quote(options.folder)} || exit 1")
+def _body(options: ScriptOptions) -> Iterator[Directive]:
+    yield Directive("")
+    yield Directive("set -u")
+    yield from (Directive(line, "backend.slurm.setup") for line in options.backend.slurm.setup)
+    yield Directive(f"cd -- {shlex.quote(options.folder)} || exit 1")
     if options.backend.network_hints:
-        yield Line(
+        yield Directive(
             "export NCCL_IB_TIMEOUT=22 NCCL_IB_RETRY_CNT=7 NCCL_IB_QPS_PER_CONNECTION=4\n"
             "export UCX_TLS=rc,sm,self UCX_RC_TIMEOUT=1s",
             "backend.network_hints: links that flap for seconds do not end a collective",
         )
-    yield Line(f"phalanx=({shlex.quote(options.python)} -m phalanx)")
-    yield Line(
+    yield Directive(f"phalanx=({shlex.quote(options.python)} -m phalanx)")
+    yield Directive(
         f"first={shlex.quote(str(options.runs))}/slurm-$SLURM_JOB_ID\n{RUN_FOLDER}",
         "The run and its controller's log: shared storage, the same in every turn. A new job\n"
         "whose number Slurm has given before takes a folder of its own",
@@ -85,16 +85,18 @@ def _body(options: ScriptOptions) -> Iterator[Line]:
     yield from _end(options)
 
 
-def _image(options: ScriptOptions) -> Iterator[Line]:
+def _image(options: ScriptOptions) -> Iterator[Directive]:
     """Staged before anything else starts: where it fails, nothing has to be ended."""
     if staged(options.backend):
         requeue = 'scontrol requeue "$SLURM_JOB_ID"; ' * options.backend.slurm.requeue
-        yield Line(f"trap '{requeue}exit 0' USR1 TERM", "Warned before there is anything to save")
+        yield Directive(
+            f"trap '{requeue}exit 0' USR1 TERM", "Warned before there is anything to save"
+        )
         yield _staging(options)
 
 
-def _staging(options: ScriptOptions) -> Line:
-    return Line(
+def _staging(options: ScriptOptions) -> Directive:
+    return Directive(
         'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --mpi=none bash -c '
         f"{shlex.quote(staging(options.backend))} &\n"
         'wait "$!" || exit 1',
@@ -118,13 +120,13 @@ ray() {
 }"""
 
 
-def _ray(options: ScriptOptions) -> Iterator[Line]:
+def _ray(options: ScriptOptions) -> Iterator[Directive]:
     """A Ray of all nodes beside the agents, for jobs that use it themselves."""
     if not options.backend.slurm.ray:
         return
     before, step = container_words(options.backend)[1], agents_step(options) - 1
     python = PYTHON if options.backend.slurm.container != "none" else options.python
-    yield Line(
+    yield Directive(
         f"{RAY}\nexport -f ray\n"
         'ray_host=$(scontrol --oneliner show node "$SLURMD_NODENAME" | '
         "sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')\n"
@@ -139,23 +141,23 @@ def _ray(options: ScriptOptions) -> Iterator[Line]:
     )
 
 
-def _where(options: ScriptOptions) -> Iterator[Line]:
+def _where(options: ScriptOptions) -> Iterator[Directive]:
     if options.server:
-        yield Line(
+        yield Directive(
             f"url={shlex.quote(options.server)}\n"
             ': "${PHALANX_JOIN_TOKEN_FILE:?names no file with the join token of that server}"',
             "The controller is elsewhere",
         )
         return
     if options.backend.port:
-        yield Line(f"port={options.backend.port}", "backend.port")
+        yield Directive(f"port={options.backend.port}", "backend.port")
     else:
-        yield Line(
+        yield Directive(
             f"port=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))\n"
             'while (: < "/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done',
             "A port that nobody on this node listens on",
         )
-    yield Line(
+    yield Directive(
         'host=$(scontrol --oneliner show node "$SLURMD_NODENAME" | '
         "sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')\n"
         f"url={'https' if options.backend.tls else 'http'}://${{host:-$(hostname)}}:$port",
@@ -176,45 +178,47 @@ fi
 """
 
 
-def _lead(options: ScriptOptions) -> Iterator[Line]:
+def _lead(options: ScriptOptions) -> Iterator[Directive]:
     what = '"$run/job.toml"'
     if options.job_toml:
-        yield Line(
+        yield Directive(
             f"cat > \"$run/job.toml\" <<'{JOB_MARK}'\n{options.job_toml.rstrip()}\n{JOB_MARK}",
             "The job as submitted; later changes of the file do not touch it",
         )
-    words = ["--nodes", options.need.slots, "--spares", options.need.spares]
-    words += ["--gpus", options.need.gpus_per_node, "--world-size", options.need.ranks]
-    words += ["--policy", options.policy] if options.policy else []
-    words += ["--server"] if options.server else []
-    given = " ".join(shlex.quote(str(word)) for word in (*words, *options.lead))
+    argv = ["--nodes", options.need.slots, "--spares", options.need.spares]
+    argv += ["--gpus", options.need.gpus_per_node, "--world-size", options.need.ranks]
+    argv += ["--policy", options.policy] if options.policy else []
+    argv += ["--server"] if options.server else []
+    given = " ".join(shlex.quote(str(word)) for word in (*argv, *options.lead))
     if not options.job_toml:
         what = "-- " + " ".join(map(shlex.quote, options.argv))
-    yield Line(
+    yield Directive(
         f'"${{phalanx[@]}}" lead --engine slurm --state "$state" --url "$url" '
         f"{given} {what} &\nlead=$!",
         "Controller, submission, and what Slurm wants of nodes, told to the core",
     )
-    yield Line(
+    yield Directive(
         "trap 'kill -USR1 \"$lead\" 2>/dev/null' USR1 TERM",
         "A warning goes to the controller, which has all agents snapshot and flush",
     )
-    yield Line(f"trap '{END_LEAD}' EXIT", "However this script ends: nobody leads on without it")
+    yield Directive(
+        f"trap '{END_LEAD}' EXIT", "However this script ends: nobody leads on without it"
+    )
     lost = "scontrol requeue" if options.backend.slurm.requeue else "scancel"
-    yield Line(
+    yield Directive(
         f'export script_node=$SLURMD_NODENAME without_script="{lost}"',
         "Should this node die, others see to the job: with --no-kill Slurm does not",
     )
 
 
-def _agents(options: ScriptOptions) -> Iterator[Line]:
+def _agents(options: ScriptOptions) -> Iterator[Directive]:
     join = '"$state/join.token"' if not options.server else '"$PHALANX_JOIN_TOKEN_FILE"'
     container, before = container_words(options.backend)
     contained = options.backend.slurm.container != "none"
     feature = ' --feature "slurm_$SLURM_JOB_ID"' if options.server else ""
     feature += "" if options.backend.standby else " --no-standby"
     program = " ".join((*before, f"{PYTHON} -m phalanx" if contained else '"${phalanx[@]}"'))
-    yield Line(
+    yield Directive(
         'agents=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1\n'
         "  --no-kill --kill-on-bad-exit=0 --wait=0\n"
         "  --cpu-bind=none --gpu-bind=none --mem-bind=none --mpi=none"
@@ -224,8 +228,10 @@ def _agents(options: ScriptOptions) -> Iterator[Line]:
         "and binding is left to the agents.",
     )
     if options.backend.tls and not options.server:
-        yield Line(f'export PHALANX_CA="$state/{TLS_FILE}"', "The controller's own certificate")
-    yield Line(
+        yield Directive(
+            f'export PHALANX_CA="$state/{TLS_FILE}"', "The controller's own certificate"
+        )
+    yield Directive(
         f"export PHALANX_TOKEN_FILE={join}\n"
         '"${agents[@]}" bash -c \'' + WATCHER + "while :; do\n"
         '  "$@" --state "$0/nodes/$SLURMD_NODENAME"; code=$?\n'
@@ -237,19 +243,19 @@ def _agents(options: ScriptOptions) -> Iterator[Line]:
     )
 
 
-def _end(options: ScriptOptions) -> Iterator[Line]:
-    yield Line(
+def _end(options: ScriptOptions) -> Iterator[Directive]:
+    yield Directive(
         'while :; do wait "$lead"; code=$?; kill -0 "$lead" 2>/dev/null || break; done',
         "wait returns early when a warning comes",
     )
-    yield Line(
+    yield Directive(
         f"[ $code -ne {CANCELLED} ] || exit $code  # Slurm itself ends the agents\n"
         f'scancel --signal=INT "$SLURM_JOB_ID.{agents_step(options)}" 2>/dev/null; sleep 0.2\n'
         'for _ in $(seq 100); do kill -0 "$step" 2>/dev/null || break; sleep 0.1; done',
         "Agents end what they started, so that no node lingers in COMPLETING",
     )
     if options.backend.slurm.requeue:
-        yield Line(
+        yield Directive(
             f"if [ $code -eq {AGAIN} ]; then\n"
             '  [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ] || exit 0  # cancelled\n'
             '  scontrol requeue "$SLURM_JOB_ID"\n'
@@ -258,4 +264,4 @@ def _end(options: ScriptOptions) -> Iterator[Line]:
             "  exit 0\nfi",
             f"{AGAIN}: not done. The same job waits for its next turn, away from bad nodes",
         )
-    yield Line("exit $code")
+    yield Directive("exit $code")

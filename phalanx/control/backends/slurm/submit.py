@@ -18,9 +18,9 @@ from phalanx.config import Backend, ConfigError, to_toml
 from phalanx.control.backends.need import Need, need_of
 from phalanx.control.backends.slurm.directives import ScriptOptions, refuse_short
 from phalanx.control.backends.slurm.facts import expand, leaves_needed, topology
-from phalanx.control.backends.slurm.programs import Programs, SlurmError, require
+from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError, require
 from phalanx.control.backends.slurm.script import render
-from phalanx.control.server.http.submission import Wanted
+from phalanx.control.server.http.submission import RequestedWork
 
 log = logging.getLogger("phalanx.slurm")
 UNCLEAR = re.compile(r"""[\s%"'\\]""")
@@ -37,14 +37,16 @@ class Submitted(Struct, frozen=True, kw_only=True):
 class SlurmBackend:
     """Renders and submits; nothing is left behind where Slurm refuses."""
 
-    def __init__(self, programs: Programs | None = None) -> None:
-        self.programs = programs or Programs()
+    def __init__(self, programs: SlurmCommands | None = None) -> None:
+        self.programs = programs or SlurmCommands()
 
-    def script(self, wanted: Wanted, *, comments: bool, server: str = "", policy: str = "") -> str:
+    def script(
+        self, wanted: RequestedWork, *, comments: bool, server: str = "", policy: str = ""
+    ) -> str:
         """The script of a job."""
         return render(self.options(wanted, server, policy), comments)
 
-    def submit(self, wanted: Wanted, *, server: str = "", policy: str = "") -> Submitted:
+    def submit(self, wanted: RequestedWork, *, server: str = "", policy: str = "") -> Submitted:
         """Hand it to sbatch; SlurmError in Slurm's words, and what to change."""
         require("sbatch")
         options = self.options(wanted, server, policy)
@@ -58,7 +60,7 @@ class SlurmBackend:
             output=str(options.runs / f"slurm-{number}.out"),
         )
 
-    def options(self, wanted: Wanted, server: str = "", policy: str = "") -> ScriptOptions:
+    def options(self, wanted: RequestedWork, server: str = "", policy: str = "") -> ScriptOptions:
         """What a script, or an allocation, is made of."""
         job = wanted.job
         backend = job.backend if job is not None else Backend()
@@ -145,14 +147,14 @@ def _refuse_unclear(name: str, runs: Path) -> None:
             raise ConfigError(key, json.dumps(text), rule, fix)
 
 
-def _lead_options(wanted: Wanted) -> tuple[str, ...]:
-    plain = Wanted()
-    words: list[str] = ["--name", wanted.title]
+def _lead_options(wanted: RequestedWork) -> tuple[str, ...]:
+    plain = RequestedWork()
+    argv: list[str] = ["--name", wanted.title]
     quiet = ("first_step_minutes", "hang_minutes", "idle_minutes")
     for name in ("team", "least", "most", "retries", *quiet):
         if getattr(wanted, name) != getattr(plain, name):
-            words += [f"--{name.replace('_', '-')}", str(getattr(wanted, name))]
-    return tuple(words)
+            argv += [f"--{name.replace('_', '-')}", str(getattr(wanted, name))]
+    return tuple(argv)
 
 
 def memory_file() -> Path:

@@ -37,7 +37,7 @@ from phalanx.control.server.agent_link.gang_watch import GangWatch, Measured
 from phalanx.control.server.agent_link.refusals import Refusals
 from phalanx.control.server.controller import Controller
 from phalanx.control.server.http.log_requests import LogRequests
-from phalanx.control.server.http.shells import Shells
+from phalanx.control.server.http.shells import ShellSessions
 from phalanx.control.server.http.views import job_of
 from phalanx.control.trust.server_key import ServerKey
 from phalanx.control.wire.agent_messages import (
@@ -91,7 +91,7 @@ class Hub:
         self.outbox = Outbox(2 * round_trip)
         self.gangs = GangWatch(controller, self.push, recorder)
         self.logs = LogRequests(self.push)
-        self.shells = Shells(self.push, self.signed)
+        self.shells = ShellSessions(self.push, self.signed)
         self.refusals = Refusals()
         self.connections: dict[int, AgentSocket] = {}
         self._heard: dict[int, None] = {}  # nodes that have connected to this server
@@ -154,11 +154,11 @@ class Hub:
         if node not in self.connections:
             self._silent(self.liveness.lost(node, self._broke_ns.get(node, -1)))
 
-    def _confirm_lost(self, said: Exited) -> None:
+    def _confirm_lost(self, exit: Exited) -> None:
         """A gang lost a peer: a node of it without a connection is dead, not its agent alone."""
-        job = self.controller.core.view.jobs.get(said.job)
+        job = self.controller.core.view.jobs.get(exit.job)
         nodes = job.placement.nodes if job is not None and job.placement is not None else ()
-        if said.node not in nodes:
+        if exit.node not in nodes:
             return
         away = [node for node in nodes if node not in self.connections]
         if len(away) == 1 and away[0] in self._heard:
@@ -275,11 +275,11 @@ class Hub:
             if late_seconds > SWEEP_SECONDS:  # a busy server hears its agents late
                 self.liveness.forgive(int(late_seconds * 1e9))
             now = self.controller.clock.now_ns()
-            for found in self.liveness.silent(now):
-                connection = self.connections.pop(found.node, None)
+            for silent in self.liveness.silent(now):
+                connection = self.connections.pop(silent.node, None)
                 if connection is not None:
                     connection.close(self.rejected("replaced", "you were silent", retry=True))
-                self._silent(found)
+                self._silent(silent)
             late = self.gather.due(now)
             if late:
                 self.controller.tell(late)

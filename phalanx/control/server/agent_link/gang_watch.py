@@ -11,14 +11,14 @@ from msgspec import structs
 
 from phalanx.cluster.protocol.events import EventBody, NoProgress, Progress
 from phalanx.cluster.protocol.messages import Activity, Busy
-from phalanx.cluster.watch import GangRecord, Watch, Watched
+from phalanx.cluster.watch import GangRecord, StepWatch, WatchedGang
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.controller import Controller
-from phalanx.control.server.hang_diagnosis import Autopsy
+from phalanx.control.server.hang_diagnosis import HangDiagnosis
 from phalanx.control.server.http.views import job_of, names_of
 from phalanx.control.wire.agent_messages import Seen
+from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
-from phalanx.observe.node.node_words import NodeRecords
 from phalanx.observe.store.recorder import Recorder
 
 logger = logging.getLogger("phalanx.server")
@@ -40,16 +40,16 @@ class GangWatch:
         recorder: Recorder | None,
     ) -> None:
         self._controller = controller
-        self.watch = Watch()
+        self.watch = StepWatch()
         self.metrics = Metrics(self.watch, controller.tell, recorder)
-        self._autopsy = Autopsy(self.watch, push, controller.tell, controller.clock.now_ns)
+        self._diagnosis = HangDiagnosis(self.watch, push, controller.tell, controller.clock.now_ns)
         self._failed = False  # a fault of ours in judging records was told
 
     def receive(self, message: Measured, now: int) -> None:
         """What an agent has measured."""
         match message:
             case Seen():
-                self._autopsy.receive(message)
+                self._diagnosis.receive(message)
             case NodeRecords():
                 self._records(message, now)
             case NodeSample():
@@ -128,12 +128,12 @@ class GangWatch:
         """Before anything is done about a gang that hangs, its ranks are asked what they do."""
         job = self._controller.core.view.jobs.get(job_of(fact))
         if isinstance(fact, NoProgress) and job is not None and job.placement is not None:
-            self._autopsy.begin(fact, job.placement.nodes)
+            self._diagnosis.begin(fact, job.placement.nodes)
         else:
             self._controller.tell([fact])
 
 
-def slowness(watch: Watch, nodes: int) -> list[float | None]:
+def slowness(watch: StepWatch, nodes: int) -> list[float | None]:
     """By node: its own time of a step over the median of its stage; None: nobody told."""
     found: list[float | None] = [None] * nodes
     for gang in watch.gangs.values():
@@ -143,7 +143,7 @@ def slowness(watch: Watch, nodes: int) -> list[float | None]:
     return found
 
 
-def _of_gang(gang: Watched) -> list[tuple[int, float]]:
+def _of_gang(gang: WatchedGang) -> list[tuple[int, float]]:
     recent = list(gang.compute)[-RECENT_STEPS:]
     slot, where = max(1, gang.shape.slot_gpus), gang.placement.nodes
     world = gang.shape.ranks(gang.placement.replicas)

@@ -12,7 +12,7 @@ from phalanx.cluster.fleet.node import MOST_NODE_GPUS, Node
 from phalanx.cluster.protocol.events import NodeJoined
 from phalanx.control.server.security.auth import Token
 from phalanx.control.trust.node_key import (
-    Asked,
+    NodeClaim,
     fingerprint,
     is_public_key,
     link_key,
@@ -74,7 +74,7 @@ def _unproved(hub: Hub, token: Token, register: Register, nonce: bytes) -> Rejec
     The token of a node that joined before nodes had keys is bound to the first that is shown.
     """
     key = token.key or register.key
-    asked = Asked(nonce, hub.server_key, token.node, token.machine)
+    asked = NodeClaim(nonce, hub.server_key, token.node, token.machine)
     if register.linked and token.key and not token.unconfirmed:
         wanted = link_proof(link_key(hub.link_secret, token.id, key), asked)
         if hmac.compare_digest(wanted, register.proof):

@@ -8,11 +8,11 @@ from collections import Counter
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.membership import Refusal, refusal
+from phalanx.cluster.fleet.membership import MessageRefusal, refusal
 from phalanx.cluster.protocol.messages import LastSteps, Steps
 from phalanx.cluster.state import View
 from phalanx.control.server.security.rate_limits import RateLimit
-from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.node.node_messages import NodeRecords
 
 # What an agent with many short jobs says is far below this; what is above it would fill the log.
 MESSAGES_PER_SECOND, BURST = 100.0, 1_000
@@ -26,7 +26,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._rate = RateLimit(MESSAGES_PER_SECOND, BURST)
-        self.counts: Counter[Refusal] = Counter()
+        self.counts: Counter[MessageRefusal] = Counter()
         self._of_node: Counter[int] = Counter()
         self._told: dict[int, float] = {}
 
@@ -36,11 +36,11 @@ class Refusals:
         late = isinstance(message, LastSteps | Steps | NodeRecords)
         why = refusal(view, node, message, last_word=late)
         if self._rate.take(node, now):
-            why = Refusal.TOO_MANY
+            why = MessageRefusal.TOO_MANY
         if why is None:
             return False
         self.counts[why] += 1
-        if why is Refusal.OVER:
+        if why is MessageRefusal.OVER:
             return True  # an honest node may be late
         self._of_node[node] += 1
         if now - self._told.get(node, -QUIET_SECONDS) >= QUIET_SECONDS:

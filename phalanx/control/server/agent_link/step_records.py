@@ -10,11 +10,11 @@ from msgspec import structs
 from phalanx.cluster.detectors.robust import Ints
 from phalanx.cluster.jobs.job import Expected, Job
 from phalanx.cluster.protocol.events import EventBody, Progress
-from phalanx.cluster.watch import GangRecord, Watch
-from phalanx.control.server.history.chronicle import Chronicle
+from phalanx.cluster.watch import GangRecord, StepWatch
+from phalanx.control.server.history.run_history import RunHistory
+from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_records import PARTS, Floats
 from phalanx.observe.node.node_sample import NodeSample
-from phalanx.observe.node.node_words import NodeRecords
 from phalanx.observe.store.gang_steps import GangStep, GangSteps
 from phalanx.observe.store.recorder import RecordedGang, Recorder
 from phalanx.observe.tracker.findings import Trends
@@ -29,13 +29,13 @@ class Metrics:
 
     def __init__(
         self,
-        watch: Watch,
+        watch: StepWatch,
         tell: Callable[[Sequence[EventBody]], None],
         recorder: Recorder | None = None,
     ) -> None:
         self.steps = GangSteps()
         self.recorder = recorder  # None: nothing is kept
-        self.chronicle: Chronicle | None = None
+        self.run_history: RunHistory | None = None
         self._straggler_ns: dict[int, int] = {}  # by job: not in the ledger yet
         self.temperature: dict[int, float] = {}  # by node: of its hottest GPU, in Celsius
         self.watts: dict[int, float] = {}  # by node: of all its GPUs
@@ -85,8 +85,8 @@ class Metrics:
             self._made(step, now_ns)
         for record in merged.other:
             self._other(message.job, record, now_ns)
-        if message.run is not None and 0 in message.ranks and self.chronicle is not None:
-            self.chronicle.describe(message.job, message.run)
+        if message.run is not None and 0 in message.ranks and self.run_history is not None:
+            self.run_history.describe(message.job, message.run)
 
     def with_stragglers(self, body: EventBody) -> EventBody:
         """Progress with what its gang lost to slow ranks since the last one, for the ledger."""
@@ -121,9 +121,9 @@ class Metrics:
             nodes = self.steps.gangs[step.job].nodes if step.job in self.steps.gangs else {}
             known = [self.watts[node] for node in nodes if node in self.watts]
             gang.watts = sum(known) if len(known) == len(nodes) else 0.0
-        if self.chronicle is None or gang is None:
+        if self.run_history is None or gang is None:
             return
-        self.chronicle.incidents.went_on(step.job, step.generation, step.time_ns)
+        self.run_history.incidents.went_on(step.job, step.generation, step.time_ns)
         trends = self._trends.step(
             step.job,
             step.step,
@@ -134,18 +134,18 @@ class Metrics:
             grad_norm=step.head.grad_norm if step.head is not None else None,
         )
         for each in trends:
-            self.chronicle.add(each)
-        self.chronicle.made(step.job, self.recorder.latest[step.job])
+            self.run_history.add(each)
+        self.run_history.made(step.job, self.recorder.latest[step.job])
 
     def _other(self, job: int, record: ValidationRecord | CheckpointRecord, now_ns: int) -> None:
         if self.recorder is not None:
             self.recorder.other(job, record, now_ns)
-        if isinstance(record, ValidationRecord) and self.chronicle:
-            self.chronicle.validated(job, record.step, record.loss)
-        if isinstance(record, CheckpointRecord) and not record.problem and self.chronicle:
-            self.chronicle.saved(job, record.step, record.path, record.seconds)
+        if isinstance(record, ValidationRecord) and self.run_history:
+            self.run_history.validated(job, record.step, record.loss)
+        if isinstance(record, CheckpointRecord) and not record.problem and self.run_history:
+            self.run_history.saved(job, record.step, record.path, record.seconds)
             for each in self._trends.saved(job, record.step, now_ns, record.seconds):
-                self.chronicle.add(each)
+                self.run_history.add(each)
 
 
 def straggler_ns(step: GangStep, slow: Sequence[int]) -> int:

@@ -67,7 +67,7 @@ async def trace(call: Call) -> AsyncIterator[bytes]:
     job, rank = call.job(), call.path.rank
     nodes, world = _running(call)
     slot = rank // max(1, job.spec.gang.slot_gpus)
-    folder = call.leading.chronicle.run_of(job).folder
+    folder = call.leading.run_history.run_of(job).folder
     if rank >= world or not folder:
         raise ApiError(404, "no_such_trace", f"rank {rank} of job {job.id} has no trace")
     parts = call.leading.hub.logs.trace(nodes[slot], job.id, rank, folder, call.query.after_ns)
@@ -123,7 +123,7 @@ async def profile(call: Call) -> ProfileOut:
         order = Profile(job=job.id, ranks=(rank,), steps=call.body.steps)
         hub.push(node, framed(encode(order)))
         skew[str(rank)] = hub.skew_ns.get(node, 0) / 1e9
-    run = call.leading.chronicle.run_of(job)
+    run = call.leading.run_history.run_of(job)
     return ProfileOut(
         ranks=ranks,
         asked_ns=asked_ns,

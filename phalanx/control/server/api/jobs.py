@@ -23,7 +23,7 @@ from phalanx.cluster.protocol.events import (
 )
 from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
 from phalanx.control.server.http.job_rights import may_change_budget, rightful
-from phalanx.control.server.http.log_requests import Whereabouts
+from phalanx.control.server.http.log_requests import LogLocation
 from phalanx.control.server.http.views import (
     event_out,
     job_detail,
@@ -34,8 +34,8 @@ from phalanx.control.server.http.views import (
     why_of,
 )
 from phalanx.control.server.store.interface import (
+    EventStore,
     Row,
-    Store,
     UnreadableError,
     commands_of,
     event_of,
@@ -58,13 +58,13 @@ async def submit(call: Call) -> t.Done:
 async def submit_workflow(call: Call) -> t.Done:
     """Puts jobs that depend on each other into the queue."""
     steps: list[Step] = []
-    told: list[str] = []
+    notes: list[str] = []
     for asked in call.body.steps:
         spec, words = await rightful(call, asked.spec, asked.work)
         steps.append(Step(name=asked.name, spec=spec, after=asked.after))
-        told += words
+        notes += words
     done = await call.order(SubmitWorkflow(steps=tuple(steps)))
-    return _with_words(done, list(dict.fromkeys(told)))
+    return _with_words(done, list(dict.fromkeys(notes)))
 
 
 def _with_words(done: t.Done, told: list[str]) -> t.Done:
@@ -75,7 +75,7 @@ def _with_words(done: t.Done, told: list[str]) -> t.Done:
 async def list_jobs(call: Call) -> t.JobList:
     """Jobs in the order of their numbers."""
     core, query = call.leading.core, call.query
-    found: list[t.JobOut] = []
+    listed: list[t.JobOut] = []
     known = core.view.jobs.values()
     for job in reversed(known) if query.newest else known:
         if job.id <= query.after or not call.sees(job.spec.team):
@@ -83,12 +83,12 @@ async def list_jobs(call: Call) -> t.JobList:
         live = job.state not in ENDED_STATES
         if query.state not in ("all", job.state) and not (query.state == "live" and live):
             continue
-        if len(found) == query.limit:
+        if len(listed) == query.limit:
             if query.newest:
                 break
-            return t.JobList(jobs=found, next_after=found[-1].id)
-        found.append(_with_pace(call, job_out(core, job)))
-    return t.JobList(jobs=found[::-1] if query.newest else found, next_after=0)
+            return t.JobList(jobs=listed, next_after=listed[-1].id)
+        listed.append(_with_pace(call, job_out(core, job)))
+    return t.JobList(jobs=listed[::-1] if query.newest else listed, next_after=0)
 
 
 def _with_pace(call: Call, job: t.JobOut) -> t.JobOut:
@@ -172,20 +172,20 @@ async def logs(call: Call) -> AsyncIterator[bytes]:
     return requests.read(at.node, job.id, query.rank, query.tail_bytes)
 
 
-def _whereabouts(call: Call, number: int, rank: int) -> Whereabouts:
+def _whereabouts(call: Call, number: int, rank: int) -> LogLocation:
     """The node whose agent has a rank's log."""
     job = call.leading.core.view.jobs.get(number)
     if job is None:
-        return Whereabouts(None, ended=True, why=f"job {number} is no longer known")
+        return LogLocation(None, ended=True, why=f"job {number} is no longer known")
     ended = job.state in ENDED_STATES
     nodes = call.leading.controller.memory.placed.get(job.id, ())
     if not nodes:
-        return Whereabouts(None, ended, f"job {job.id} has not started: {job.why}")
+        return LogLocation(None, ended, f"job {job.id} has not started: {job.why}")
     slot, ranks = max(rank, 0) // max(job.spec.gang.slot_gpus, 1), _ranks(job, len(nodes))
     if rank >= ranks:
         why = f"job {job.id} has ranks 0 to {ranks - 1}"
-        return Whereabouts(None, ended, why, no_such_rank=True)
-    return Whereabouts(nodes[slot], ended)
+        return LogLocation(None, ended, why, no_such_rank=True)
+    return LogLocation(nodes[slot], ended)
 
 
 def _ranks(job: Job, slots: int) -> int:
@@ -204,43 +204,43 @@ async def events(call: Call) -> t.EventList:
     if query.after < 0:
         return await _newest(call, last)
     after, until = query.after, min(last, query.after + SCAN_EVENTS)
-    found: list[t.EventOut] = []
-    while after < until and len(found) < query.limit:
+    listed: list[t.EventOut] = []
+    while after < until and len(listed) < query.limit:
         page = await call.server.read(_page, call.server.store, after, until)
-        told = _told(call, page)
+        shown = _told(call, page)
         after = page[-1][0].sequence if page else until
-        if len(found) + len(told) > query.limit:
-            told = told[: query.limit - len(found)]
-            after = told[-1].sequence
-        found += told
-    return t.EventList(events=found, next_after=after)
+        if len(listed) + len(shown) > query.limit:
+            shown = shown[: query.limit - len(listed)]
+            after = shown[-1].sequence
+        listed += shown
+    return t.EventList(events=listed, next_after=after)
 
 
 async def _newest(call: Call, last: int) -> t.EventList:
     """The newest events that fit, found from the end."""
     query, until, first = call.query, last, max(0, last - SCAN_EVENTS)
-    found: list[t.EventOut] = []
-    while until > first and len(found) < query.limit:
+    listed: list[t.EventOut] = []
+    while until > first and len(listed) < query.limit:
         after = max(first, until - PAGE)
         page = await call.server.read(_page, call.server.store, after, until)
-        found, until = [*_told(call, page), *found], after
-    return t.EventList(events=found[-query.limit :], next_after=last)
+        listed, until = [*_told(call, page), *listed], after
+    return t.EventList(events=listed[-query.limit :], next_after=last)
 
 
 def _told(call: Call, page: Sequence[tuple[Event, list[Command]]]) -> list[t.EventOut]:
     """Those of a page that are asked for, and that the caller may see."""
     # The commands of the newest events are stored with the events after them.
     fresh = {event.sequence: commands for event, commands in call.leading.recent}
-    found = []
+    listed = []
     for event, stored in page:
         commands = stored or fresh.get(event.sequence, ())
         about = not call.query.job or call.query.job in _jobs(event, commands)
         if about and visible(call.leading.core, event, commands, call.sees):
-            found.append(event_out(event, commands))
-    return found
+            listed.append(event_out(event, commands))
+    return listed
 
 
-def _last_until(store: Store, last: int, until_ns: int) -> int:
+def _last_until(store: EventStore, last: int, until_ns: int) -> int:
     """The last event that had happened at a time; events are stored in the order of their times."""
     low, high = 0, last
     while low < high:
@@ -257,7 +257,7 @@ def _jobs(event: Event, commands: Sequence[Command]) -> list[int]:
     return [job_of(event.body), *(job_of(command.body) for command in commands)]
 
 
-def _page(store: Store, after: int, until: int) -> list[tuple[Event, list[Command]]]:
+def _page(store: EventStore, after: int, until: int) -> list[tuple[Event, list[Command]]]:
     found = [event for row in store.events(after, PAGE) if row[0] <= until for event in _read(row)]
     rows = store.commands([event.sequence for event in found])
     commands = {row[0]: commands_of(row) for row in rows}

@@ -80,7 +80,7 @@ async def ledger_out(call: Call, owner: str, share: Share) -> JobLedgerOut:
     timeline: list[Slice] = []
     if asked.bins:
         suffix = "" if asked.by == "bucket" else f"#{asked.by}"
-        now_ns, now = call.leading.chronicle.ledger_now()
+        now_ns, now = call.leading.run_history.ledger_now()
         end = int(asked.to * 1e9) or now_ns
         rows = await call.server.read(
             call.server.journal.ledger, owner + suffix, int(asked.from_ * 1e9), end
@@ -117,11 +117,11 @@ async def ledger_out(call: Call, owner: str, share: Share) -> JobLedgerOut:
 async def fleet_ledger(call: Call) -> JobLedgerOut:
     """Where the GPU time of the fleet (or of a team; the caller's, if it has one) went."""
     core = call.leading.core
-    found = report(core.ledger, core.view.policy.price)
+    ledger = report(core.ledger, core.view.policy.price)
     team = call.token.team or call.query.team
     if not team:
-        return await ledger_out(call, "fleet", found.fleet)
-    return await ledger_out(call, f"team:{team}", found.teams.get(team, NOTHING))
+        return await ledger_out(call, "fleet", ledger.fleet)
+    return await ledger_out(call, f"team:{team}", ledger.teams.get(team, NOTHING))
 
 
 ENDPOINTS = [

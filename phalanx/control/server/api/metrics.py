@@ -79,7 +79,7 @@ async def job_metrics(call: Call) -> MetricsOut:
     """Metrics of a job over time."""
     owner, asked = owner_of(call.job().id), call.query
     names = list(dict.fromkeys(asked.names.split(",")))
-    found = await call.server.read(
+    answer = await call.server.read(
         query.series,
         call.server.metrics,
         owner,
@@ -88,7 +88,7 @@ async def job_metrics(call: Call) -> MetricsOut:
         span_of(asked),
         asked.points,
     )
-    return MetricsOut(job=call.path.job, tier=found.tier, series=found.series)
+    return MetricsOut(job=call.path.job, tier=answer.tier, series=answer.series)
 
 
 async def node_metrics(call: Call) -> DevicesOut:
@@ -103,7 +103,7 @@ async def node_metrics(call: Call) -> DevicesOut:
 async def job_ranks(call: Call) -> RanksOut:
     """What every rank of a job did."""
     owner, asked = owner_of(call.job().id), call.query
-    found = await call.server.read(
+    answer = await call.server.read(
         query.ranks,
         call.server.metrics,
         owner,
@@ -111,7 +111,7 @@ async def job_ranks(call: Call) -> RanksOut:
         asked.columns,
         parts=asked.parts,
     )
-    return RanksOut(job=call.path.job, **structs.asdict(found or query.RankAnswer()))
+    return RanksOut(job=call.path.job, **structs.asdict(answer or query.RankAnswer()))
 
 
 ENDPOINTS = [

@@ -26,14 +26,14 @@ def _out(call: Call, node: int) -> t.NodeOut:
 async def list_nodes(call: Call) -> t.NodeList:
     """Nodes in the order of their numbers."""
     fleet, query = call.leading.core.view.fleet, call.query
-    found: list[t.NodeOut] = []
+    listed: list[t.NodeOut] = []
     for node in range(query.after + 1, len(fleet)):
         if query.state not in ("all", fleet.state(node).name.lower()):
             continue
-        if len(found) == query.limit:
-            return t.NodeList(nodes=found, next_after=found[-1].number)
-        found.append(_out(call, node))
-    return t.NodeList(nodes=found, next_after=-1)
+        if len(listed) == query.limit:
+            return t.NodeList(nodes=listed, next_after=listed[-1].number)
+        listed.append(_out(call, node))
+    return t.NodeList(nodes=listed, next_after=-1)
 
 
 async def show_node(call: Call) -> t.NodeDetail:
@@ -79,7 +79,7 @@ async def set_quota(call: Call) -> t.Done:
 async def list_reservations(call: Call) -> t.ReservationList:
     """Nodes kept for a time."""
     view = call.leading.core.view
-    found = [
+    listed = [
         t.ReservationOut(
             name=each.name,
             start_ns=each.start_ns,
@@ -90,7 +90,7 @@ async def list_reservations(call: Call) -> t.ReservationList:
         )
         for each in view.reservations.values()
     ]
-    return t.ReservationList(reservations=found)
+    return t.ReservationList(reservations=listed)
 
 
 async def set_reservation(call: Call) -> t.Done:

@@ -13,7 +13,7 @@ from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.control.server.agent_link.gang_watch import slowness
 from phalanx.control.server.api.server import token_out
-from phalanx.control.server.history.fleet_history import Frame, frame_of
+from phalanx.control.server.history.fleet_history import FleetFrame, frame_of
 from phalanx.control.server.http.endpoints import EVERYBODY, ApiError, Call, Endpoint
 from phalanx.control.server.http.views import job_out, team_of, waits
 from phalanx.control.server.security.auth import LINK_HOURS, SESSION_HOURS, AuthError
@@ -106,7 +106,7 @@ async def fleet(call: Call) -> FleetOut:
     """The fleet now, or as it was."""
     core, history = call.leading.core, call.server.history
     first, _ = await call.server.read(history.bounds)
-    frame: Frame | None = None
+    frame: FleetFrame | None = None
     if call.query.at_ns:
         frame = await call.server.read(history.at, call.query.at_ns)
     past = frame is not None
@@ -151,13 +151,13 @@ def _seen(call: Call, job: Column) -> list[int]:
     return list(np.where(np.isin(job, hidden), HIDDEN, job).tolist())
 
 
-def _jobs(call: Call, frame: Frame) -> list[FleetJob]:
-    found = []
+def _jobs(call: Call, frame: FleetFrame) -> list[FleetJob]:
+    jobs = []
     for number, state, generation in frame.jobs:
         job = call.leading.core.view.jobs.get(number)
         if not call.sees(team_of(call.leading.core, number)):
             continue
-        found.append(
+        jobs.append(
             FleetJob(
                 id=number,
                 name=job.spec.name if job else f"job {number}",
@@ -167,38 +167,40 @@ def _jobs(call: Call, frame: Frame) -> list[FleetJob]:
                 gpus=job.spec.gang.gpus(job.wanted_replicas) if job else 0,
             )
         )
-    return found
+    return jobs
 
 
 async def checkpoints(call: Call) -> SavedList:
     """Steps that a job can go back to, and what proves each."""
     job = call.job()
     gang = job.gang
-    found = []
+    saved = []
     if job.committed and gang is not None:
         nodes = len(job.placement.nodes) if job.placement else 0
         detail = f"in the memory of {nodes} nodes, each kept by a neighbour too"
-        found.append(SavedOut(step=job.committed, where="memory", proof="sealed", detail=detail))
+        saved.append(SavedOut(step=job.committed, where="memory", proof="sealed", detail=detail))
     if gang is not None and gang.source != "none" and gang.restored:
         detail = f"every byte checked when generation {job.generation} loaded it ({gang.source})"
         where: Literal["memory", "durable"] = (
             "durable" if gang.restored in job.durables else "memory"
         )
-        found.append(SavedOut(step=gang.restored, where=where, proof="restored", detail=detail))
+        saved.append(SavedOut(step=gang.restored, where=where, proof="restored", detail=detail))
     if gang is not None:
-        found += [
+        saved += [
             SavedOut(step=0, where="memory", proof="refused", detail=source)
             for source in gang.refused
         ]
-    proved = {each.step for each in found if each.proof == "restored"}
-    paths = {each["step"]: each["path"] for each in call.leading.chronicle.run_of(job).checkpoints}
+    proved = {each.step for each in saved if each.proof == "restored"}
+    paths = {
+        each["step"]: each["path"] for each in call.leading.run_history.run_of(job).checkpoints
+    }
     gone = await call.server.read(_gone, paths)
-    found += [
+    saved += [
         SavedOut(step=step, where="durable", proof="committed", detail="its manifest is written")
         for step in reversed(job.durables)
         if step not in proved and step not in gone
     ]
-    return SavedList(saved=sorted(found, key=lambda each: -each.step))
+    return SavedList(saved=sorted(saved, key=lambda each: -each.step))
 
 
 def _gone(paths: dict[int, str]) -> set[int]:

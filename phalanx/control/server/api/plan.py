@@ -13,7 +13,7 @@ from phalanx.control.server.helper_process import BusyError, TooLongError
 from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
 from phalanx.control.wire import api_types as t
 from phalanx.observe import planning, scenarios
-from phalanx.plan.question.request import Request
+from phalanx.plan.question.request import PlanRequest
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class ResultPath(t.In, frozen=True):
 class Results(t.Out, frozen=True):
     folder: str  # where `phalanx simulate --json` may put more
     known: dict[str, str]  # scenarios that come with Phalanx
-    results: list[scenarios.Line]
+    results: list[scenarios.ListedResult]
 
 
 class ResultOut(t.Out, frozen=True):
@@ -73,7 +73,7 @@ async def choices(call: Call) -> planning.Choices:
 async def plan(call: Call) -> planning.Planned:
     """The best mapping for a question."""
     body = call.body
-    request = Request(
+    request = PlanRequest(
         model=body.model,
         cluster=f"{body.gpu}-{body.gpus}",
         tokens=body.tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from phalanx.cluster.fleet.membership import Refusal
+from phalanx.cluster.fleet.membership import MessageRefusal
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.ledger.report import report
 from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoint
@@ -46,7 +46,7 @@ def _fleet(call: Call) -> list[Family]:
     nodes.update(fleet.state(node).name.lower() for node in range(len(fleet)))
     jobs: Counter[str] = Counter()
     jobs.update(job.state for job in core.view.jobs.values() if call.sees(job.spec.team))
-    found = [
+    families = [
         Family("phalanx_nodes", "gauge", "Nodes by state.", _by("state", nodes)),
         Family("phalanx_gpus", "gauge", "GPUs of the fleet.", [({}, float(fleet.total_gpus))]),
         Family("phalanx_jobs", "gauge", "Known jobs by state.", _by("state", jobs)),
@@ -54,7 +54,7 @@ def _fleet(call: Call) -> list[Family]:
     if not call.token.team:
         share = report(core.ledger, core.view.policy.price).fleet
         seconds = {bucket: gpu_ns / 1e9 for bucket, gpu_ns in share.buckets.items()}
-        found.append(
+        families.append(
             Family(
                 "phalanx_ledger_gpu_seconds_total",
                 "counter",
@@ -63,10 +63,10 @@ def _fleet(call: Call) -> list[Family]:
             )
         )
         ratio = share.goodput_ppm / 1e6
-        found.append(
+        families.append(
             Family("phalanx_goodput_ratio", "gauge", "Goodput of the fleet.", [({}, ratio)])
         )
-    return found
+    return families
 
 
 def _server(call: Call) -> list[Family]:
@@ -112,18 +112,18 @@ def _server(call: Call) -> list[Family]:
         ),
         "phalanx_metric_store_bytes": ("Bytes of metrics kept.", server.metrics.size_bytes()),
     }
-    found = [Family(n, "counter", text, [({}, float(v))]) for n, (text, v) in counters.items()]
-    found += [Family(n, "gauge", text, [({}, float(v))]) for n, (text, v) in gauges.items()]
+    families = [Family(n, "counter", text, [({}, float(v))]) for n, (text, v) in counters.items()]
+    families += [Family(n, "gauge", text, [({}, float(v))]) for n, (text, v) in gauges.items()]
     faults = _by("part", leading.controller.alarms.counts)
     text = "Faults of the server's own parts, which were set aside."
-    found.append(Family("phalanx_server_faults_total", "counter", text, faults))
-    kinds = _by("kind", leading.chronicle.counts)
-    found.append(Family("phalanx_findings_total", "counter", "Findings by kind.", kinds))
-    refused = {why.name.lower(): leading.hub.refusals.counts[why] for why in Refusal}
+    families.append(Family("phalanx_server_faults_total", "counter", text, faults))
+    kinds = _by("kind", leading.run_history.counts)
+    families.append(Family("phalanx_findings_total", "counter", "Findings by kind.", kinds))
+    refused = {why.name.lower(): leading.hub.refusals.counts[why] for why in MessageRefusal}
     text = "Messages of agents that were not theirs to say, by reason."
     whys = _by("reason", refused)
-    found.append(Family("phalanx_agent_messages_refused_total", "counter", text, whys))
-    return found
+    families.append(Family("phalanx_agent_messages_refused_total", "counter", text, whys))
+    return families
 
 
 def _by(label: str, counts: dict[str, int]) -> list[tuple[dict[str, str], float]]:

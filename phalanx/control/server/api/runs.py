@@ -11,14 +11,14 @@ from msgspec import Meta
 from phalanx.control.server.api.plan import job_plan
 from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
 from phalanx.control.wire import api_types as t
-from phalanx.observe.tracker.findings import Finding
+from phalanx.observe.tracker.findings import RunFinding
 from phalanx.observe.tracker.runs import (
     MOST_NOTE_LETTERS,
     MOST_NOTES,
     MOST_TAGS,
-    Difference,
     Note,
     Run,
+    RunDifference,
     differences,
 )
 
@@ -47,7 +47,7 @@ class TagsIn(t.In, frozen=True):
 
 
 class FindingsOut(t.Out, frozen=True):
-    findings: list[Finding]
+    findings: list[RunFinding]
 
 
 class RunsOut(t.Out, frozen=True):
@@ -58,7 +58,7 @@ class RunsOut(t.Out, frozen=True):
 class DiffOut(t.Out, frozen=True):
     a: int
     b: int
-    differences: list[Difference]
+    differences: list[RunDifference]
 
 
 def _team(call: Call, job: int) -> str:
@@ -86,8 +86,8 @@ async def job_incidents(call: Call) -> FindingsOut:
 def the_run(call: Call, number: int) -> Run:
     """A run that the caller may see."""
     job = call.leading.core.view.jobs.get(number)
-    chronicle = call.leading.chronicle
-    run = chronicle.run_of(job) if job is not None else call.server.journal.run(number)
+    run_history = call.leading.run_history
+    run = run_history.run_of(job) if job is not None else call.server.journal.run(number)
     if run is None or not call.sees(run.team):
         raise ApiError(404, "no_such_run", f"there is no run {number}")
     return run
@@ -121,7 +121,7 @@ async def add_note(call: Call) -> Run:
     run = the_run(call, call.path.job)
     note = Note(time=time.time(), text=call.body.text, by=call.token.name)
     run.notes = [*run.notes[1 - MOST_NOTES :], note]
-    call.leading.chronicle.change(call.path.job, run)
+    call.leading.run_history.change(call.path.job, run)
     return run
 
 
@@ -129,7 +129,7 @@ async def set_tags(call: Call) -> Run:
     """Gives a run its tags."""
     run = the_run(call, call.path.job)
     run.tags = list(dict.fromkeys(call.body.tags))
-    call.leading.chronicle.change(call.path.job, run)
+    call.leading.run_history.change(call.path.job, run)
     return run
 
 

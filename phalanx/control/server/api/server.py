@@ -55,11 +55,11 @@ async def status(call: Call) -> t.Status:
 async def ledger(call: Call) -> t.LedgerOut:
     """Where the GPU time went, as far as the caller may see."""
     core = call.leading.core
-    found = report(core.ledger, core.view.policy.price)
+    totals = report(core.ledger, core.view.policy.price)
     return t.LedgerOut(
-        fleet=found.fleet if not call.token.team else None,
-        teams={team: share for team, share in found.teams.items() if call.sees(team)},
-        jobs={job: share for job, share in found.jobs.items() if call.sees(team_of(core, job))},
+        fleet=totals.fleet if not call.token.team else None,
+        teams={team: share for team, share in totals.teams.items() if call.sees(team)},
+        jobs={job: share for job, share in totals.jobs.items() if call.sees(team_of(core, job))},
     )
 
 

@@ -31,7 +31,7 @@ KEPT_NS = 30 * 24 * 3600 * 10**9
 MOST_FRAMES = 200_000
 
 
-class Frame(Struct):
+class FleetFrame(Struct):
     """The fleet at a moment; nodes that joined later are beyond the end of the columns."""
 
     time_ns: int
@@ -41,7 +41,7 @@ class Frame(Struct):
     jobs: list[tuple[int, str, int]]  # id, state and generation of those that had not ended
 
 
-class Stored(Struct, array_like=True):
+class StoredFrame(Struct, array_like=True):
     """A frame or a difference as it is stored; ``nodes`` None: all of them."""
 
     nodes: list[int] | None
@@ -51,7 +51,7 @@ class Stored(Struct, array_like=True):
     jobs: list[tuple[int, str, int]]
 
 
-def frame_of(core: Core, time_ns: int) -> Frame:
+def frame_of(core: Core, time_ns: int) -> FleetFrame:
     """The fleet now."""
     fleet, view = core.view.fleet, core.view
     job = np.zeros(len(fleet), np.int64)
@@ -64,7 +64,7 @@ def frame_of(core: Core, time_ns: int) -> Frame:
         known = view.jobs[number]
         jobs.append((number, str(known.state), known.generation))
     columns = fleet.columns
-    return Frame(time_ns, columns.state.copy(), job, columns.free_gpus.copy(), jobs)
+    return FleetFrame(time_ns, columns.state.copy(), job, columns.free_gpus.copy(), jobs)
 
 
 class FleetHistory:
@@ -73,7 +73,7 @@ class FleetHistory:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._last: Frame | None = None
+        self._last: FleetFrame | None = None
         self._since_whole = 0
         self._database = open_or_begin_anew(path, _database)
 
@@ -93,17 +93,17 @@ class FleetHistory:
         if stored is not None:
             self._store(frame.time_ns, stored)
 
-    def _next(self, core: Core) -> tuple[Frame, Stored | None]:
+    def _next(self, core: Core) -> tuple[FleetFrame, StoredFrame | None]:
         frame = frame_of(core, core.view.now_ns)
         return frame, self._difference(frame) if frame.time_ns else None  # 0: no event yet
 
-    def _difference(self, frame: Frame) -> Stored | None:
+    def _difference(self, frame: FleetFrame) -> StoredFrame | None:
         last, self._last = self._last, frame
         whole = last is None or self._since_whole >= WHOLE_EVERY
         if last is None or whole or len(last.state) != len(frame.state):
             self._since_whole = 0
             columns = (frame.state.tolist(), frame.job.tolist(), frame.free_gpus.tolist())
-            return Stored(None, *columns, frame.jobs)
+            return StoredFrame(None, *columns, frame.jobs)
         differs = (
             (last.state != frame.state)
             | (last.job != frame.job)
@@ -113,7 +113,7 @@ class FleetHistory:
         if not len(nodes) and last.jobs == frame.jobs:
             return None
         self._since_whole += 1
-        return Stored(
+        return StoredFrame(
             nodes.tolist(),
             frame.state[nodes].tolist(),
             frame.job[nodes].tolist(),
@@ -121,7 +121,7 @@ class FleetHistory:
             frame.jobs,
         )
 
-    def _store(self, time_ns: int, stored: Stored) -> None:
+    def _store(self, time_ns: int, stored: StoredFrame) -> None:
         data = zlib.compress(msgspec.msgpack.encode(stored), 1)
         whole = stored.nodes is None
         try:
@@ -147,7 +147,7 @@ class FleetHistory:
         if first is not None:
             execute("DELETE FROM frame WHERE time_ns < ?", (first,))
 
-    def at(self, time_ns: int) -> Frame | None:
+    def at(self, time_ns: int) -> FleetFrame | None:
         """The fleet as it was at a time; the first that is known where it is too early."""
         with self._lock:
             execute = self._database.execute
@@ -162,15 +162,15 @@ class FleetHistory:
                 "SELECT time_ns, data FROM frame WHERE time_ns BETWEEN ? AND ? ORDER BY time_ns",
                 (first, max(first, time_ns)),
             ).fetchall()
-        frame: Frame | None = None
+        frame: FleetFrame | None = None
         for when, data in rows:
-            stored = msgspec.msgpack.decode(zlib.decompress(data), type=Stored)
+            stored = msgspec.msgpack.decode(zlib.decompress(data), type=StoredFrame)
             state, job, free = (
                 np.asarray(column, np.int64)
                 for column in (stored.state, stored.job, stored.free_gpus)
             )
             if stored.nodes is None or frame is None:
-                frame = Frame(when, state, job, free, stored.jobs)
+                frame = FleetFrame(when, state, job, free, stored.jobs)
                 continue
             nodes = np.asarray(stored.nodes, np.int64)
             frame.state[nodes], frame.job[nodes], frame.free_gpus[nodes] = state, job, free

@@ -158,9 +158,9 @@ def _facts(job: Job) -> dict[str, Any]:
 
 
 def _told(event: Event) -> dict[str, Any]:
-    found: dict[str, Any] = {"phalanx.event": event.sequence}
+    attributes: dict[str, Any] = {"phalanx.event": event.sequence}
     for name in TOLD:
         value = getattr(event.body, name, None)
         if isinstance(value, str | int):
-            found[f"phalanx.{name}"] = value
-    return found
+            attributes[f"phalanx.{name}"] = value
+    return attributes

@@ -23,7 +23,7 @@ from phalanx.cluster.protocol.events import (
 )
 from phalanx.cluster.recovery.causes import cause_of
 from phalanx.control.server.http.views import job_of
-from phalanx.observe.tracker.findings import Finding, suggestion
+from phalanx.observe.tracker.findings import RunFinding, suggestion
 
 ENDED = ("done", "failed", "cancelled")
 FORGOTTEN_NS = 60 * 10**9  # a failure this long ago is not why a gang forms again
@@ -37,25 +37,25 @@ _ADVICE: dict[type, str] = {
 FAILURES = (WorkerExited, NodeSilent, DeviceError, NoProgress, Corruption, GangStuck, RestoreFailed)
 
 
-class Open(Struct):
+class OpenRecovery(Struct):
     """A gang that is being brought up again."""
 
-    finding: Finding
+    finding: RunFinding
     generation: int
     began_ns: int
     restored_ns: int = 0
     reported_ns: int = 0  # a step that the gang's progress was told with, and not its first
 
 
-class Incidents:
+class IncidentHistory:
     """One instance a leadership. ``add`` gets each incident as a finding when it is over."""
 
-    def __init__(self, core: Core, add: Callable[[Finding], None]) -> None:
+    def __init__(self, core: Core, add: Callable[[RunFinding], None]) -> None:
         self._core, self._add = core, add
         self._generations = {
             number: job.generation for number, job in core.view.jobs.items() if job.generation
         }
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, OpenRecovery] = {}
         self._failures: dict[int, tuple[int, Event]] = {}  # by job: since when, and what
 
     def follow(self, job: Job, event: Event, commands: Sequence[Command]) -> None:
@@ -71,7 +71,7 @@ class Incidents:
                 if event.time_ns - began_ns > FORGOTTEN_NS:
                     began_ns, first = event.time_ns, event
                 finding = self._begun(job, began_ns, first, commands)
-                self._open[job.id] = Open(finding, job.generation, began_ns)
+                self._open[job.id] = OpenRecovery(finding, job.generation, began_ns)
         known = self._open.get(job.id)
         if known is None:
             return
@@ -112,14 +112,16 @@ class Incidents:
         }
         self._add(self._open.pop(number).finding)
 
-    def _begun(self, job: Job, began_ns: int, first: Event, commands: Sequence[Command]) -> Finding:
+    def _begun(
+        self, job: Job, began_ns: int, first: Event, commands: Sequence[Command]
+    ) -> RunFinding:
         body = first.body
         reasons = [c.body.reason for c in commands if job_of(c.body) == job.id]
         told = next((r.facts["cause"] for r in reasons if "cause" in r.facts), "")
         cause = str(told or getattr(body, "cause", "") or type(body).__name__)
         node = getattr(body, "node", -1)
         names = node_names(self._core, body)
-        return Finding(
+        return RunFinding(
             time=began_ns / 1e9,
             kind="incident",
             job=job.id,

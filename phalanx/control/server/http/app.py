@@ -32,7 +32,7 @@ from phalanx.control.server.http.live import serve_live
 from phalanx.control.server.http.openapi import document
 from phalanx.control.server.http.shells import serve_shell
 from phalanx.control.server.security.auth import AuthError, Token, bearer, require
-from phalanx.control.server.security.body_limits import DoorError, read_body
+from phalanx.control.server.security.body_limits import OversizedBodyError, read_body
 from phalanx.control.server.security.sessions import while_good
 from phalanx.control.server.store.interface import StoreError
 from phalanx.control.wire.api_types import WORD, Done, Failure, Health, Problem
@@ -240,7 +240,7 @@ async def _decode(
             if kind != "application/json":
                 raise ApiError(415, "not_json", "send JSON: Content-Type: application/json")
             body = _body(data, endpoint.body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, DoorError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OversizedBodyError) as error:
         raise ApiError(400, "bad_request", _plain(str(error))) from None
     return Call(
         server=server,

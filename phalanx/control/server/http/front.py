@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from phalanx.control.server.http.http_connection import HEAD_SECONDS, HttpConnection
-from phalanx.control.server.security.connection_gate import Gate
+from phalanx.control.server.security.connection_gate import ConnectionGate
 from phalanx.control.wire.agent_messages import AGENT_PATH
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 Headers = dict[bytes, bytes]
 
 
-class Front(asyncio.Protocol):
+class NewConnection(asyncio.Protocol):
     """One connection until its first words tell who it is."""
 
     __slots__ = ("_agent", "_buffer", "_due", "_gate", "_state", "_transport", "_uvicorn")
@@ -37,7 +37,7 @@ class Front(asyncio.Protocol):
     def __init__(
         self,
         agent: Callable[[Headers, Any], AgentSocket],
-        gate: Gate,
+        gate: ConnectionGate,
         server_state: Any,
         **rest: Any,
     ) -> None:
@@ -105,14 +105,14 @@ class Front(asyncio.Protocol):
 
 def headers_of(data: bytes) -> Headers | None:
     """Headers by their names in small letters; None where they cannot be read."""
-    found: Headers = {}
+    headers: Headers = {}
     for line in data.split(b"\r\n"):
         name, colon, value = line.partition(b":")
         key = name.lower()
-        if not colon or not key or key != key.strip() or key in found:
+        if not colon or not key or key != key.strip() or key in headers:
             return None
-        found[key] = value.strip()
-    return found
+        headers[key] = value.strip()
+    return headers
 
 
 def accepted(headers: Headers, nonce: bytes, server_key: bytes) -> bytes | None:
@@ -121,12 +121,12 @@ def accepted(headers: Headers, nonce: bytes, server_key: bytes) -> bytes | None:
     None where it asks for something else than we speak.
     """
     key = headers.get(b"sec-websocket-key", b"")
-    words = [word.strip() for word in headers.get(b"connection", b"").lower().split(b",")]
+    options = [word.strip() for word in headers.get(b"connection", b"").lower().split(b",")]
     try:
         good = len(base64.b64decode(key, validate=True)) == 16
     except binascii.Error:
         good = False
-    if not good or b"upgrade" not in words or headers.get(b"sec-websocket-version") != b"13":
+    if not good or b"upgrade" not in options or headers.get(b"sec-websocket-version") != b"13":
         return None
     proof = base64.b64encode(hashlib.sha1(key + GUID).digest())
     return (

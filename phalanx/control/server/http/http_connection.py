@@ -11,7 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from phalanx.control.server.security.connection_gate import Gate
+from phalanx.control.server.security.connection_gate import ConnectionGate
 
 HEAD_SECONDS = 10.0  # for a whole head, from its first byte (of the first: from the connection on)
 BODY_SECONDS = 30.0  # for a whole body, and a second more for each of these bytes
@@ -28,7 +28,7 @@ TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: cl
 class HttpConnection(HttpToolsProtocol):
     """One connection of a person or program."""
 
-    def __init__(self, gate: Gate, *args: Any, **rest: Any) -> None:
+    def __init__(self, gate: ConnectionGate, *args: Any, **rest: Any) -> None:
         super().__init__(*args, **rest)
         self._gate = gate
         self._due: asyncio.TimerHandle | None = None
@@ -91,7 +91,7 @@ class HttpConnection(HttpToolsProtocol):
     def _still_unknown(self) -> None:
         """Whoever has shown no token by now is not worth a connection."""
         self._life = None
-        if self._gate.is_guest(self):
+        if self._gate.is_anonymous(self):
             self.transport.abort()
 
     def _arm(self, seconds: float) -> None:

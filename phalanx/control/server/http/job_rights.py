@@ -18,9 +18,9 @@ from phalanx.control.wire.payload import Payload
 async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobSpec, list[str]]:
     """A submission in the name of whoever sent it, as far as they may go, and what was changed."""
     owned = _owned(call, _sized(asked))
-    told = []
+    notes = []
     if owned.team != asked.team:
-        told.append(f"it counts as team {owned.team}'s, as the token says")
+        notes.append(f"it counts as team {owned.team}'s, as the token says")
     _sees_awaited(call, owned)
     try:
         job = await call.server.read(checked_work, work)
@@ -28,12 +28,12 @@ async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobS
         raise ApiError(409, "bad_work", str(error)) from None
     spec = spec_of(owned, work, job)
     if call.operator:
-        return spec, told
+        return spec, notes
     why = refused_to_users(spec)
     if why is not None:
         raise ApiError(403, why.code, str(why))
     spec, cut = limited(call.leading.core.view.policy.users, spec)
-    return spec, [*told, *map(str, cut)]
+    return spec, [*notes, *map(str, cut)]
 
 
 def may_change_budget(call: Call, job: Job, gpu_seconds: int, *, forced: bool) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from phalanx.control.server.process import Server
 
 
-class Pushed(NamedTuple):
+class LivePush(NamedTuple):
     """Something that is not in the log."""
 
     kind: str
@@ -30,13 +30,13 @@ class Pushed(NamedTuple):
     body: dict[str, Any]
 
 
-Entry = tuple[Event, Sequence[Command]] | Pushed
+Entry = tuple[Event, Sequence[Command]] | LivePush
 
 MOST_WAITING = 1_000  # entries for a slow reader, who is cut off behind them
 FIRST_SECONDS = 5.0
 QUIET_SECONDS = 15.0  # a sign of life when nothing happens
 REFUSED = 4401
-QUIET = Pushed("quiet", "", {})
+QUIET = LivePush("quiet", "", {})
 
 
 async def serve_live(server: Server, socket: WebSocket) -> None:
@@ -59,7 +59,7 @@ async def serve_live(server: Server, socket: WebSocket) -> None:
         return
 
 
-class Unknown(NamedTuple):
+class AnonymousSocket(NamedTuple):
     """Somebody who has sent no token yet."""
 
     patience: asyncio.Timeout
@@ -72,13 +72,13 @@ class Unknown(NamedTuple):
 async def _first_word(server: Server, socket: WebSocket) -> str:
     """The token of somebody who could not send it with the handshake."""
     async with asyncio.timeout(FIRST_SECONDS) as patience:
-        guest = Unknown(patience)
-        if not server.gate.enter(guest, socket.client.host if socket.client else ""):
+        connection = AnonymousSocket(patience)
+        if not server.gate.enter(connection, socket.client.host if socket.client else ""):
             raise TimeoutError
         try:
             return (await _text_of(socket)).strip()
         finally:
-            server.gate.leave(guest)
+            server.gate.leave(connection)
 
 
 async def _text_of(socket: WebSocket) -> str:
@@ -120,7 +120,7 @@ async def _send(server: Server, leading: Leading, token: Token, socket: WebSocke
 
 def _text(leading: Leading, token: Token, entry: Entry) -> str:
     """What a reader is sent; "" for what it may not see."""
-    if isinstance(entry, Pushed):
+    if isinstance(entry, LivePush):
         if entry.team and not may_see(token, entry.team):
             return ""
         return msgspec.json.encode({"kind": entry.kind, **entry.body}).decode()

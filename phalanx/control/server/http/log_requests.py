@@ -26,7 +26,7 @@ LOOK_SECONDS = 0.5  # between two looks at where a followed job is
 WHOLE_BYTES = 16 << 20  # of a log that began while its job was followed
 
 
-class Whereabouts(NamedTuple):
+class LogLocation(NamedTuple):
     """Where the rank runs whose log is followed."""
 
     node: int | None  # None: nowhere so far
@@ -72,17 +72,17 @@ class LogRequests:
                 yield piece
 
     async def follow(
-        self, whereabouts: Callable[[], Whereabouts], job: int, rank: int, tail_bytes: int
+        self, whereabouts: Callable[[], LogLocation], job: int, rank: int, tail_bytes: int
     ) -> AsyncIterator[bytes]:
         """The end of a log and what is added to it, wherever the job goes, until it has ended."""
         seen: set[int] = set()
-        told = ""  # what was wrong last: said once, not at every look
+        last_problem = ""  # what was wrong last: said once, not at every look
         while True:
             at = whereabouts()
             if at.node is None:
-                if at.why != told:
-                    told = at.why
-                    yield f"[phalanx: {told}]\n".encode()
+                if at.why != last_problem:
+                    last_problem = at.why
+                    yield f"[phalanx: {last_problem}]\n".encode()
                 if at.ended:
                     return
                 await asyncio.sleep(LOOK_SECONDS)
@@ -94,9 +94,9 @@ class LogRequests:
             async for part, dropped in self._parts(
                 at.node, order, ANSWER_SECONDS, until=_moved(whereabouts, at.node)
             ):
-                if part.problem and part.problem == told:
+                if part.problem and part.problem == last_problem:
                     part = structs.replace(part, problem="")
-                told = part.problem or ("" if part.data else told)
+                last_problem = part.problem or ("" if part.data else last_problem)
                 for piece in _shown(part, dropped):
                     yield piece
             seen.add(at.node)
@@ -171,7 +171,7 @@ class LogRequests:
                 self._push(node, framed(encode(StopLog(request=request))))
 
 
-def _moved(whereabouts: Callable[[], Whereabouts], node: int) -> Callable[[], bool]:
+def _moved(whereabouts: Callable[[], LogLocation], node: int) -> Callable[[], bool]:
     """Whether the log of a node is complete: its job has ended, or runs elsewhere."""
 
     def complete() -> bool:

@@ -127,8 +127,8 @@ def _bounded(schema: Any) -> Any:
         return [_bounded(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _bounded(value) for key, value in schema.items()}
-    if found.get("type") == "integer":
-        found.setdefault("minimum", -(MOST << 8))
-        found.setdefault("maximum", MOST << 8)
-    return found
+    bounded = {key: _bounded(value) for key, value in schema.items()}
+    if bounded.get("type") == "integer":
+        bounded.setdefault("minimum", -(MOST << 8))
+        bounded.setdefault("maximum", MOST << 8)
+    return bounded

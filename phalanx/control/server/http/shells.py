@@ -38,7 +38,7 @@ REFUSED = 4403
 PIECE_BYTES = 64 << 10  # of input in one message
 
 
-class Wanted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShellRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """First message of the caller."""
 
     node: str = ""  # "": the job's first
@@ -55,7 +55,7 @@ class Size(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     columns: int
 
 
-class Shells:
+class ShellSessions:
     """Shells that are open, by number. ``push`` sends a frame to a node if it is connected."""
 
     def __init__(
@@ -89,13 +89,13 @@ class Shells:
 
     def receive(self, node: int, piece: ShellOutput) -> None:
         """Output of a shell."""
-        found = self._open.get(piece.request)
-        if found is None or found[0] != node:
+        session = self._open.get(piece.request)
+        if session is None or session[0] != node:
             if not piece.end:
                 self.send(node, CloseShell(request=piece.request))
             return
         try:
-            found[1].put_nowait(piece)
+            session[1].put_nowait(piece)
         except asyncio.QueueFull:  # an agent that does not wait to be read
             self.close(node, piece.request)
 
@@ -133,7 +133,7 @@ async def serve_shell(server: Server, socket: WebSocket) -> None:
         token = leading.tokens.check(bearer(socket.headers.get("authorization")))
         require(token, WRITERS)
         async with asyncio.timeout(FIRST_SECONDS):
-            wanted = msgspec.json.decode(await socket.receive_text(), type=Wanted)
+            wanted = msgspec.json.decode(await socket.receive_text(), type=ShellRequest)
         job = _job(leading, token, socket.path_params["job"])
         node = _node(leading, job, wanted.node)
     except AuthError as error:
@@ -168,16 +168,16 @@ def _node(leading: Leading, job: Job, name: str) -> int:
     fleet = leading.core.view.fleet
     if not name:
         return held[0]
-    found = fleet.index.get(name)
-    if found not in held:
+    number = fleet.index.get(name)
+    if number not in held:
         known = ", ".join(fleet.nodes[node].name for node in held[:8])
         raise AuthError(404, "no_such_node", f"job {job.id} is not on {name}, but on {known}")
-    assert found is not None
-    return found
+    assert number is not None
+    return number
 
 
 async def _serve(
-    leading: Leading, token: Token, socket: WebSocket, job: Job, node: int, wanted: Wanted
+    leading: Leading, token: Token, socket: WebSocket, job: Job, node: int, wanted: ShellRequest
 ) -> int:
     shells = leading.hub.shells
     request = shells.number()
@@ -228,7 +228,7 @@ async def _serve(
         shells.close(node, request)
 
 
-async def _pass_input(shells: Shells, socket: WebSocket, node: int, request: int) -> None:
+async def _pass_input(shells: ShellSessions, socket: WebSocket, node: int, request: int) -> None:
     try:
         while True:
             message = await socket.receive()

@@ -14,7 +14,7 @@ from phalanx.control.wire.payload import Payload, Script, Train, encode_payload
 from phalanx.plan import AxisTraffic
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class RequestedWork(Struct, frozen=True, kw_only=True):
     """A job file's job, or a program, and what was asked for beside it."""
 
     job: Job | None = None  # checked and resolved; None: a program
@@ -57,7 +57,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         return self.name or (self.job.name if self.job else Path(self.argv[0]).name)
 
 
-def submission(wanted: Wanted, node_gpus: int) -> Submission:
+def submission(wanted: RequestedWork, node_gpus: int) -> Submission:
     """The submission for a fleet whose nodes have so many GPUs."""
     shape, expected, work = _described(wanted, wanted.slot_gpus or node_gpus)
     shape = structs.replace(
@@ -85,7 +85,7 @@ def submission(wanted: Wanted, node_gpus: int) -> Submission:
     return Submission(spec=spec, work=work)
 
 
-def _described(wanted: Wanted, node_gpus: int) -> tuple[GangShape, Expected, Payload]:
+def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Expected, Payload]:
     job, ranks = wanted.job, wanted.ranks
     slot = slot_of(ranks, node_gpus)
     if job is None:

@@ -10,7 +10,7 @@ import msgspec
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.forecast.why import Answers
+from phalanx.cluster.forecast.why import WaitExplainer
 from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
@@ -103,7 +103,7 @@ def job_detail(core: Core, job: Job) -> JobDetail:
 
 
 def waits(
-    core: Core, job: Job, history: list[Why], now_ns: int, answers: Answers | None = None
+    core: Core, job: Job, history: list[Why], now_ns: int, answers: WaitExplainer | None = None
 ) -> Waits:
     """Why a job is in its state; ``answers``: what was asked about others at the same moment."""
     pending, start_ns = None, None
@@ -242,12 +242,12 @@ def quotas(core: Core, sees: Sees) -> list[QuotaOut]:
         gpus = job.spec.gang.gpus(replicas)
         used[job.spec.team] = used.get(job.spec.team, 0) + gpus
     teams = dict.fromkeys([*core.view.quotas, *used])
-    found = []
+    rows = []
     for team in sorted(teams):
         if not sees(team):
             continue
         quota = core.view.quotas.get(team)
-        found.append(
+        rows.append(
             QuotaOut(
                 team=team,
                 gpus=quota.gpus if quota else 0,
@@ -256,4 +256,4 @@ def quotas(core: Core, sees: Sees) -> list[QuotaOut]:
                 used_gpus=used.get(team, 0),
             )
         )
-    return found
+    return rows

@@ -34,7 +34,7 @@ DAY_NS = 86_400 * 10**9
 BOUNDS = {"action": 256, "token": 64, "name": 128, "role": 16, "client": 64, "detail": 512}
 
 
-class Keeping(Struct, frozen=True, kw_only=True):
+class AuditRetention(Struct, frozen=True, kw_only=True):
     """How long lines are kept."""
 
     days: float = 400.0  # older files go; 0: never
@@ -42,7 +42,7 @@ class Keeping(Struct, frozen=True, kw_only=True):
     least_days: float = 30.0  # nothing younger ever goes
 
 
-class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the audit log."""
 
     number: int
@@ -59,7 +59,7 @@ class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     since_ns: int = 0  # the first of these
 
 
-class Head(NamedTuple):
+class AuditHead(NamedTuple):
     """The last line that was written, and the first that is still kept."""
 
     number: int
@@ -74,21 +74,25 @@ class Audit:
         self,
         path: Path,
         rotate_bytes: int = ROTATE_BYTES,
-        keeping: Keeping | None = None,
+        keeping: AuditRetention | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.path = path
         self.lost = 0  # lines that could not be written (full disk)
         self.told: list[Callable[[bytes], None]] = []  # whoever gets every line
-        self._rotate_bytes, self._keeping, self._now_ns = rotate_bytes, keeping or Keeping(), now_ns
-        self._counted: dict[tuple[str, ...], Entry] = {}
+        self._rotate_bytes, self._keeping, self._now_ns = (
+            rotate_bytes,
+            keeping or AuditRetention(),
+            now_ns,
+        )
+        self._counted: dict[tuple[str, ...], AuditEntry] = {}
         self._unknown = RateLimit(UNKNOWN_PER_SECOND, UNKNOWN_BURST)
         self._unsaid = 0  # of those lost
         self._large = False  # it was said that it takes more than it should
         self._file, self._size = -1, 0
         self._anchor = os.open(path.with_name(ANCHOR), os.O_RDWR | os.O_CREAT, 0o600)
         known = read_anchor(path.with_name(ANCHOR))
-        self.head = known or Head(0, START, 1)
+        self.head = known or AuditHead(0, START, 1)
         self._open()
         self._go_on(known)
 
@@ -112,7 +116,7 @@ class Audit:
         self.flush(now)
         if status >= 400 and not token and self._unknown.take("", now / 1e9):
             client, kind = "(many)", "(many)"
-        entry = Entry(
+        entry = AuditEntry(
             number=0,
             before="",
             time_ns=now,
@@ -173,17 +177,17 @@ class Audit:
         os.close(self._file)
         os.close(self._anchor)
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: AuditEntry) -> None:
         if self._unsaid:
             count, self._unsaid = self._unsaid, 0
             detail = f"{count} lines before this one could not be written"
-            lost = Entry(
+            lost = AuditEntry(
                 number=0, before="", time_ns=self._now_ns(), action="audit", status=0, detail=detail
             )
             self._line(lost)
         self._line(entry)
 
-    def _line(self, entry: Entry) -> None:
+    def _line(self, entry: AuditEntry) -> None:
         head = self.head
         entry = structs.replace(entry, number=head.number + 1, before=head.hash)
         line = msgspec.json.encode(entry) + b"\n"
@@ -199,11 +203,11 @@ class Audit:
             self._unsaid += 1
             return
         self._size += written
-        self._anchor_at(Head(entry.number, hash_of(line), head.first))
+        self._anchor_at(AuditHead(entry.number, hash_of(line), head.first))
         for told in self.told:
             told(line)
 
-    def _anchor_at(self, head: Head) -> None:
+    def _anchor_at(self, head: AuditHead) -> None:
         self.head = head
         with suppress(OSError):
             os.pwrite(
@@ -221,20 +225,20 @@ class Audit:
         self._open()
         self.expire()
 
-    def _go_on(self, known: Head | None) -> None:
+    def _go_on(self, known: AuditHead | None) -> None:
         """Behind the last line that is there; what is missing since is said, once."""
         last, torn = _last_line(self._file, self._size)
         if torn:  # a power cut in the middle of a line
             self._size -= torn
             os.ftruncate(self._file, self._size)
-        found = _numbered(last)
-        if found is not None and (known is None or found[0] >= known.number):
-            self.head = Head(*found, known.first if known else 1)
+        head = _numbered(last)
+        if head is not None and (known is None or head[0] >= known.number):
+            self.head = AuditHead(*head, known.first if known else 1)
         elif last and known is None:  # a file of before there were chains
             self.path.rename(self.path.with_name("audit-before-chain.jsonl"))
             os.close(self._file)
             self._open()
-        there = found[0] if found is not None else 0
+        there = head[0] if head is not None else 0
         if known is not None and there < known.number and not self._rotated(known.number):
             text = f"lines {there + 1} to {known.number} are missing from the audit log"
             logger.error("%s", text)
@@ -261,11 +265,11 @@ def last_number(file: Path) -> int:
     return int(file.name.removeprefix("audit-").removesuffix(".jsonl"))
 
 
-def read_anchor(path: Path) -> Head | None:
+def read_anchor(path: Path) -> AuditHead | None:
     """What the anchor says; None: there is none."""
     try:
         number, digest, first = path.read_text().split()
-        return Head(int(number), digest, int(first))
+        return AuditHead(int(number), digest, int(first))
     except (OSError, ValueError):
         return None
 
@@ -279,7 +283,7 @@ def _cut(text: str, field: str) -> str:
 
 def _numbered(line: bytes) -> tuple[int, str] | None:
     try:
-        entry = msgspec.json.decode(line, type=Entry)
+        entry = msgspec.json.decode(line, type=AuditEntry)
     except msgspec.MsgspecError:
         return None
     return entry.number, hash_of(line)

@@ -12,14 +12,14 @@ from phalanx.control.server.security.audit import (
     ANCHOR,
     NAME,
     START,
-    Entry,
+    AuditEntry,
     hash_of,
     older_files,
     read_anchor,
 )
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class AuditVerdict(Struct, frozen=True, kw_only=True):
     """Whether the chain holds. ``broken``: number of the first line that does not follow."""
 
     lines: int
@@ -40,23 +40,23 @@ def lines_of(state: Path) -> Iterator[tuple[Path, bytes]]:
                     yield file, line
 
 
-def entries(state: Path) -> Iterator[Entry]:
+def entries(state: Path) -> Iterator[AuditEntry]:
     """Every entry that can be read, oldest first."""
     for _, line in lines_of(state):
         try:
-            yield msgspec.json.decode(line, type=Entry)
+            yield msgspec.json.decode(line, type=AuditEntry)
         except msgspec.MsgspecError:
             continue
 
 
-def verify(state: Path, head: str = "") -> Verdict:
+def verify(state: Path, head: str = "") -> AuditVerdict:
     """Follows the chain through all files; ``head``: a hash of a line that must be there."""
     anchor = read_anchor(state / ANCHOR)
     expected, number, count, first = START, anchor.first if anchor else 1, 0, 0
     hashes_head = not head
     for file, line in lines_of(state):
         try:
-            entry = msgspec.json.decode(line, type=Entry)
+            entry = msgspec.json.decode(line, type=AuditEntry)
         except msgspec.MsgspecError as error:
             return _broken(count, first, number, f"{file.name}: line cannot be read: {error}")
         begins = not count
@@ -81,8 +81,8 @@ def verify(state: Path, head: str = "") -> Verdict:
         return _broken(count, first, number, f"lines {number} to {anchor.number} are missing")
     if not hashes_head:
         return _broken(count, first, number, f"no line has the hash {head}")
-    return Verdict(lines=count, first=first, last=number - 1, head=expected)
+    return AuditVerdict(lines=count, first=first, last=number - 1, head=expected)
 
 
-def _broken(count: int, first: int, number: int, problem: str) -> Verdict:
-    return Verdict(lines=count, first=first, broken=number, problem=problem)
+def _broken(count: int, first: int, number: int, problem: str) -> AuditVerdict:
+    return AuditVerdict(lines=count, first=first, broken=number, problem=problem)

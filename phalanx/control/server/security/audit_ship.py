@@ -78,15 +78,15 @@ class Shipper:
 
     def _deliver(self, lines: list[bytes]) -> bool:
         """Until they are taken; False: the server ends."""
-        pause, said = self._pause_seconds, False
+        pause, reported = self._pause_seconds, False
         while problem := self._send(lines):
-            if not said:
+            if not reported:
                 logger.warning("audit log to %s: %s; trying again", self.name, problem)
-                said = True
+                reported = True
             if self._over.wait(pause):
                 return False
             pause = min(2 * pause, LONGEST_SECONDS)
-        if said:
+        if reported:
             logger.warning("audit log to %s: lines are taken again", self.name)
         self.sent += len(lines)
         return True
@@ -94,22 +94,22 @@ class Shipper:
 
 def bad_receiver(where: str) -> str:
     """What is wrong with a receiver; "": nothing."""
-    found = urlsplit(where)
+    url = urlsplit(where)
     if where.startswith("unix:"):
-        return "" if found.path else "name the socket: unix:/dev/log"
-    if found.scheme == "udp":
-        return "" if found.hostname else "name a host: udp://loghost:514"
+        return "" if url.path else "name the socket: unix:/dev/log"
+    if url.scheme == "udp":
+        return "" if url.hostname else "name a host: udp://loghost:514"
     return bad_address(where) and "give unix:/dev/log, udp://host:514 or https://host/path"
 
 
 def shipper(where: str) -> Shipper:
     """The receiver at ``unix:/dev/log``, ``udp://host:514`` or an address of HTTP."""
-    found = urlsplit(where)
+    url = urlsplit(where)
     if where.startswith("unix:"):
-        return Shipper(where, _to_socket(socket.AF_UNIX, found.path))
-    if found.scheme == "udp":
-        return Shipper(where, _to_socket(socket.AF_INET, (found.hostname or "", found.port or 514)))
-    return Shipper(found.hostname or "webhook", lambda lines: post(where, b"\n".join(lines), LINES))
+        return Shipper(where, _to_socket(socket.AF_UNIX, url.path))
+    if url.scheme == "udp":
+        return Shipper(where, _to_socket(socket.AF_INET, (url.hostname or "", url.port or 514)))
+    return Shipper(url.hostname or "webhook", lambda lines: post(where, b"\n".join(lines), LINES))
 
 
 def syslog_message(line: bytes, host: str, now: datetime) -> bytes:

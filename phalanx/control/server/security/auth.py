@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from phalanx.control.server.store.interface import Store
+from phalanx.control.server.store.interface import EventStore
 from phalanx.control.wire.api_types import Role
 
 # What people ask for (`phalanx token create --role`), where it is not the role's own name.
@@ -72,7 +72,7 @@ class AuthError(Exception):
 class Tokens:
     """Every token of a server. All changes go through the leader's store."""
 
-    def __init__(self, store: Store, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, store: EventStore, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._store = store
         self._now_ns = now_ns
         self._by_digest: dict[bytes, Token] = {}

@@ -22,7 +22,7 @@ MOST_NUMBER = 1 << 62
 TEXTS = ("toml", "text")  # fields that hold a file
 
 
-class DoorError(ValueError):
+class OversizedBodyError(ValueError):
     """A body with more in it than is taken from anybody."""
 
 
@@ -43,25 +43,27 @@ def check(value: Any) -> None:
                 below += _fields(name, each)
             elif isinstance(each, list):
                 if len(each) > MOST_ITEMS:
-                    raise DoorError(f"{_where(name)} has more than {MOST_ITEMS} entries")
+                    raise OversizedBodyError(f"{_where(name)} has more than {MOST_ITEMS} entries")
                 below += [(name, item) for item in each]
             else:
                 _scalar(name, each)
         seen += len(below)
         if seen > MOST_VALUES:
-            raise DoorError(f"at most {MOST_VALUES} values are taken in one request")
+            raise OversizedBodyError(f"at most {MOST_VALUES} values are taken in one request")
         if not below:
             return
         level = below
-    raise DoorError(f"it is nested too deeply: at most {MOST_DEPTH} levels are taken")
+    raise OversizedBodyError(f"it is nested too deeply: at most {MOST_DEPTH} levels are taken")
 
 
 def _fields(name: str, table: dict[str, Any]) -> list[tuple[str, Any]]:
     if len(table) > MOST_FIELDS:
-        raise DoorError(f"{_where(name)} has more than {MOST_FIELDS} fields")
+        raise OversizedBodyError(f"{_where(name)} has more than {MOST_FIELDS} fields")
     for key in table:
         if len(key) > MOST_NAME_CHARACTERS or "\0" in key:
-            raise DoorError(f"the name of a field in {_where(name)} is too long, or no text")
+            raise OversizedBodyError(
+                f"the name of a field in {_where(name)} is too long, or no text"
+            )
     return list(table.items())
 
 
@@ -69,13 +71,13 @@ def _scalar(name: str, value: Any) -> None:
     if isinstance(value, str):
         most = MOST_TEXT_CHARACTERS if name in TEXTS else MOST_CHARACTERS
         if len(value) > most:
-            raise DoorError(f"{_where(name)} has more than {most} characters")
+            raise OversizedBodyError(f"{_where(name)} has more than {most} characters")
         if "\0" in value:
-            raise DoorError(f"{_where(name)} has a NUL character")
+            raise OversizedBodyError(f"{_where(name)} has a NUL character")
     elif isinstance(value, int) and abs(value) > MOST_NUMBER:
-        raise DoorError(f"{_where(name)} must be within +-{MOST_NUMBER}")
+        raise OversizedBodyError(f"{_where(name)} must be within +-{MOST_NUMBER}")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise DoorError(f"{_where(name)} must be a finite number")
+        raise OversizedBodyError(f"{_where(name)} must be a finite number")
 
 
 def _where(name: str) -> str:

@@ -17,14 +17,14 @@ GRACE_SECONDS = 3.0  # nobody goes before: a whole fleet connects at once after 
 HARD_FACTOR = 8  # beyond so many times the bound a new one goes at once
 
 
-class Guest(Protocol):
+class AnonymousConnection(Protocol):
     """A connection that may be told to go."""
 
     def dismiss(self) -> None:
         """Close it at once."""
 
 
-class Gate:
+class ConnectionGate:
     """Everybody who is connected and has shown no token yet."""
 
     def __init__(
@@ -35,41 +35,41 @@ class Gate:
     ) -> None:
         self.dismissed = 0
         self._most, self._most_of_address, self._now = most, most_of_address, now
-        self._all: OrderedDict[Guest, tuple[str, float]] = OrderedDict()
-        self._of: dict[str, OrderedDict[Guest, None]] = {}
-        self._by_peer: dict[tuple[str, int], Guest] = {}
+        self._all: OrderedDict[AnonymousConnection, tuple[str, float]] = OrderedDict()
+        self._of: dict[str, OrderedDict[AnonymousConnection, None]] = {}
+        self._by_peer: dict[tuple[str, int], AnonymousConnection] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def enter(self, guest: Guest, address: str) -> bool:
+    def enter(self, connection: AnonymousConnection, address: str) -> bool:
         """Lets a connection in; False: there are far too many, and it has to go."""
         mine = self._of.get(address)
         if len(self._all) >= HARD_FACTOR * self._most:
             self.dismissed += 1
             return False
         if mine is not None and len(mine) >= self._most_of_address:
-            self._make_room(next(iter(mine)))
+            self._evict(next(iter(mine)))
         elif len(self._all) >= self._most:
-            self._make_room(next(iter(self._all)))
-        self._all[guest] = (address, self._now())
-        self._of.setdefault(address, OrderedDict())[guest] = None
+            self._evict(next(iter(self._all)))
+        self._all[connection] = (address, self._now())
+        self._of.setdefault(address, OrderedDict())[connection] = None
         return True
 
-    def is_guest(self, guest: Guest) -> bool:
+    def is_anonymous(self, connection: AnonymousConnection) -> bool:
         """Whether a connection has shown no token yet."""
-        return guest in self._all
+        return connection in self._all
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, connection: AnonymousConnection) -> None:
         """A connection has shown a token, or is gone."""
-        known = self._all.pop(guest, None)
+        known = self._all.pop(connection, None)
         if known is not None:
             mine = self._of[known[0]]
-            del mine[guest]
+            del mine[connection]
             if not mine:
                 del self._of[known[0]]
 
-    def replace(self, before: Guest, after: Guest) -> None:
+    def replace(self, before: AnonymousConnection, after: AnonymousConnection) -> None:
         """A connection is another object's from now on; it keeps its age."""
         known = self._all.get(before)
         if known is None:
@@ -78,9 +78,9 @@ class Gate:
         self._all[after] = known
         self._of.setdefault(known[0], OrderedDict())[after] = None
 
-    def known_as(self, peer: tuple[str, int], guest: Guest) -> None:
+    def known_as(self, peer: tuple[str, int], connection: AnonymousConnection) -> None:
         """Remembers whose connection comes from an address and port."""
-        self._by_peer[peer] = guest
+        self._by_peer[peer] = connection
 
     def forget(self, peer: tuple[str, int]) -> None:
         """A connection is gone."""
@@ -88,11 +88,11 @@ class Gate:
 
     def passed(self, peer: tuple[str, int] | None) -> None:
         """Whoever connects from there has shown a good token."""
-        guest = self._by_peer.get(peer) if peer is not None else None
-        if guest is not None:
-            self.leave(guest)
+        connection = self._by_peer.get(peer) if peer is not None else None
+        if connection is not None:
+            self.leave(connection)
 
-    def _make_room(self, oldest: Guest) -> None:
+    def _evict(self, oldest: AnonymousConnection) -> None:
         if self._now() - self._all[oldest][1] > GRACE_SECONDS:
             self.leave(oldest)
             self.dismissed += 1

@@ -66,7 +66,7 @@ class Joining:
             text = f"{join.uses} nodes have joined with this token: that is all it is good for"
             raise AuthError(403, "token_used_up", text)
         pending = not same and self._waits(join, known)
-        self._make_room(name, key, pending=pending)
+        self._evict(name, key, pending=pending)
         return self._tokens.create(
             "agent",
             name,
@@ -93,7 +93,7 @@ class Joining:
                 text = f"an administrator has rejected {name} with the key {fingerprint(key)}"
                 raise AuthError(403, "rejected", text)
 
-    def _make_room(self, name: str, key: str, *, pending: bool) -> None:
+    def _evict(self, name: str, key: str, *, pending: bool) -> None:
         """What was asked for before and never used goes; requests do not pile up."""
         waiting = [t for t in self._tokens.of_node(name) if t.unconfirmed and not t.revoked]
         for token in [t for t in waiting if t.key == key and t.pending == pending][:-1]:

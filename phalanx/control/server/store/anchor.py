@@ -26,7 +26,7 @@ class AnchorError(Exception):
     """The file is there and says nothing that can be believed."""
 
 
-class Mark(Struct, frozen=True):
+class AnchorMark(Struct, frozen=True):
     """What the log must hold."""
 
     epoch: int  # of the leader that wrote it
@@ -46,7 +46,7 @@ class Anchor:
         self._unsynced = False
         self._draft = False
 
-    def read(self) -> Mark | None:
+    def read(self) -> AnchorMark | None:
         """The newest mark; None: there is no file. AnchorError where it is damaged."""
         try:
             data = self.path.read_bytes()
@@ -58,7 +58,7 @@ class Anchor:
         self._writes, mark = max(found, key=lambda slot: slot[0])
         return mark
 
-    def write(self, mark: Mark) -> None:
+    def write(self, mark: AnchorMark) -> None:
         """Overwrite the older slot; OSError leaves the newer one."""
         if self._file < 0:
             self._open()
@@ -106,12 +106,12 @@ class Anchor:
             self._file = -1
 
 
-def _slot(data: bytes) -> tuple[int, Mark] | None:
+def _slot(data: bytes) -> tuple[int, AnchorMark] | None:
     body, sealed = data[: _FIELDS.size], data[_FIELDS.size : _FIELDS.size + LINK_BYTES]
     if len(body) < _FIELDS.size or not body.startswith(_MAGIC) or seal(body) != sealed:
         return None
     _, writes, *fields = _FIELDS.unpack(body)
-    return writes, Mark(*fields)
+    return writes, AnchorMark(*fields)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from phalanx.control.server.store.interface import (
+    EventStore,
     Row,
-    Store,
     UnreadableError,
     commands_of,
     event_of,
@@ -24,7 +24,7 @@ from phalanx.control.server.store.interface import (
 PAGE = 5_000
 
 
-def archive_events(store: Store, folder: Path, before_ns: int) -> int:
+def archive_events(store: EventStore, folder: Path, before_ns: int) -> int:
     """Archive events older than a time; returns how many. Called by whoever leads."""
     floor, archived = store.oldest_snapshot(), 0
     after = 0

@@ -12,7 +12,7 @@ START = bytes(LINK_BYTES)  # before the first event
 _NUMBERS = Struct(">qq")
 
 
-class Record(NamedTuple):
+class StoredEvent(NamedTuple):
     """An event as the log keeps it."""
 
     sequence: int
@@ -28,7 +28,7 @@ def link(before: bytes, sequence: int, time_ns: int, body: bytes) -> bytes:
     return blake2b(before + numbers + body, digest_size=LINK_BYTES).digest()
 
 
-def follows(before: bytes, record: Record) -> bool:
+def follows(before: bytes, record: StoredEvent) -> bool:
     """Whether a record is what was written behind the one before it.
 
     What was set aside is not looked into: its own checksum holds the chain together.

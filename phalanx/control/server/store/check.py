@@ -7,9 +7,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from phalanx.control.server.store.anchor import Mark
-from phalanx.control.server.store.chain import START, Record, follows
-from phalanx.control.server.store.interface import Snapshot, StoreDamagedError
+from phalanx.control.server.store.anchor import AnchorMark
+from phalanx.control.server.store.chain import START, StoredEvent, follows
+from phalanx.control.server.store.interface import StoreDamagedError, StoredSnapshot
 
 PAGE = 10_000
 MOST_FINDINGS = 1_000
@@ -44,7 +44,7 @@ _SENTENCES = {
 }
 
 
-class Finding(Struct, frozen=True):
+class LogFinding(Struct, frozen=True):
     """One damage; ``first`` and ``last`` are events, or an epoch."""
 
     damage: Damage
@@ -55,7 +55,7 @@ class Finding(Struct, frozen=True):
         return _SENTENCES[self.damage].format(first=self.first, last=self.last)
 
 
-class Keys(Struct, frozen=True):
+class LogKeys(Struct, frozen=True):
     """Tokens and secrets of a log."""
 
     checksum: bytes  # of those that are whole
@@ -69,34 +69,34 @@ class Repair(Struct, frozen=True):
     after: int
 
 
-class Log(Protocol):
+class ReadableLog(Protocol):
     """What is read of a log to judge it; nothing is written."""
 
-    def records(self, after: int, limit: int) -> list[Record]:
+    def records(self, after: int, limit: int) -> list[StoredEvent]:
         """Events as they are stored."""
 
-    def snapshots(self) -> list[Snapshot]:
+    def snapshots(self) -> list[StoredSnapshot]:
         """Those that are whole, newest first."""
 
     def last_epoch(self) -> int:
         """Of the last leader; 0: it never had one."""
 
-    def keys(self) -> Keys:
+    def keys(self) -> LogKeys:
         """Tokens and secrets."""
 
     def repairs(self) -> list[Repair]:
         """Cuts that were made on purpose."""
 
 
-class Examined(Struct):
+class ExaminedLog(Struct):
     """A log as it was found."""
 
     sequence: int = 0  # the last event that is there, sound or not
     chain: bytes = START  # its checksum
     sound: int = 0  # the last event with nothing wrong before it
-    findings: list[Finding] = []
-    mark: Mark | None = None
-    keys: Keys = Keys(START, ())
+    findings: list[LogFinding] = []
+    mark: AnchorMark | None = None
+    keys: LogKeys = LogKeys(START, ())
     epoch: int = 0
     damaged_snapshots: list[int] = []  # no loss as long as there is another
 
@@ -107,71 +107,77 @@ class Examined(Struct):
 
 
 def examine(
-    log: Log, mark: Mark | None, *, anchored: bool = True, bad_anchor: bool = False
-) -> Examined:
+    log: ReadableLog, mark: AnchorMark | None, *, anchored: bool = True, bad_anchor: bool = False
+) -> ExaminedLog:
     """Follows the chain from the newest whole snapshot to the mark.
 
     A log that is ``anchored`` must have a mark: all who led it left one.
     """
-    found = Examined(mark=mark, keys=log.keys(), epoch=log.last_epoch())
-    links = _walk(log, found)
-    if found.keys.damaged:
-        found.findings.append(Finding(Damage.KEYS))
+    examined = ExaminedLog(mark=mark, keys=log.keys(), epoch=log.last_epoch())
+    links = _walk(log, examined)
+    if examined.keys.damaged:
+        examined.findings.append(LogFinding(Damage.KEYS))
     if bad_anchor:
-        found.findings.append(Finding(Damage.BAD_ANCHOR))
+        examined.findings.append(LogFinding(Damage.BAD_ANCHOR))
     elif mark is None:
-        if anchored and (found.epoch or found.sequence):
-            found.findings.append(Finding(Damage.NO_ANCHOR))
+        if anchored and (examined.epoch or examined.sequence):
+            examined.findings.append(LogFinding(Damage.NO_ANCHOR))
     else:
-        _compare(log, found, mark, links)
-    return found
+        _compare(log, examined, mark, links)
+    return examined
 
 
-def _walk(log: Log, found: Examined) -> dict[int, bytes]:
+def _walk(log: ReadableLog, examined: ExaminedLog) -> dict[int, bytes]:
     """Every event behind the newest whole snapshot; returns their checksums."""
     start = next(iter(log.snapshots()), None)
     if start is not None:
-        found.sequence, found.chain = start.sequence, start.chain
-    links = {found.sequence: found.chain}
-    while records := log.records(found.sequence, PAGE):
+        examined.sequence, examined.chain = start.sequence, start.chain
+    links = {examined.sequence: examined.chain}
+    while records := log.records(examined.sequence, PAGE):
         for record in records:
-            first = found.sequence + 1
+            first = examined.sequence + 1
             if record.sequence < first:  # in no order at all: it would be read for ever
                 raise StoreDamagedError(f"event {record.sequence} stands behind {first - 1}")
             if record.sequence != first:
                 gap = Damage.SNAPSHOTS if start is None and first == 1 else Damage.MISSING
-                _note(found, Finding(gap, first, record.sequence - 1))
-            elif not follows(found.chain, record):
-                _note(found, Finding(Damage.EVENT, record.sequence, record.sequence))
-            found.sequence, found.chain = record.sequence, record.chain
+                _note(examined, LogFinding(gap, first, record.sequence - 1))
+            elif not follows(examined.chain, record):
+                _note(examined, LogFinding(Damage.EVENT, record.sequence, record.sequence))
+            examined.sequence, examined.chain = record.sequence, record.chain
             links[record.sequence] = record.chain
-    if not found.findings:
-        found.sound = found.sequence
+    if not examined.findings:
+        examined.sound = examined.sequence
     return links
 
 
-def _note(found: Examined, finding: Finding) -> None:
-    if not found.findings:
-        found.sound = finding.first - 1
-    if len(found.findings) < MOST_FINDINGS:
-        found.findings.append(finding)
+def _note(examined: ExaminedLog, finding: LogFinding) -> None:
+    if not examined.findings:
+        examined.sound = finding.first - 1
+    if len(examined.findings) < MOST_FINDINGS:
+        examined.findings.append(finding)
 
 
-def _compare(log: Log, found: Examined, mark: Mark, links: dict[int, bytes]) -> None:
+def _compare(
+    log: ReadableLog, examined: ExaminedLog, mark: AnchorMark, links: dict[int, bytes]
+) -> None:
     if any(r.epoch > mark.epoch and mark.sequence > r.after for r in log.repairs()):
         return  # what it speaks of was given up on purpose
-    if found.epoch < mark.epoch:
-        found.findings.append(Finding(Damage.EPOCH, mark.epoch, mark.epoch))
-    if mark.sequence > found.sequence:
-        _note(found, Finding(Damage.END, found.sequence + 1, mark.sequence))
+    if examined.epoch < mark.epoch:
+        examined.findings.append(LogFinding(Damage.EPOCH, mark.epoch, mark.epoch))
+    if mark.sequence > examined.sequence:
+        _note(examined, LogFinding(Damage.END, examined.sequence + 1, mark.sequence))
     elif _link_at(log, mark.sequence, links) not in (None, mark.chain):
-        found.findings.append(Finding(Damage.OTHER, mark.sequence, mark.sequence))
-    own = found.epoch == mark.epoch  # otherwise another server wrote keys behind it
-    if own and not found.keys.damaged and found.keys.checksum not in (mark.keys, mark.next_keys):
-        found.findings.append(Finding(Damage.KEYS))
+        examined.findings.append(LogFinding(Damage.OTHER, mark.sequence, mark.sequence))
+    own = examined.epoch == mark.epoch  # otherwise another server wrote keys behind it
+    if (
+        own
+        and not examined.keys.damaged
+        and examined.keys.checksum not in (mark.keys, mark.next_keys)
+    ):
+        examined.findings.append(LogFinding(Damage.KEYS))
 
 
-def _link_at(log: Log, sequence: int, links: dict[int, bytes]) -> bytes | None:
+def _link_at(log: ReadableLog, sequence: int, links: dict[int, bytes]) -> bytes | None:
     """An event's checksum; None where it has left the log."""
     if sequence in links:
         return links[sequence]

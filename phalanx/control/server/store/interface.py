@@ -1,7 +1,7 @@
 """The event log and its snapshots: what a server must not lose.
 
-``Store`` is what the controller needs; SQLite and PostgreSQL give it. Its methods block and are
-called from one thread of their own, so that an fsync never holds up a socket.
+``EventStore`` is what the controller needs; SQLite and PostgreSQL give it. Its methods block and
+are called from one thread of their own, so that an fsync never holds up a socket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event, EventBody, Tick
-from phalanx.control.server.store.chain import Record, follows
+from phalanx.control.server.store.chain import StoredEvent, follows
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_body = msgspec.msgpack.Decoder(EventBody).decode
@@ -60,7 +60,7 @@ class StoreBusyError(StoreError):
         self.leader = leader  # its URL
 
 
-class Snapshot(Struct, frozen=True, kw_only=True):
+class StoredSnapshot(Struct, frozen=True, kw_only=True):
     """A state of the core, and the shell's memory of what it answered to whom."""
 
     sequence: int
@@ -70,7 +70,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     chain: bytes = b""  # checksum of its last event; the store knows it
 
 
-class Lead(Struct, frozen=True, kw_only=True):
+class Leadership(Struct, frozen=True, kw_only=True):
     """Leadership that was just taken."""
 
     epoch: int
@@ -83,10 +83,10 @@ SECRET_BYTES = 32
 LITTLE_BYTES = 1 << 20  # left on a disk: it counts as full
 
 
-class Store(Protocol):
+class EventStore(Protocol):
     """A log with one writer at a time."""
 
-    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Lead:
+    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Leadership:
         """Become the one writer, with a new epoch; StoreBusyError when there is another.
 
         StoreUnusableError where the log is newer than this version, or damaged (unless it is led
@@ -102,10 +102,10 @@ class Store(Protocol):
     def set_aside(self, sequence: int, why: str) -> None:
         """Have an event count as a tick from now on, since it cannot be read or digested."""
 
-    def save_snapshot(self, snapshot: Snapshot) -> None:
+    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Keep a snapshot; older ones than the last two go."""
 
-    def snapshots(self) -> list[Snapshot]:
+    def snapshots(self) -> list[StoredSnapshot]:
         """Those that are whole, newest first."""
 
     def drop_snapshot(self, sequence: int) -> None:
@@ -120,7 +120,7 @@ class Store(Protocol):
     def events(self, after: int, limit: int) -> list[Row]:
         """Events behind a sequence, oldest first; ticks for those that were set aside."""
 
-    def records(self, after: int, limit: int) -> list[Record]:
+    def records(self, after: int, limit: int) -> list[StoredEvent]:
         """The same with their checksums, as they are stored."""
 
     def commands(self, sequences: Sequence[int]) -> list[CommandRow]:
@@ -166,7 +166,7 @@ def commands_of(row: CommandRow) -> list[Command]:
     return _decode_commands(row[1])
 
 
-def tail(store: Store, after: int, chain: bytes, page: int = 10_000) -> Iterator[Event]:
+def tail(store: EventStore, after: int, chain: bytes, page: int = 10_000) -> Iterator[Event]:
     """Every event behind one with this checksum; StoreDamagedError where the chain breaks."""
     while records := store.records(after, page):
         for record in records:
@@ -178,12 +178,12 @@ def tail(store: Store, after: int, chain: bytes, page: int = 10_000) -> Iterator
             yield event_of((record.sequence, record.time_ns, body_of(record)))
 
 
-def body_of(record: Record) -> bytes:
+def body_of(record: StoredEvent) -> bytes:
     """What a record counts as."""
     return TICK if record.aside else record.body
 
 
-def open_store(where: str, folder: Path) -> Store:
+def open_store(where: str, folder: Path) -> EventStore:
     """The store that ``--store`` names: "" for SQLite in the folder, or a PostgreSQL URL."""
     if not where:
         from phalanx.control.server.store.sqlite import SqliteStore
@@ -200,7 +200,7 @@ def open_store(where: str, folder: Path) -> Store:
     raise StoreError(f"{where!r} is no store: leave it out for SQLite, or give postgresql://…")
 
 
-def no_room(folder: Path) -> str:
+def full_disk_advice(folder: Path) -> str:
     """What a full disk needs, to be said behind an error; databases call it by several names."""
     try:
         free = shutil.disk_usage(folder).free

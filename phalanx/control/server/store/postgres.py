@@ -18,13 +18,13 @@ import psycopg
 
 from phalanx.control.server.store.interface import (
     CommandRow,
-    Lead,
+    Leadership,
     StoreBusyError,
     StoreError,
     StoreLostError,
     StoreUnusableError,
 )
-from phalanx.control.server.store.session import Session
+from phalanx.control.server.store.session import DatabaseSession
 from phalanx.control.server.store.takeover import SqlStore
 
 LEASE_SECONDS = 5.0  # without a renewal, a leader counts as hung
@@ -76,7 +76,7 @@ class PostgresStore(SqlStore):
         except psycopg.Error as error:
             raise StoreError(f"cannot reach PostgreSQL: {_one_line(error)}") from None
 
-    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Lead:
+    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Leadership:
         """Take the lock (from a leader that hangs, too), judge the log, take the next epoch."""
         try:
             return self._lead(url, version, damaged_too)
@@ -84,7 +84,7 @@ class PostgresStore(SqlStore):
             self._give_back()  # somebody may want to repair it
             raise
 
-    def _lead(self, url: str, version: str, damaged_too: bool) -> Lead:
+    def _lead(self, url: str, version: str, damaged_too: bool) -> Leadership:
         with self._using, self._explained():
             if self._writer.closed:
                 self._writer = self._connect()
@@ -110,7 +110,7 @@ class PostgresStore(SqlStore):
             self.epoch = epoch
         self._acknowledge(epoch=epoch)
         self._sync_anchor()
-        return Lead(epoch=epoch, version_before=row[1])
+        return Leadership(epoch=epoch, version_before=row[1])
 
     def last_epoch(self) -> int:
         """Of the last leader."""
@@ -136,7 +136,9 @@ class PostgresStore(SqlStore):
             cursor.execute("UPDATE leader SET renewed = now()")
         self._sync_anchor()
 
-    def _insert(self, session: Session, rows: Sequence[tuple[int, int, bytes, bytes]]) -> None:
+    def _insert(
+        self, session: DatabaseSession, rows: Sequence[tuple[int, int, bytes, bytes]]
+    ) -> None:
         try:
             super()._insert(session, rows)
         except psycopg.errors.UniqueViolation:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from phalanx import __version__
 from phalanx.cluster.protocol.events import Submit, SubmitWorkflow
-from phalanx.control.server.store.check import Damage, Examined
+from phalanx.control.server.store.check import Damage, ExaminedLog
 from phalanx.control.server.store.interface import StoreError, UnreadableError, event_of
 from phalanx.control.server.store.sqlite import SqliteStore
 from phalanx.control.server.store.takeover import SqlStore
@@ -19,7 +19,7 @@ PAGE = 10_000
 REPAIRER = "phalanx server repair"
 
 
-class Loss(Struct, frozen=True):
+class RepairLoss(Struct, frozen=True):
     """What goes with some events."""
 
     events: int
@@ -37,7 +37,7 @@ class Loss(Struct, frozen=True):
         return text + (f"; jobs that go with them: {', '.join(self.jobs)}" if self.jobs else "")
 
 
-def loss_of(store: SqlStore, first: int, last: int) -> Loss:
+def loss_of(store: SqlStore, first: int, last: int) -> RepairLoss:
     """What some events say, as far as they can still be read."""
     kinds: Counter[str] = Counter()
     jobs: list[str] = []
@@ -50,7 +50,7 @@ def loss_of(store: SqlStore, first: int, last: int) -> Loss:
         if isinstance(body, SubmitWorkflow):
             jobs += [step.spec.name for step in body.steps]
     events = max(0, last - first + 1)
-    return Loss(events, events - seen, dict(kinds.most_common()), tuple(jobs))
+    return RepairLoss(events, events - seen, dict(kinds.most_common()), tuple(jobs))
 
 
 def _bodies(store: SqlStore, first: int, last: int) -> Iterator[object]:
@@ -67,24 +67,25 @@ def _bodies(store: SqlStore, first: int, last: int) -> Iterator[object]:
         after = records[-1].sequence
 
 
-def lone_events(found: Examined) -> list[int]:
+def lone_events(examined: ExaminedLog) -> list[int]:
     """Damaged events that can be set aside one by one; []: something else is wrong, too."""
-    if any(each.damage is not Damage.EVENT for each in found.findings):
+    if any(each.damage is not Damage.EVENT for each in examined.findings):
         return []
-    return [each.first for each in found.findings]
+    return [each.first for each in examined.findings]
 
 
 def truncate(store: SqlStore, after: int) -> str:
     """Give up everything behind an event; returns where the files as they were are kept."""
-    found = store.examined()
-    if not 0 <= after <= found.sound:
+    examined = store.examined()
+    if not 0 <= after <= examined.sound:
         raise StoreError(
-            f"the log is sound up to event {found.sound}: it can be cut behind that one, or before"
+            f"the log is sound up to event {examined.sound}:"
+            " it can be cut behind that one, or before"
         )
-    if after < found.sequence and after < _first_start(store):
+    if after < examined.sequence and after < _first_start(store):
         raise StoreError(f"no snapshot is as old as event {after}: restore a backup")
     kept = _lead(store)
-    store.truncate(after, f"cut by a person; it was acknowledged up to {found.acknowledged}")
+    store.truncate(after, f"cut by a person; it was acknowledged up to {examined.acknowledged}")
     return kept
 
 
@@ -123,11 +124,11 @@ def _lead(store: SqlStore) -> str:
     return kept
 
 
-def as_json(found: Examined) -> bytes:
+def as_json(examined: ExaminedLog) -> bytes:
     """What was found, for programs."""
     body = {
-        "sound_until": found.sound,
-        "acknowledged_until": found.acknowledged,
-        "findings": [str(each) for each in found.findings],
+        "sound_until": examined.sound,
+        "acknowledged_until": examined.acknowledged,
+        "findings": [str(each) for each in examined.findings],
     }
     return msgspec.json.encode(body)

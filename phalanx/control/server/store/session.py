@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
-from phalanx.control.server.store.interface import Lead
+from phalanx.control.server.store.interface import Leadership
 
 
-class Session(Protocol):
+class DatabaseSession(Protocol):
     """A connection, or a cursor of one, inside a transaction."""
 
     def execute(self, statement: Any, values: Any = ..., /) -> Any:
@@ -30,7 +30,7 @@ class SqlSession(ABC):
     place: str  # where the log is, for people
 
     @abstractmethod
-    def _writing(self) -> AbstractContextManager[Session]:
+    def _writing(self) -> AbstractContextManager[DatabaseSession]:
         """A transaction of the leader; its errors come as ``StoreError``."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class SqlSession(ABC):
         """Whether there is a table of this name."""
 
     @abstractmethod
-    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Lead:
+    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Leadership:
         """Become the one writer."""
 
     @abstractmethod

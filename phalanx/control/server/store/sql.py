@@ -13,19 +13,19 @@ from typing import Any
 
 from msgspec import structs
 
-from phalanx.control.server.store.anchor import Anchor, Mark
-from phalanx.control.server.store.chain import START, Record, link, seal, together
-from phalanx.control.server.store.check import Keys, Repair
+from phalanx.control.server.store.anchor import Anchor, AnchorMark
+from phalanx.control.server.store.chain import START, StoredEvent, link, seal, together
+from phalanx.control.server.store.check import LogKeys, Repair
 from phalanx.control.server.store.interface import (
     SECRET_BYTES,
     CommandRow,
     Row,
-    Snapshot,
+    StoredSnapshot,
     StoreError,
     body_of,
     sequences,
 )
-from phalanx.control.server.store.session import Session, SqlSession
+from phalanx.control.server.store.session import DatabaseSession, SqlSession
 
 logger = logging.getLogger("phalanx.server")
 
@@ -43,7 +43,7 @@ class SqlLog(SqlSession):
         self._anchor_problem = ""  # why it could not be written; "": it was
         self._marking = Lock()
         self._changing_keys = Lock()
-        self._mark = Mark(0, 0)
+        self._mark = AnchorMark(0, 0)
 
     def append(self, events: Sequence[Row], commands: Sequence[CommandRow]) -> None:
         """One transaction, durable when this returns."""
@@ -72,7 +72,9 @@ class SqlLog(SqlSession):
             rows.append((number, time_ns, body, chain))
         return sequence, chain, rows
 
-    def _insert(self, session: Session, rows: Sequence[tuple[int, int, bytes, bytes]]) -> None:
+    def _insert(
+        self, session: DatabaseSession, rows: Sequence[tuple[int, int, bytes, bytes]]
+    ) -> None:
         session.executemany(self._own("INSERT INTO events VALUES (?, ?, ?, ?)"), rows)
 
     def set_aside(self, sequence: int, why: str, time_ns: int | None = None) -> None:
@@ -91,7 +93,7 @@ class SqlLog(SqlSession):
                     (time_ns, sequence),
                 )
 
-    def save_snapshot(self, snapshot: Snapshot) -> None:
+    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Keep it and the one before it."""
         chain = self._link_of(snapshot.sequence)
         fields = (snapshot.sequence, snapshot.version, snapshot.core, snapshot.answers, chain)
@@ -119,11 +121,11 @@ class SqlLog(SqlSession):
         ends += [(each.sequence, each.chain) for each in self.snapshots()]
         return next((chain for number, chain in ends if number == sequence), START)
 
-    def snapshots(self) -> list[Snapshot]:
+    def snapshots(self) -> list[StoredSnapshot]:
         """Those that are whole, newest first."""
         return [kept for _, kept in self._stored_snapshots() if kept is not None]
 
-    def _stored_snapshots(self) -> Iterator[tuple[int, Snapshot | None]]:
+    def _stored_snapshots(self) -> Iterator[tuple[int, StoredSnapshot | None]]:
         """All of them, newest first; None: damaged."""
         rows = self._read(
             "SELECT sequence, version, core, answers, chain, seal FROM snapshots "
@@ -131,7 +133,7 @@ class SqlLog(SqlSession):
         )
         for sequence, version, core, answers, chain, sealed in rows:
             whole = seal("snapshot", sequence, version, core, answers, chain) == sealed
-            kept = Snapshot(
+            kept = StoredSnapshot(
                 sequence=sequence, version=version, core=core, answers=answers, chain=chain
             )
             yield sequence, kept if whole else None
@@ -165,7 +167,7 @@ class SqlLog(SqlSession):
             for record in self.records(after, limit)
         ]
 
-    def records(self, after: int, limit: int) -> list[Record]:
+    def records(self, after: int, limit: int) -> list[StoredEvent]:
         """As they are stored; what a damaged row has of the wrong type fails its checksum."""
         rows = self._read(
             self._own(
@@ -176,7 +178,7 @@ class SqlLog(SqlSession):
             (after, limit),
         )
         return [
-            Record(
+            StoredEvent(
                 sequence,
                 time_ns if isinstance(time_ns, int) else 0,
                 body if isinstance(body, bytes) else b"",
@@ -238,7 +240,7 @@ class SqlLog(SqlSession):
             return made
 
     @contextmanager
-    def _keys_become(self, *seals: bytes) -> Iterator[Session]:
+    def _keys_become(self, *seals: bytes) -> Iterator[DatabaseSession]:
         """A transaction that adds and takes out rows with these checksums.
 
         The anchor knows of both outcomes before it, since a kill may come right behind it.
@@ -249,7 +251,7 @@ class SqlLog(SqlSession):
             yield session
         self._acknowledge(keys=keys, next_keys=keys)
 
-    def keys(self) -> Keys:
+    def keys(self) -> LogKeys:
         """Tokens and secrets."""
         whole, damaged = [], []
         for kind, table in (("token", "tokens"), ("secret", "secrets")):
@@ -259,7 +261,7 @@ class SqlLog(SqlSession):
                     whole.append(sealed)
                 else:
                     damaged.append(str(name))
-        return Keys(together(whole), tuple(damaged))
+        return LogKeys(together(whole), tuple(damaged))
 
     def repairs(self) -> list[Repair]:
         """Cuts that were made on purpose."""

@@ -13,15 +13,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from phalanx.control.server.store.check import Damage, Finding
+from phalanx.control.server.store.check import Damage, LogFinding
 from phalanx.control.server.store.interface import (
     CommandRow,
-    Lead,
+    Leadership,
     StoreBusyError,
     StoreDamagedError,
     StoreError,
     StoreLostError,
-    no_room,
+    full_disk_advice,
 )
 from phalanx.control.server.store.takeover import SqlStore
 
@@ -62,7 +62,7 @@ class SqliteStore(SqlStore):
     def _refuse_to_begin_anew(self) -> None:
         mark, _ = self._read_mark()
         if mark is not None and mark.epoch:
-            gone = Finding(Damage.END, 1, mark.sequence)
+            gone = LogFinding(Damage.END, 1, mark.sequence)
             raise StoreDamagedError(f"{self.path} is missing or empty; {self.refusal([gone])}")
 
     def _connect(self, writable: bool) -> sqlite3.Connection:
@@ -77,21 +77,21 @@ class SqliteStore(SqlStore):
         super()._create(session)
         session.execute(EPOCHS)
 
-    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Lead:
+    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Leadership:
         """Take the lock, judge the log and take the next epoch."""
         self._take_lock(url)
         try:
-            stored, found = self.stored_format(), self._judge(damaged_too)
+            stored, examined = self.stored_format(), self._judge(damaged_too)
             with self._using, _explained(self.path):
                 read_only, self._database = self._database, self._connect(writable=True)
                 read_only.close()
             with self._writing() as database:
-                self._prepare(database, stored, found)
+                self._prepare(database, stored, examined)
                 row = database.execute(
                     "SELECT epoch, version FROM epochs ORDER BY epoch DESC LIMIT 1"
                 ).fetchone()
                 epoch, before = (row[0], row[1]) if row else (0, "")
-                epoch = max(epoch, found.mark.epoch if found.mark is not None else 0) + 1
+                epoch = max(epoch, examined.mark.epoch if examined.mark is not None else 0) + 1
                 database.execute(
                     "INSERT INTO epochs VALUES (?, ?, ?, ?)", (epoch, url, version, time.time_ns())
                 )
@@ -100,7 +100,7 @@ class SqliteStore(SqlStore):
             raise
         self._acknowledge(epoch=epoch)
         self._sync_anchor()
-        return Lead(epoch=epoch, version_before=before)
+        return Leadership(epoch=epoch, version_before=before)
 
     def _take_lock(self, url: str) -> None:
         if self._lock_file >= 0:
@@ -215,4 +215,4 @@ def _explained(path: Path) -> Iterator[None]:
                 f"{path}: {error}. Nothing was changed: restore a backup (docs/server.md, "
                 '"A damaged log")'
             ) from error
-        raise StoreError(f"{path}: {error}{no_room(path.parent)}") from error
+        raise StoreError(f"{path}: {error}{full_disk_advice(path.parent)}") from error

@@ -16,7 +16,7 @@ from phalanx.cluster.protocol.messages import KeeperChange, LocalFact
 from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.jobs import keeper_watch
 from phalanx.control.agent.jobs.keeper_watch import KeeperWatch, is_listened_to
-from phalanx.control.agent.jobs.local_job import Here, Place
+from phalanx.control.agent.jobs.local_job import LocalJob, NodeSettings
 from phalanx.control.agent.spawn.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from tests.checkpoint.waiting import eventually
@@ -90,13 +90,13 @@ def test_nothing_is_told_of_a_keeper_that_answers(tmp_path: Path) -> None:
 
 
 def test_a_keeper_that_no_zygote_knows_is_ended(tmp_path: Path) -> None:
-    here = Here(1, tmp_path, tmp_path / "sockets")
+    local_job = LocalJob(1, tmp_path, tmp_path / "sockets")
     command = [sys.executable, "-m", "phalanx.checkpoint.keeper.process", "--socket"]
-    process = subprocess.Popen([*command, str(here.keeper_socket)])
-    assert eventually(lambda: is_listened_to(here.keeper_socket))
+    process = subprocess.Popen([*command, str(local_job.keeper_socket)])
+    assert eventually(lambda: is_listened_to(local_job.keeper_socket))
     zygote = ZygoteClient(tmp_path / "zygote", tmp_path / "log", lambda end: None)
-    place = Place("node", tmp_path, "127.0.0.1", False, 1, AgentConfig())
-    Processes(place, zygote, lambda fact: None).end_keeper(here)
+    place = NodeSettings("node", tmp_path, "127.0.0.1", False, 1, AgentConfig())
+    Processes(place, zygote, lambda fact: None).end_keeper(local_job)
     assert process.wait(30) == -9
-    assert not is_listened_to(here.keeper_socket)
-    assert not here.keeper_socket.exists()
+    assert not is_listened_to(local_job.keeper_socket)
+    assert not local_job.keeper_socket.exists()

@@ -14,10 +14,10 @@ import torch
 
 import phalanx
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
-from phalanx.control.agent.jobs.local_job import Here
-from phalanx.control.agent.jobs.programs import Programs
+from phalanx.control.agent.jobs.local_job import LocalJob
+from phalanx.control.agent.jobs.programs import NodePrograms
 from phalanx.control.wire.zygote_messages import Ended
-from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import keeper_pid, program_store_pid, worker_pids
 
 BUSY_SECONDS = 8.0  # that a busy machine may add
@@ -81,30 +81,30 @@ while not worker.stopping and step < 2000:
 
 def test_a_programs_slow_rank_is_named(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    with Stage(tmp_path, nodes=1, gpus_per_node=3) as stage:
-        job = stage.submit("--world-size", "3", "--", sys.executable, "slow.py")
+    with TrialCluster(tmp_path, nodes=1, gpus_per_node=3) as cluster:
+        job = cluster.submit("--world-size", "3", "--", sys.executable, "slow.py")
 
         def stragglers() -> list[int]:
-            found = stage.get(f"/v1/findings?job={job}")["findings"]
+            found = cluster.get(f"/v1/findings?job={job}")["findings"]
             return [each["rank"] for each in found if each["kind"] == "straggler"]
 
-        stage.wait(stragglers, "somebody to be named", 120)
+        cluster.wait(stragglers, "somebody to be named", 120)
         assert set(stragglers()) == {2}
 
 
 def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(PLAIN)
     (tmp_path / "telling.py").write_text(TELLING)
-    with Stage(tmp_path, nodes=2) as stage:
-        job = stage.submit("--world-size", "2", "--", sys.executable, "plain.py")
-        assert stage.wait_ended(job, 120) == "done"
-        log = output(stage, job)
+    with TrialCluster(tmp_path, nodes=2) as cluster:
+        job = cluster.submit("--world-size", "2", "--", sys.executable, "plain.py")
+        assert cluster.wait_ended(job, 120) == "done"
+        log = output(cluster, job)
         assert "attempt 0 rank 1 of 2 total 3.0" in log
         assert "attempt 1 rank 0 of 2 total 3.0" in log
         assert "attempt 2" not in log
-        job = stage.submit("--world-size", "2", "--", sys.executable, "telling.py")
-        assert stage.wait_ended(job, 120) == "done"
-        log = output(stage, job)
+        job = cluster.submit("--world-size", "2", "--", sys.executable, "telling.py")
+        assert cluster.wait_ended(job, 120) == "done"
+        log = output(cluster, job)
         assert "from step 0 with 0.0" in log
         assert "from step 6 with 6.0" in log or "from step 5 with 5.0" in log
 
@@ -133,50 +133,50 @@ while not worker.stopping:
 def test_a_program_goes_on_while_a_keeper_stands_still(tmp_path: Path) -> None:
     (tmp_path / "going_on.py").write_text(GOING_ON)
     patient = "[timeouts]\nmissed_heartbeats = 60\n"  # nobody replaces the keeper meanwhile
-    with Stage(tmp_path, nodes=2, policy=patient) as stage:
-        job = stage.submit("--world-size", "2", "--", sys.executable, "going_on.py")
-        made = lambda: output(stage, job).count("made")  # noqa: E731
-        stage.wait(lambda: made() >= 20, "steps", 60)
-        keeper = keeper_pid(stage.node_of(1, job), job)
+    with TrialCluster(tmp_path, nodes=2, policy=patient) as cluster:
+        job = cluster.submit("--world-size", "2", "--", sys.executable, "going_on.py")
+        made = lambda: output(cluster, job).count("made")  # noqa: E731
+        cluster.wait(lambda: made() >= 20, "steps", 60)
+        keeper = keeper_pid(cluster.node_of(1, job), job)
         assert keeper is not None
         os.kill(keeper, signal.SIGSTOP)
         began, before = time.monotonic(), made()
         try:
             # Training waits for its snapshot once, and no more after that.
-            stage.wait(lambda: made() >= before + 40, "steps without snapshots", 60)
+            cluster.wait(lambda: made() >= before + 40, "steps without snapshots", 60)
             assert time.monotonic() - began < LEAST_SECONDS + BUSY_SECONDS
         finally:
             os.kill(keeper, signal.SIGCONT)
-        worker = worker_pids(stage.node_of(0, job), job)[0]
+        worker = worker_pids(cluster.node_of(0, job), job)[0]
         answers = made()
-        stage.wait(lambda: made() >= answers + 20, "steps with snapshots", 60)
+        cluster.wait(lambda: made() >= answers + 20, "steps with snapshots", 60)
         os.kill(worker, signal.SIGKILL)
-        stage.wait(lambda: stage.job(job)["generation"] == 2, "the next generation", 60)
-        stage.wait(lambda: stage.events("GangReady", job)[1:], "it to go on", 60)
-        assert stage.events("GangReady", job)[-1]["step"] > answers // 2
-        stage.command("cancel", str(job))
+        cluster.wait(lambda: cluster.job(job)["generation"] == 2, "the next generation", 60)
+        cluster.wait(lambda: cluster.events("GangReady", job)[1:], "it to go on", 60)
+        assert cluster.events("GangReady", job)[-1]["step"] > answers // 2
+        cluster.command("cancel", str(job))
 
 
 def test_a_program_whose_store_or_keeper_was_killed_goes_on_without_blame(tmp_path: Path) -> None:
     (tmp_path / "going_on.py").write_text(GOING_ON)
-    with Stage(tmp_path, nodes=2) as stage:
-        job = stage.submit("--world-size", "2", "--", sys.executable, "going_on.py")
-        stage.wait(lambda: output(stage, job).count("made") >= 20, "steps", 60)
-        store = program_store_pid(stage.node_of(0, job))
+    with TrialCluster(tmp_path, nodes=2) as cluster:
+        job = cluster.submit("--world-size", "2", "--", sys.executable, "going_on.py")
+        cluster.wait(lambda: output(cluster, job).count("made") >= 20, "steps", 60)
+        store = program_store_pid(cluster.node_of(0, job))
         assert store is not None
         os.kill(store, signal.SIGKILL)
-        stage.wait(lambda: stage.events("GangReady", job)[1:], "it to go on", 60)
-        assert stage.events("GangReady", job)[-1]["step"] > 5
-        before = output(stage, job).count("made")
-        stage.wait(lambda: output(stage, job).count("made") >= before + 20, "steps", 60)
-        keeper = keeper_pid(stage.node_of(1, job), job)
+        cluster.wait(lambda: cluster.events("GangReady", job)[1:], "it to go on", 60)
+        assert cluster.events("GangReady", job)[-1]["step"] > 5
+        before = output(cluster, job).count("made")
+        cluster.wait(lambda: output(cluster, job).count("made") >= before + 20, "steps", 60)
+        keeper = keeper_pid(cluster.node_of(1, job), job)
         assert keeper is not None
         os.kill(keeper, signal.SIGKILL)
-        stage.wait(lambda: stage.events("GangReady", job)[2:], "it to go on again", 60)
-        assert stage.job(job)["retries_used"] == 0
-        causes = [event["cause"] for event in stage.events("WorkerExited", job)]
+        cluster.wait(lambda: cluster.events("GangReady", job)[2:], "it to go on again", 60)
+        assert cluster.job(job)["retries_used"] == 0
+        causes = [event["cause"] for event in cluster.events("WorkerExited", job)]
         assert causes == ["worker_killed", "keeper_lost"]
-        stage.command("cancel", str(job))
+        cluster.command("cancel", str(job))
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_ranks_whose_store_was_killed_start_again_without_blame(
     tmp_path: Path, key: str, rank_ended: bool, told: list[str]
 ) -> None:
     said: list[Any] = []
-    here = Here(1, tmp_path, tmp_path / "sockets")
-    here.generation = 3
+    local_job = LocalJob(1, tmp_path, tmp_path / "sockets")
+    local_job.generation = 3
     for index in range(2):
-        hand = here.hands[index] = here.hand(index, index)
-        hand.generation, hand.pid = 3, 70 + index
-    here.hands[0].status = 0 if rank_ended else None
-    programs = Programs(cast(Any, None), "", said.append, cast(Any, None))
-    programs.store_ended(here, Ended(key=key, pid=9, status=-9))
+        process = local_job.processes[index] = local_job.new_process(index, index)
+        process.generation, process.pid = 3, 70 + index
+    local_job.processes[0].status = 0 if rank_ended else None
+    programs = NodePrograms(cast(Any, None), "", said.append, cast(Any, None))
+    programs.store_ended(local_job, Ended(key=key, pid=9, status=-9))
     assert [(left.rank, left.generation, left.cause) for left in said] == [
         (0, 3, cause) for cause in told
     ]
@@ -227,27 +227,27 @@ def test_programs_without_steps_are_left_alone_and_verdicts_say_what_they_follow
     tmp_path: Path,
 ) -> None:
     (tmp_path / "late.py").write_text(LATE)
-    with Stage(tmp_path, nodes=1, gpus_per_node=4, policy=QUICK) as stage:
-        silent = stage.submit("--", "sleep", "16")
-        idle = stage.submit("--idle-minutes", "0.1", "--retries", "0", "--", "sleep", "1000")
-        patient = stage.submit("--first-step-minutes", "1", "--", sys.executable, "late.py")
-        late = stage.submit("--retries", "0", "--", sys.executable, "late.py")
-        assert stage.wait_ended(late, 60) == "failed"
-        (fact,) = stage.events("NoProgress", late)
+    with TrialCluster(tmp_path, nodes=1, gpus_per_node=4, policy=QUICK) as cluster:
+        silent = cluster.submit("--", "sleep", "16")
+        idle = cluster.submit("--idle-minutes", "0.1", "--retries", "0", "--", "sleep", "1000")
+        patient = cluster.submit("--first-step-minutes", "1", "--", sys.executable, "late.py")
+        late = cluster.submit("--retries", "0", "--", sys.executable, "late.py")
+        assert cluster.wait_ended(late, 60) == "failed"
+        (fact,) = cluster.events("NoProgress", late)
         assert (fact["limit"], fact["setting"]) == ("first_step", "timeouts.first_step_ns")
         assert fact["quiet_ns"] >= 8e9 and fact["cpu_ns"] >= 0
-        why = stage.job(late)["why"]["text"]
+        why = cluster.job(late)["why"]["text"]
         assert "8.0 s are allowed by timeouts.first_step_ns" in why and "Phalanx ends" in why
-        assert stage.wait_ended(idle, 90) == "failed"
-        why = stage.job(idle)["why"]["text"]
+        assert cluster.wait_ended(idle, 90) == "failed"
+        why = cluster.job(idle)["why"]["text"]
         assert "no activity" in why and "the job's idle_ns" in why and "bytes of output" in why
-        assert stage.wait_ended(patient, 60) == stage.wait_ended(silent, 60) == "done"
-        assert stage.job(patient)["step"] == 3
+        assert cluster.wait_ended(patient, 60) == cluster.wait_ended(silent, 60) == "done"
+        assert cluster.job(patient)["step"] == 3
         for job in (silent, patient):
-            assert stage.job(job)["generation"] == 1
-        (told,) = stage.events("NoProgress", silent)  # and nothing was done about it
+            assert cluster.job(job)["generation"] == 1
+        (told,) = cluster.events("NoProgress", silent)  # and nothing was done about it
         assert told["limit"] == "idle"
-        found = stage.get(f"/v1/jobs/{silent}/ledger")
+        found = cluster.get(f"/v1/jobs/{silent}/ledger")
         buckets = {name: int(text) for name, text in found["buckets"].items()}
         assert buckets["unreported"] >= 16e9 and not buckets["checkpoint_stall"]
         assert sum(buckets.values()) == int(found["allocation_gpu_ns"])
@@ -257,23 +257,23 @@ def test_a_program_outlives_its_agent_and_is_not_run_again_when_it_has_ended(
     tmp_path: Path,
 ) -> None:
     patient = "[timeouts]\nreconnect_ns = 40_000_000_000\nmissed_heartbeats = 10\n"
-    with Stage(tmp_path, nodes=1, gpus_per_node=2, policy=patient) as stage:
-        short = stage.submit("--", "sh", "-c", "echo begins; sleep 4; echo ends")
-        long = stage.submit("--", "sh", "-c", "echo begins; sleep 12; echo ends")
+    with TrialCluster(tmp_path, nodes=1, gpus_per_node=2, policy=patient) as cluster:
+        short = cluster.submit("--", "sh", "-c", "echo begins; sleep 4; echo ends")
+        long = cluster.submit("--", "sh", "-c", "echo begins; sleep 12; echo ends")
         for job in (short, long):
-            stage.wait(lambda job=job: "begins" in output(stage, job), "its first word", 60)
-        node = stage.cluster.nodes[0]
-        stage.kill_agent(node)
-        stage.wait(lambda: "ends" in output(stage, short), "its end", 30)
-        stage.restart_node(node)
-        assert stage.wait_ended(short, 60) == "done" == stage.wait_ended(long, 60)
+            cluster.wait(lambda job=job: "begins" in output(cluster, job), "its first word", 60)
+        node = cluster.local.nodes[0]
+        cluster.kill_agent(node)
+        cluster.wait(lambda: "ends" in output(cluster, short), "its end", 30)
+        cluster.restart_node(node)
+        assert cluster.wait_ended(short, 60) == "done" == cluster.wait_ended(long, 60)
         for job in (short, long):
-            assert output(stage, job).split() == ["begins", "ends"]
-            assert stage.job(job)["generation"] == 1
+            assert output(cluster, job).split() == ["begins", "ends"]
+            assert cluster.job(job)["generation"] == 1
 
 
-def output(stage: Stage, job: int) -> str:
-    found = stage.root.glob(f"local/nodes/*/jobs/{job}/worker-*.log")
+def output(cluster: TrialCluster, job: int) -> str:
+    found = cluster.root.glob(f"local/nodes/*/jobs/{job}/worker-*.log")
     return "\n".join(path.read_text() for path in found)
 
 

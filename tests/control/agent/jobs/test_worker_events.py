@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from phalanx.cluster.protocol.messages import WorkerFound, WorkerLeft
-from phalanx.control.agent.jobs.local_job import Here
-from phalanx.control.agent.jobs.worker_events import Ears
+from phalanx.control.agent.jobs.local_job import LocalJob
+from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.jobs.wrapper_exits import last_output
 from phalanx.control.host.users import UnknownUserError
 from phalanx.control.wire.payload import Script
@@ -24,15 +24,15 @@ def test_an_unknown_user_is_found_at_every_attempt(tmp_path: Path) -> None:
     """What comes after it would fail for another reason, which says nothing to anybody."""
 
     async def listen_twice() -> None:
-        here = Here(1, tmp_path / "job", tmp_path / "sockets")
-        here.folder.mkdir()
+        local_job = LocalJob(1, tmp_path / "job", tmp_path / "sockets")
+        local_job.folder.mkdir()
         for _ in range(2):
             with pytest.raises(UnknownUserError, match="there is no user 'nobody-of-that-name'"):
-                await Ears(unused, unused, unused).listen(here, "nobody-of-that-name")
-            assert here.server is None
-        await Ears(unused, unused, unused).listen(here, "")
-        assert here.server is not None
-        here.close()
+                await WorkerEvents(unused, unused, unused).listen(local_job, "nobody-of-that-name")
+            assert local_job.server is None
+        await WorkerEvents(unused, unused, unused).listen(local_job, "")
+        assert local_job.server is not None
+        local_job.close()
 
     asyncio.run(listen_twice())
 
@@ -48,11 +48,11 @@ def test_an_agent_that_ends_prints_nothing_of_its_connected_workers(tmp_path: Pa
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, told: complaints.append(told["message"]))
         met = asyncio.Event()
-        ears = Ears(unused, lambda here, pid: pid, unused)
+        worker_events = WorkerEvents(unused, lambda local_job, pid: pid, unused)
 
         async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             loop.call_soon(met.set)  # once it waits for words
-            await ears._meet(Here(1, tmp_path, tmp_path), reader, writer)
+            await worker_events._meet(LocalJob(1, tmp_path, tmp_path), reader, writer)
 
         path = str(tmp_path / "agent.sock")
         server = await asyncio.start_unix_server(meet, path)
@@ -79,10 +79,10 @@ def test_a_program_that_was_asked_to_go_did_not_break(
     tmp_path: Path, status: int, sent_away: bool, cause: str
 ) -> None:
     said: list[Any] = []
-    here = Here(1, tmp_path, tmp_path / "sockets")
-    hand = here.hands[0] = here.hand(0, 0)
-    hand.pid, hand.sent_away = 77, sent_away
-    Ears(said.append, unused, unused).ended(here, Ended(hand.key, 77, status))
+    local_job = LocalJob(1, tmp_path, tmp_path / "sockets")
+    process = local_job.processes[0] = local_job.new_process(0, 0)
+    process.pid, process.sent_away = 77, sent_away
+    WorkerEvents(said.append, unused, unused).ended(local_job, Ended(process.key, 77, status))
     (left,) = said
     assert left.cause == cause
 
@@ -159,12 +159,12 @@ def test_a_wrappers_log_that_is_no_plain_file_is_not_read(tmp_path: Path) -> Non
 def wrapper_left(folder: Path, before: str, output: str) -> WorkerLeft:
     """What is said of a program that ended with code 1 after this output."""
     said: list[Any] = []
-    here = Here(1, folder, folder / "sockets")
-    here.work = Script(argv=("torchrun",))
-    hand = here.hands[0] = here.hand(0, 0)
-    here.log(0).write_text(before + output)
-    hand.pid, hand.log_start = 77, len(before)
-    Ears(said.append, unused, unused).ended(here, Ended(hand.key, 77, 1))
+    local_job = LocalJob(1, folder, folder / "sockets")
+    local_job.work = Script(argv=("torchrun",))
+    process = local_job.processes[0] = local_job.new_process(0, 0)
+    local_job.log(0).write_text(before + output)
+    process.pid, process.log_start = 77, len(before)
+    WorkerEvents(said.append, unused, unused).ended(local_job, Ended(process.key, 77, 1))
     (left,) = said
     assert isinstance(left, WorkerLeft)
     return left
@@ -183,14 +183,14 @@ def test_a_worker_that_said_why_it_ends_is_not_heard_of_again_in_the_next_genera
 ) -> None:
     said: list[Any] = []
     replaced: list[Any] = []
-    here = Here(1, tmp_path, tmp_path / "sockets")
-    hand = here.hands[0] = here.hand(0, 0)
-    hand.pid, hand.generation = 77, 3
-    ears = Ears(said.append, unused, lambda _, hand: replaced.append(hand))
+    local_job = LocalJob(1, tmp_path, tmp_path / "sockets")
+    process = local_job.processes[0] = local_job.new_process(0, 0)
+    process.pid, process.generation = 77, 3
+    worker_events = WorkerEvents(said.append, unused, lambda _, process: replaced.append(process))
     last = WorkerLeft(job=1, generation=3, rank=0, step=5, cause="keeper_lost", ends=True)
-    ears._heard(hand, last)
+    worker_events._heard(process, last)
     # The next generation forms before the process is gone, and the link's thread still answers.
-    hand.take = Take(
+    process.take = Take(
         job=1,
         generation=4,
         rank=0,
@@ -200,21 +200,21 @@ def test_a_worker_that_said_why_it_ends_is_not_heard_of_again_in_the_next_genera
         host="",
         port=0,
     )
-    hand.left, hand.generation = False, 4
-    ears.ended(here, Ended(hand.key, 77, 15))
-    assert said == [last] and replaced == [hand]
+    process.left, process.generation = False, 4
+    worker_events.ended(local_job, Ended(process.key, 77, 15))
+    assert said == [last] and replaced == [process]
 
 
 def test_a_program_that_this_agent_started_is_not_taken_for_one_that_outlived_another(
     tmp_path: Path,
 ) -> None:
     """Else what it has committed would be forgotten as soon as it says its first word."""
-    here, told = Here(1, tmp_path, tmp_path), list[object]()
-    ears = Ears(told.append, lambda job: here, unused)
+    local_job, told = LocalJob(1, tmp_path, tmp_path), list[object]()
+    worker_events = WorkerEvents(told.append, lambda job: local_job, unused)
     present = Present(job=1, index=0, pid=77, generation=3, rank=0, running=True)
-    here.hands[0] = here.hand(0, 0)
-    ears._present(here, present, None)  # type: ignore[arg-type]
-    assert told == [] and here.hands[0].pid == 77
-    here.hands.clear()
-    ears._present(here, present, None)  # type: ignore[arg-type]
+    local_job.processes[0] = local_job.new_process(0, 0)
+    worker_events._present(local_job, present, None)  # type: ignore[arg-type]
+    assert told == [] and local_job.processes[0].pid == 77
+    local_job.processes.clear()
+    worker_events._present(local_job, present, None)  # type: ignore[arg-type]
     assert told == [WorkerFound(job=1, generation=3, rank=0, step=0, committed=-1)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.agent.spawn.binding import (
-    Machine,
+    NodeTopology,
     held_gpus,
     parse_list,
     prefer_memory,
@@ -21,7 +21,7 @@ from tests.ranks import run_alone
 
 CORES = tuple(range(16))
 # Two sockets; GPUs 0 and 1 on the second one, as boards often have it.
-BOARD = Machine(CORES, {0: CORES[:8], 1: CORES[8:]}, (1, 1, 0, 0), ("0", "1", "2", "3"))
+BOARD = NodeTopology(CORES, {0: CORES[:8], 1: CORES[8:]}, (1, 1, 0, 0), ("0", "1", "2", "3"))
 
 
 def make_tree(root: Path) -> None:
@@ -69,17 +69,17 @@ def test_two_jobs_on_one_node_share_no_gpu_and_no_core() -> None:
 def test_a_job_sees_only_the_gpus_it_holds_in_the_order_of_its_ranks() -> None:
     told = visible(held_gpus(0b1010, BOARD))
     assert told["CUDA_VISIBLE_DEVICES"] == "1,3"
-    assert visible(held_gpus(0, Machine((0, 1), {}))) == {}
+    assert visible(held_gpus(0, NodeTopology((0, 1), {}))) == {}
 
 
 def test_without_gpus_cores_are_dealt_out() -> None:
-    plain = Machine(CORES, {0: CORES})
+    plain = NodeTopology(CORES, {0: CORES})
     assert [seat.cores for seat in seats(2, 0, 2, plain, "numa")] == [CORES[:8], CORES[8:]]
     assert [seat.cores for seat in seats(2, 0, 2, plain, "none")] == [(), ()]
 
 
 def test_more_workers_than_cores_are_not_bound() -> None:
-    assert {seat.cores for seat in seats(8, 0, 8, Machine((0, 1), {}), "cores")} == {()}
+    assert {seat.cores for seat in seats(8, 0, 8, NodeTopology((0, 1), {}), "cores")} == {()}
 
 
 @pytest.mark.parametrize("text", ["0-3,8", "5", "0-1,4-7,12"])

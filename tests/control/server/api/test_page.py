@@ -93,11 +93,11 @@ def test_the_queue_says_who_waits_for_what(fleet: ServerProcess) -> None:
 
 
 def test_a_plan_is_the_one_of_the_command_line(fleet: ServerProcess) -> None:
-    from phalanx.plan import Request, propose, understand
+    from phalanx.plan import PlanRequest, propose, understand
 
     body = {"model": "llama3-8b", "gpu": "h100", "gpus": 64, "tokens": "1T"}
     status, found = fleet.call("POST", "/v1/plan", body)
-    own = propose(understand(Request(model="llama3-8b", cluster="h100-64", tokens="1T")))
+    own = propose(understand(PlanRequest(model="llama3-8b", cluster="h100-64", tokens="1T")))
     assert status == 200 and found["problem"] == ""
     assert found["prediction"]["step_seconds"] == own.prediction.step_seconds
     assert found["dollars"]["mid"] == own.bill.dollars.mid

@@ -1,4 +1,4 @@
-"""The fleet's past: every moment can be had again, and losing it harms nothing."""
+"""The fleet's past: every moment can be had again, and losing it faults nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from benchmarks.cluster_load import Load, fleet_of, policy_of
 from phalanx.cluster.core import Core
 from phalanx.control.server.history import fleet_history
-from phalanx.control.server.history.fleet_history import FleetHistory, Frame, frame_of
+from phalanx.control.server.history.fleet_history import FleetFrame, FleetHistory, frame_of
 
 
-def played(path: Path, events: int = 4000) -> tuple[FleetHistory, list[Frame]]:
+def played(path: Path, events: int = 4000) -> tuple[FleetHistory, list[FleetFrame]]:
     """A history of a small busy fleet, and what it should say of each moment."""
     core = Core(fleet_of(64), policy_of())
     load, history = Load(core, 1), FleetHistory(path)
-    kept: list[Frame] = []
+    kept: list[FleetFrame] = []
     for event in load.events(events):
         load.sent(core.handle(event))
         if event.time_ns and (not kept or event.time_ns - kept[-1].time_ns > 5 * 10**9):
@@ -29,7 +29,7 @@ def played(path: Path, events: int = 4000) -> tuple[FleetHistory, list[Frame]]:
     return history, kept
 
 
-def same(one: Frame | None, other: Frame) -> bool:
+def same(one: FleetFrame | None, other: FleetFrame) -> bool:
     assert one is not None
     columns = ("state", "job", "free_gpus")
     equal = all(np.array_equal(getattr(one, c), getattr(other, c)) for c in columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.config import job_from_table, resolve
-from phalanx.control.server.http.submission import Wanted, submission
+from phalanx.control.server.http.submission import RequestedWork, submission
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ def test_a_slow_replica_is_offered_less_work_only_where_that_helps(
         "train": {"steps": 10, "global_batch": 32, "micro_batch": 2, "device": "cpu"},
     }
     job = resolve(job_from_table(table), 4)
-    found = submission(Wanted(job=job, ranks=4), node_gpus=1)
+    found = submission(RequestedWork(job=job, ranks=4), node_gpus=1)
     assert found.spec.expected.micro_batches == shares

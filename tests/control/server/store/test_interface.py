@@ -15,10 +15,10 @@ from phalanx.cluster.protocol.events import Event, Hold, Tick
 from phalanx.control.server.store.archive import archive_events
 from phalanx.control.server.store.chain import START
 from phalanx.control.server.store.interface import (
-    Snapshot,
-    Store,
+    EventStore,
     StoreBusyError,
     StoreDamagedError,
+    StoredSnapshot,
     StoreError,
     StoreLostError,
     command_row,
@@ -30,13 +30,13 @@ from phalanx.control.server.store.repair import truncate
 from phalanx.control.server.store.takeover import SqlStore
 from tests.limits import file_size_limit
 
-Opener = Callable[[], Store]
+Opener = Callable[[], EventStore]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the same store again and again, as servers on it would."""
-    opened: list[Store] = []
+    opened: list[EventStore] = []
     where = ""
     if request.param == "postgres":
         import psycopg
@@ -47,7 +47,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
             session.execute(f"CREATE DATABASE {name}")
         where = url.replace("/postgres?", f"/{name}?")
 
-    def open_it() -> Store:
+    def open_it() -> EventStore:
         opened.append(open_store(where, tmp_path))
         return opened[-1]
 
@@ -56,7 +56,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
         store.close()
 
 
-def change(store: Store, statement: str) -> None:
+def change(store: EventStore, statement: str) -> None:
     """What a damaged disk might do to the tables of a store that leads."""
     with store._writing() as session:  # type: ignore[attr-defined]
         session.execute(statement)
@@ -120,7 +120,7 @@ def test_the_two_newest_snapshots_are_kept(opener: Opener) -> None:
     for sequence in (3, 7, 9):
         core = f"core {sequence}".encode()
         store.save_snapshot(
-            Snapshot(sequence=sequence, version="1.0", core=core, answers=b"answers")
+            StoredSnapshot(sequence=sequence, version="1.0", core=core, answers=b"answers")
         )
     found = [(kept.sequence, kept.core) for kept in store.snapshots()]
     assert found == [(9, b"core 9"), (7, b"core 7")]
@@ -228,8 +228,8 @@ def test_a_secret_is_made_once_and_stays(opener: Opener) -> None:
     assert again.secret("replicas") == made
 
 
-def snapshot(sequence: int) -> Snapshot:
-    return Snapshot(sequence=sequence, version="1", core=b"", answers=b"")
+def snapshot(sequence: int) -> StoredSnapshot:
+    return StoredSnapshot(sequence=sequence, version="1", core=b"", answers=b"")
 
 
 def test_old_events_are_archived_and_a_restart_loses_nothing(
@@ -329,7 +329,7 @@ def test_a_kill_between_a_token_and_its_mark_is_no_damage(
     store.put_token("a", b"first")
     acknowledge = type(store)._acknowledge  # type: ignore[attr-defined]
 
-    def killed(self: Store, **changed: object) -> None:
+    def killed(self: EventStore, **changed: object) -> None:
         if "keys" not in changed:
             acknowledge(self, **changed)
 

@@ -22,13 +22,13 @@ from phalanx.cluster.protocol.events import Event, Progress
 from phalanx.config import ConfigError, job_from_table
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.alarms import Alarms
-from phalanx.control.server.history.incidents import FAILURES, Incidents, node_names
+from phalanx.control.server.history.incidents import FAILURES, IncidentHistory, node_names
 from phalanx.control.server.http.views import job_of, names_of
 from phalanx.control.trust.secrets import shown_payload
 from phalanx.control.wire.payload import PayloadError, Train, decode_payload
-from phalanx.observe.node.node_words import RunRecord
+from phalanx.observe.node.node_messages import RunRecord
 from phalanx.observe.store.journal import Journal
-from phalanx.observe.tracker.findings import Finding, from_event
+from phalanx.observe.tracker.findings import RunFinding, from_event
 from phalanx.observe.tracker.runs import VALIDATED, Run, validation_summary
 
 logger = logging.getLogger("phalanx.server")
@@ -44,7 +44,7 @@ MOST_COPIES = 500  # runs that are written at a time
 Heard = Callable[[str, int, dict[str, Any]], None]
 
 
-class Chronicle:
+class RunHistory:
     """One instance a leadership. ``told`` hears of findings and ended jobs."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Chronicle:
     ) -> None:
         self.core, self.journal, self._told = core, journal, told
         self._alarms = alarms or Alarms()
-        self.incidents = Incidents(core, self.add)
+        self.incidents = IncidentHistory(core, self.add)
         self.counts: dict[str, int] = {}  # findings by kind
         self._runs: dict[int, Run] = {}
         self._dirty: dict[int, None] = {}
@@ -86,7 +86,7 @@ class Chronicle:
                 if not isinstance(body, Progress):
                     self._note(job, event.time_ns)
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: RunFinding) -> None:
         """A finding for people."""
         self.counts[finding.kind] = self.counts.get(finding.kind, 0) + 1
         try:
@@ -218,15 +218,15 @@ class Chronicle:
 
     def _copies(self, dirty: Iterable[int]) -> list[tuple[int, Run]]:
         """Runs as they are now, to be written by a thread; one that cannot be is left out."""
-        found = []
+        copies = []
         for number in dirty:
             try:
                 if number in self._runs:
                     body = msgspec.json.encode(self._runs[number])
-                    found.append((number, msgspec.json.decode(body, type=Run)))
+                    copies.append((number, msgspec.json.decode(body, type=Run)))
             except (ValueError, OverflowError, RecursionError) as error:
                 self._alarms.raised("runs", error, f"job {number}")
-        return found
+        return copies
 
     def _write(self, runs: list[tuple[int, Run]]) -> None:
         for number, run in runs:
@@ -244,16 +244,16 @@ class Chronicle:
     def ledger_now(self) -> tuple[int, dict[str, dict[str, int]]]:
         """Sums of everybody, by bucket and by cause."""
         ledger = self.core.ledger
-        found = report(ledger, self.core.view.policy.price)
-        shares = {"fleet": found.fleet}
-        shares |= {f"team:{team}": share for team, share in found.teams.items()}
-        shares |= {f"job:{job}": share for job, share in found.jobs.items()}
+        totals = report(ledger, self.core.view.policy.price)
+        shares = {"fleet": totals.fleet}
+        shares |= {f"team:{team}": share for team, share in totals.teams.items()}
+        shares |= {f"job:{job}": share for job, share in totals.jobs.items()}
         owners: dict[str, dict[str, int]] = {}
         for owner, share in shares.items():
             owners[owner] = share.buckets
             owners[f"{owner}#cause"] = by_cause(share)
-        teams = {team: share.gpu_ns for team, share in found.teams.items()}
-        teams["(nobody)"] = found.fleet.gpu_ns - sum(teams.values())
+        teams = {team: share.gpu_ns for team, share in totals.teams.items()}
+        teams["(nobody)"] = totals.fleet.gpu_ns - sum(teams.values())
         owners["fleet#team"] = teams
         return ledger.now_ns, owners
 

@@ -9,27 +9,27 @@ import pytest
 
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.events import GangReady, NodeSilent, Progress, WorkerExited
-from phalanx.control.server.history.chronicle import Chronicle
+from phalanx.control.server.history.run_history import RunHistory
 from phalanx.observe.store.journal import Journal
 from tests.cluster.drive import SECOND, Drive
 
 
 class Told(Drive):
-    """A core by hand, and what its chronicle tells."""
+    """A core by hand, and what its history tells."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(nodes=8)
         self.told: list[dict[str, Any]] = []
         journal = Journal(folder / "runs.sqlite")
-        self.chronicle = Chronicle(self.core, journal, lambda kind, job, body: self.note(body))
+        self.run_history = RunHistory(self.core, journal, lambda kind, job, body: self.note(body))
 
     def note(self, body: dict[str, Any]) -> None:
         self.told.append(body)
 
     def _hand(self, body):  # type: ignore[no-untyped-def]
         commands = super()._hand(body)
-        if hasattr(self, "chronicle"):
-            self.chronicle.heard(self.log[-1], commands)
+        if hasattr(self, "run_history"):
+            self.run_history.heard(self.log[-1], commands)
         return commands
 
     def running(self) -> Job:
@@ -62,7 +62,7 @@ def test_an_incident_is_of_the_failure_and_not_of_the_tick_that_ends_the_wait(dr
     drive.wait(20 * SECOND)  # whatever the core waits for
     drive.run(job)
     ready_ns = next(e.time_ns for e in reversed(drive.log) if isinstance(e.body, GangReady))
-    drive.chronicle.incidents.went_on(job.id, job.generation, ready_ns + SECOND // 2)
+    drive.run_history.incidents.went_on(job.id, job.generation, ready_ns + SECOND // 2)
     found = drive.incident()
     assert found["time"] == failed_ns / 1e9
     assert (found["rank"], found["evidence"]["event"]) == (9, "WorkerExited")
@@ -90,7 +90,7 @@ def test_a_lost_nodes_incident_is_of_its_silence(drive: Told) -> None:
 
 def test_a_failure_of_long_ago_is_not_why_a_gang_forms_again(drive: Told) -> None:
     job = drive.running()
-    drive.chronicle.incidents._failures[job.id] = (drive.now_ns, drive.log[-1])
+    drive.run_history.incidents._failures[job.id] = (drive.now_ns, drive.log[-1])
     drive.wait(120 * SECOND)
     drive.progress(job, job.step + 1)
     facts = {"job": job.id, "generation": job.generation}

@@ -14,7 +14,7 @@ SIZES = (1, 8, 64, 512, 1024, 4096, 16384)  # lower ends of the classes of job s
 FAILURES_KEPT = 5
 
 
-class Record:
+class SeedCounts:
     """Counts of one seed."""
 
     def __init__(self) -> None:

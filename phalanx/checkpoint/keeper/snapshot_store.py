@@ -16,7 +16,7 @@ import numpy as np
 
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.keeper.messages import Header, header_of
-from phalanx.checkpoint.write.commit import Order
+from phalanx.checkpoint.write.commit import SaveOrder
 from phalanx.checkpoint.write.direct import WRITE_BYTES, aligned, chunk_sums
 
 THREADED_BYTES = 256 << 20  # from here on checksums are computed by half of the cores
@@ -27,10 +27,10 @@ class WorkerGoneError(Exception):
     """A worker ended while it filled a slot."""
 
 
-class Held:
+class HeldSnapshot:
     """One snapshot, being filled or whole."""
 
-    def __init__(self, order: Order, memory: memoryview, *, replica: bool) -> None:
+    def __init__(self, order: SaveOrder, memory: memoryview, *, replica: bool) -> None:
         self.order, self.memory, self.replica = order, memory, replica
         self.sidecar: Sidecar | None = None  # with checksums, once they are known
         self.safe = False  # at its buddy too, where there is one
@@ -94,13 +94,13 @@ class Region:
         except (OSError, ValueError, OverflowError) as error:
             os.close(self.file)
             raise MemoryError(f"{size / 1e9:.1f} GB of shared memory: {error}") from error
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, HeldSnapshot] = {}
         self.writing: dict[int, int] = {}  # slots that are being written to disk: how often
 
-    def begin(self, slot: int, order: Order, *, replica: bool = False) -> Held:
+    def begin(self, slot: int, order: SaveOrder, *, replica: bool = False) -> HeldSnapshot:
         """A slot is filled anew; what was in it is gone."""
         start = slot * self.slot_bytes
-        held = Held(order, self._memory[start : start + self.slot_bytes], replica=replica)
+        held = HeldSnapshot(order, self._memory[start : start + self.slot_bytes], replica=replica)
         self.held[slot] = held
         return held
 
@@ -125,7 +125,7 @@ class Region:
         return self.slot_bytes == aligned(slot_bytes) and self.slots == slots
 
 
-class Shelf:
+class SnapshotStore:
     """All snapshots of a keeper."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Shelf:
         with self._lock:
             return self._region(self._own, rank, slot_bytes, slots)
 
-    def receive(self, order: Order) -> Held:
+    def receive(self, order: SaveOrder) -> HeldSnapshot:
         """Room for a replica; the newest sealed one of the same rank stays until this is sealed."""
         side = order.sidecar
         with self._lock:
@@ -147,11 +147,11 @@ class Shelf:
             slot = region.in_order_of_use(draft.generation, draft.step)[0]
             return region.begin(slot, order, replica=True)
 
-    def sealed(self) -> list[Held]:
+    def sealed(self) -> list[HeldSnapshot]:
         """Every snapshot that may be restored."""
         return [held for held in self._all() if held.sealed]
 
-    def condemned(self) -> list[Held]:
+    def condemned(self) -> list[HeldSnapshot]:
         """Snapshots that turned out not to be what was sealed."""
         return [held for held in self._all() if held.condemned]
 
@@ -165,12 +165,12 @@ class Shelf:
                 held.condemned = bad = True
         return bad
 
-    def _all(self) -> list[Held]:
+    def _all(self) -> list[HeldSnapshot]:
         with self._lock:
             regions = [*self._own.values(), *self._replicas.values()]
         return [held for region in regions for held in list(region.held.values())]
 
-    def find(self, rank: int, session: str, step: int) -> Held | None:
+    def find(self, rank: int, session: str, step: int) -> HeldSnapshot | None:
         """A certain snapshot, the own one first."""
         for held in self.sealed():
             header = held.order.draft
@@ -179,11 +179,11 @@ class Shelf:
         return None
 
     def _region(self, regions: dict[int, Region], rank: int, slot_bytes: int, slots: int) -> Region:
-        found = regions.get(rank)
-        if found is None or not found.fits(slot_bytes, slots):
+        region = regions.get(rank)
+        if region is None or not region.fits(slot_bytes, slots):
             regions.pop(rank, None)
-            found = regions[rank] = Region(slot_bytes, slots)
-        return found
+            region = regions[rank] = Region(slot_bytes, slots)
+        return region
 
 
 def refuse_memory(size: int) -> str:
@@ -197,7 +197,7 @@ def refuse_memory(size: int) -> str:
     return ""
 
 
-def sums_of(held: Held) -> bytes:
+def sums_of(held: HeldSnapshot) -> bytes:
     """Checksums of a snapshot that stays in memory; training may wait for those of a large one."""
     size = held.order.sidecar.shard_bytes
 
@@ -207,8 +207,8 @@ def sums_of(held: Held) -> bytes:
 
     views = enumerate(held.views())
     if size < THREADED_BYTES:
-        found = [sums(view) for view in views]
+        checksums = [sums(view) for view in views]
     else:
         with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
-            found = list(pool.map(sums, views))
-    return np.fromiter(itertools.chain(*found), "<u4").tobytes()
+            checksums = list(pool.map(sums, views))
+    return np.fromiter(itertools.chain(*checksums), "<u4").tobytes()

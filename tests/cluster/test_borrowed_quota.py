@@ -47,41 +47,41 @@ def busy_owner(site: Site, rng: random.Random, until: int) -> list[int]:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
-def test_a_guest_is_sent_away_a_bounded_number_of_times_and_ends(seed: int) -> None:
+def test_a_borrower_is_sent_away_a_bounded_number_of_times_and_ends(seed: int) -> None:
     rng = random.Random(seed)
     site = Site(fleet_of(8, leaf=4, pod=8), policy_of(**RULES))
     length = 30 * HOUR
-    guest = site.submit(64, team="guest", run=length, time_limit_ns=2 * length)
+    borrower = site.submit(64, team="guest", run=length, time_limit_ns=2 * length)
     site.play(0)
     owners = busy_owner(site, rng, 14 * 24 * HOUR)
     site.play(site.view.now_ns + 100 * HOUR)
-    assert site.view.jobs[guest].state == "done"
-    assert len(sent_away(site, guest)) <= DOUBLED + length // STAY
-    # And the owner gets what it owns: all its jobs run, each after the guest's stay at the most
+    assert site.view.jobs[borrower].state == "done"
+    assert len(sent_away(site, borrower)) <= DOUBLED + length // STAY
+    # And the owner gets what it owns: all its jobs run, each after the borrower's stay at the most
     # (they queue up behind each other meanwhile, an hour each).
     assert all(site.view.jobs[number].state == "done" for number in owners)
     first = min(owners, key=lambda number: site.view.jobs[number].submitted_ns)
     assert site.started[first] <= 10 * MINUTE + 2 * MINUTE
 
 
-def test_each_time_it_is_sent_away_a_guest_may_stay_twice_as_long() -> None:
+def test_each_time_it_is_sent_away_a_borrower_may_stay_twice_as_long() -> None:
     site = Site(fleet_of(8, leaf=4, pod=8), policy_of(**RULES))
-    guest = site.view.jobs[site.submit(64, team="guest", run=1000 * HOUR)]
+    borrower = site.view.jobs[site.submit(64, team="guest", run=1000 * HOUR)]
     site.play(0)
     stays = []
     for _ in range(8):
-        while guest.placement is None:
+        while borrower.placement is None:
             site.play(site.view.now_ns + MINUTE)
-        started = guest.started_ns
+        started = borrower.started_ns
         site.submit(32, team="owner", run=10 * MINUTE, time_limit_ns=10 * MINUTE)
-        while guest.state == "running":
+        while borrower.state == "running":
             site.play(site.view.now_ns + MINUTE)
-        stays.append((sent_away(site, guest.id)[-1] - started) // MINUTE)
+        stays.append((sent_away(site, borrower.id)[-1] - started) // MINUTE)
         site.play(site.view.now_ns + 5 * MINUTE)
     assert stays == [10, 20, 40, 80, 160, 320, 480, 480]  # and never longer than STAY
 
 
-def test_owners_turn_to_guests_that_were_not_sent_away_yet() -> None:
+def test_owners_turn_to_borrowers_that_were_not_sent_away_yet() -> None:
     site = Site(fleet_of(8, leaf=4, pod=8), policy_of(**RULES))
     old = site.submit(32, team="third", run=1000 * HOUR)
     site.view.jobs[old].preemptions = 3
@@ -108,7 +108,7 @@ def test_a_job_that_starved_has_the_whole_stay_at_once() -> None:
 IDLE = {**RULES, "quotas": {"owner": Quota(gpus=64)}}  # and nobody of that team has work
 
 
-def test_guests_take_turns() -> None:
+def test_borrowers_take_turns() -> None:
     site = Site(fleet_of(8, leaf=4, pod=8), policy_of(**IDLE))
     site.submit(64, team="first", run=500 * HOUR)
     site.play(0)
@@ -118,7 +118,7 @@ def test_guests_take_turns() -> None:
     assert site.started[second] <= 24 * HOUR + 2 * MINUTE
     told = [one.reason for _, one in site.decisions if isinstance(one, Preempt)]
     assert [one.code for one in told] == ["turn"] and "has waited 1 d" in str(told[0])
-    assert "guests take turns" in str(told[0])
+    assert "borrowers take turns" in str(told[0])
     # It has not run yet, so it comes before the first one, which has waited as long by then.
     site.play(40 * HOUR)
     assert site.started[short] <= 24 * HOUR + STAY + 5 * MINUTE
@@ -127,21 +127,21 @@ def test_guests_take_turns() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32))
-def test_many_guests_all_start_within_a_round(seed: int) -> None:
+def test_many_borrowers_all_start_within_a_round(seed: int) -> None:
     rng = random.Random(seed)
     site = Site(fleet_of(8, leaf=4, pod=8), policy_of(**IDLE))
-    guests = []
+    borrowers = []
     for number in range(6):
         run = rng.choice((1, 5, 40, 200)) * HOUR
-        guests.append(site.submit(64, team=f"team-{number}", run=run, time_limit_ns=2 * run))
+        borrowers.append(site.submit(64, team=f"team-{number}", run=run, time_limit_ns=2 * run))
         site.play(site.view.now_ns + rng.randint(0, 5) * HOUR)
     site.play(site.view.now_ns + 24 * HOUR + 6 * (STAY + 5 * MINUTE))
-    for guest in guests:
-        waited = site.started[guest] - site.view.jobs[guest].submitted_ns
+    for borrower in borrowers:
+        waited = site.started[borrower] - site.view.jobs[borrower].submitted_ns
         assert waited <= 24 * HOUR + 6 * (STAY + 5 * MINUTE)
 
 
-def test_without_quotas_there_are_no_guests_to_be_sent_away() -> None:
+def test_without_quotas_there_are_no_borrowers_to_be_sent_away() -> None:
     site = Site(fleet_of(1), policy_of(starving_ns=HOUR))
     runs = site.submit(8, run=100 * HOUR)
     site.play(0)
@@ -170,10 +170,10 @@ def test_an_urgent_class_waits_for_the_stay_of_those_it_sent_away() -> None:
     assert len(sent_away(site, victim)) == 7
 
 
-def test_why_tells_an_owner_how_long_the_guests_may_stay() -> None:
+def test_why_tells_an_owner_how_long_the_borrowers_may_stay() -> None:
     site = Site(fleet_of(8, leaf=4, pod=8), policy_of(**RULES))
-    guest = site.submit(64, team="guest", run=1000 * HOUR)
-    site.view.jobs[guest].preemptions = 3  # 80 minutes
+    borrower = site.submit(64, team="guest", run=1000 * HOUR)
+    site.view.jobs[borrower].preemptions = 3  # 80 minutes
     site.play(0)
     site.view.now_ns = 20 * MINUTE
     owner = site.submit(32, team="owner", run=HOUR)

@@ -8,21 +8,21 @@ from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.incidents import Incident
-from phalanx.simulate.world.runs import Run
+from phalanx.simulate.world.runs import GangRun
 
 if TYPE_CHECKING:
     from phalanx.simulate.world.gangs import Gangs
     from phalanx.simulate.world.world import World
 
 
-class Harm:
+class FaultInjector:
     """Faults as the gangs of a world suffer them."""
 
     def __init__(self, world: World, gangs: Gangs) -> None:
         self.world = world
         self.gangs = gangs
 
-    def struck(self, job: int, incident: Incident, nodes: list[int]) -> None:
+    def apply(self, job: int, incident: Incident, nodes: list[int]) -> None:
         """A fault takes nodes of a gang: steps end, and what was under way does not happen."""
         run = self.gangs.runs.get(job)
         if incident.symptom == "silent":
@@ -38,7 +38,7 @@ class Harm:
         elif run.phase in ("joining", "restoring"):
             run.token += 1
 
-    def suffer(self, job: int, incident: Incident, nodes: list[int], delay_ns: int) -> None:
+    def announce(self, job: int, incident: Incident, nodes: list[int], delay_ns: int) -> None:
         """The core will be told of a fault."""
         run = self.gangs.runs.get(job)
         if run is None:
@@ -62,7 +62,7 @@ class Harm:
             return  # it made no steps, so nobody waited for anybody
         self.world.agenda.after(ns(seconds), self._lost_peer, run)
 
-    def _lost_peer(self, run: Run) -> None:
+    def _lost_peer(self, run: GangRun) -> None:
         if self.gangs.runs.get(run.job) is not run:
             return
         broken = self.world.broken
@@ -86,7 +86,7 @@ class Harm:
             if node in asked and incident.symptom in ("silent", "cut"):
                 self.world.agenda.at(body.answer_ns, self.world.silent, node, incident)
 
-    def _told(self, run: Run, incident: Incident, nodes: tuple[int, ...]) -> None:
+    def _told(self, run: GangRun, incident: Incident, nodes: tuple[int, ...]) -> None:
         if self.gangs.runs.get(run.job) is not run:
             return  # a later generation has found out by itself
         self.gangs.report(run)
@@ -106,7 +106,7 @@ class Harm:
         for node in held:
             self.exit(run, node, incident.cause)
 
-    def exit(self, run: Run, node: int, cause: str) -> None:
+    def exit(self, run: GangRun, node: int, cause: str) -> None:
         """Workers of a node tell why they end."""
         step = run.step(self.world.agenda.now_ns)
         width = max(1, self.world.view.jobs[run.job].spec.gang.slot_gpus)
@@ -121,20 +121,20 @@ class Harm:
             )
         )
 
-    def corrupts(self, run: Run, node: int) -> None:
+    def corrupts(self, run: GangRun, node: int) -> None:
         """Wrong numbers until replicas are compared."""
         every, now = self.world.scenario.detection.corruption_steps, self.world.agenda.now_ns
         if run.phase != "running":
             return
         step = run.step(now)
-        found = (step // every + 1) * every
+        step_seen = (step // every + 1) * every
         run.clean = min(run.clean, step // every * every)
         # Every checkpoint is told in truth: the last clean one must not get lost between reports.
         self.gangs.report(run, run.clean)
-        run.corrupted[node] = min(found, run.corrupted.get(node, found))
-        self.world.agenda.at(run.done_ns(found), self.compared, run, run.token, node, found)
+        run.corrupted[node] = min(step_seen, run.corrupted.get(node, step_seen))
+        self.world.agenda.at(run.done_ns(step_seen), self.compared, run, run.token, node, step_seen)
 
-    def compared(self, run: Run, token: int, node: int, step: int) -> None:
+    def compared(self, run: GangRun, token: int, node: int, step: int) -> None:
         """Replicas differ after a step, and a vote tells whose numbers are wrong."""
         if run.token != token or self.gangs.runs.get(run.job) is not run:
             return
@@ -151,7 +151,7 @@ class Harm:
             )
         )
 
-    def blockers(self, run: Run) -> tuple[int, ...]:
+    def blockers(self, run: GangRun) -> tuple[int, ...]:
         """Broken nodes that keep a gang from forming."""
         fleet = self.world.fleet
         return tuple(
@@ -160,7 +160,7 @@ class Harm:
             if incident.symptom != "corruption" and run.job in fleet.held[node]
         )
 
-    def blocked(self, run: Run, phase: str, nodes: tuple[int, ...], deadline_ns: int) -> None:
+    def blocked(self, run: GangRun, phase: str, nodes: tuple[int, ...], deadline_ns: int) -> None:
         """Part of a gang will not answer: its error says so, or at the latest the deadline does."""
         for node in nodes:
             incident = self.world.broken.get(node)
@@ -169,11 +169,11 @@ class Harm:
                 self.world.agenda.after(delay, self._exit_of, run, node, incident.cause)
         self.world.agenda.at(deadline_ns, self._stuck, run, run.token, phase, nodes)
 
-    def _exit_of(self, run: Run, node: int, cause: str) -> None:
+    def _exit_of(self, run: GangRun, node: int, cause: str) -> None:
         if self.gangs.runs.get(run.job) is run and run.job in self.world.fleet.held[node]:
             self.exit(run, node, cause)
 
-    def _stuck(self, run: Run, token: int, phase: str, nodes: tuple[int, ...]) -> None:
+    def _stuck(self, run: GangRun, token: int, phase: str, nodes: tuple[int, ...]) -> None:
         if run.token == token and self.gangs.runs.get(run.job) is run:
             self.world.tell(
                 fact.GangStuck(
