@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tests.train.test_trackers_soak import READ_WANDB, needs, read_back
 
 STEPS = 60  # so many that a worker is killed long before the last one
 NAME = "mirrored"
+DATABASE = "curves.db"  # not where mlflow writes by itself
 
 # Prints the loss by step over all runs of the experiment: a killed process leaves its run behind.
 READ_MLFLOW = """
@@ -30,23 +30,22 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose rank 0 was killed, with every mirror that is installed."""
     root = tmp_path_factory.mktemp("mirrored")
     settings = ["--set", "log.tensorboard=true"]
     for name in ("wandb", "mlflow"):
         if importlib.util.find_spec(name) is not None:
             settings += ["--set", f"log.{name}=true"]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("WANDB_MODE", "offline")
-        patched.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")
-        with TrialCluster(root, nodes=2, gpus_per_node=2) as cluster:
-            job = cluster.submit(str(write_job(root, NAME, STEPS)), *settings)
-            commits = cluster.commits(job, 4)
-            cluster.wait(lambda: (n := commits.newest()) and n.step >= 6, "some steps")
-            cluster.signal_worker(0, job, signal.SIGKILL)
-            assert cluster.wait_ended(job, 120) == "done"
-        yield root / "runs" / NAME / f"job-{job}"
+    settings += ["--set", "backend.environment.WANDB_MODE=offline"]
+    settings += ["--set", f"backend.environment.MLFLOW_TRACKING_URI=sqlite:///{root / DATABASE}"]
+    with TrialCluster(root, nodes=2, gpus_per_node=2) as cluster:
+        job = cluster.submit(str(write_job(root, NAME, STEPS)), *settings)
+        commits = cluster.commits(job, 4)
+        cluster.wait(lambda: (n := commits.newest()) and n.step >= 6, "some steps")
+        cluster.signal_worker(0, job, signal.SIGKILL)
+        assert cluster.wait_ended(job, 120) == "done"
+    return root / "runs" / NAME / f"job-{job}"
 
 
 def test_tensorboard_has_every_step_of_the_job(mirrored: Path) -> None:
@@ -71,7 +70,7 @@ def test_wandb_has_every_step_of_the_job(mirrored: Path) -> None:
 
 @needs("mlflow")
 def test_mlflow_has_every_step_of_the_job(mirrored: Path) -> None:
-    database = mirrored.parents[2] / "mlflow.db"
+    database = mirrored.parents[2] / DATABASE
     told = {int(k): v for k, v in read_back(READ_MLFLOW, f"sqlite:///{database}").items()}
     assert told.items() <= losses(mirrored).items()
     assert max(told) == STEPS

@@ -41,7 +41,7 @@ ALLOWED = {
     },
     "control/agent/jobs/jobs.py": {
         "__init__": OWN,
-        "here": OWN,
+        "job": OWN,
         "_clear_sockets": "rmtree follows no link",
         "stop": "rmtree follows no link",
     },

@@ -13,6 +13,7 @@ from phalanx.config.schema import Job
 # File systems take 255 bytes; temporary names beside a run's folder need some of them.
 MOST_NAME_BYTES = 200
 STORES = ("s3", "gs", "az", "abfs", "abfss", "http", "https", "file", "memory")
+ENGINE = "backend."  # addresses there are an engine's or a program's: ray://, docker://, sqlite://
 
 LOCAL = {
     "runs": "set it to a folder; checkpoint.archive.url may be an address, and receives copies",
@@ -25,7 +26,8 @@ def text_problems(job: Job) -> Iterator[ConfigProblem]:
     """Rules for the run's name, and for every setting that is text."""
     for key, text in _texts(msgspec.to_builtins(job), ""):
         yield from _unprintable(key, text)
-        yield from _address(key, text)
+        if not key.startswith(ENGINE):
+            yield from _address(key, text)
     yield from _folder_name("name", job.name)
 
 

@@ -283,6 +283,7 @@ ACCEPTED: list[tuple[int, list[str], str]] = [
     (4, ["parallel.tensor=4", "model.moe.ffn=33"], "tiny-moe"),
     (64, ["parallel.tensor=8"], "gpt3-175b"),
     (1, ["precision.fp8=true"], "llama3-3b"),
+    (1, ["backend.environment.MLFLOW_TRACKING_URI=sqlite:///curves.db"], "tiny"),
     (1, ["schedule.kind=wsd", "schedule.warmup_steps=50", "schedule.decay_steps=50"], "tiny"),
 ]
 
