@@ -99,7 +99,10 @@ class Holdings:
             if not book[name]:
                 del book[name]
         if fresh:  # snapshots of equal states are equal to the byte, whatever came first
-            self._state.held = dict(sorted(self._state.held.items()))
+            held = self._state.held  # sorted in place: the pass under way counts by this dict
+            ordered = sorted(held.items())
+            held.clear()
+            held.update(ordered)
         if gpus:
             self._jobs[number] = (team, qos, gpus)
         else:

@@ -128,6 +128,15 @@ def test_a_team_borrows_but_never_above_its_ceiling() -> None:
     assert found.reason.code == "at_ceiling" and "may hold 24" in str(found.reason)
 
 
+def test_all_that_a_fresh_team_starts_in_a_pass_counts_against_its_quota() -> None:
+    site = Site(fleet_of(3), policy_of(quotas={"a": Quota(gpus=16)}))
+    *owned, borrowed = (site.submit(team="a") for _ in range(3))
+    other = site.submit(team="b", priority=5_000)
+    site.look()
+    assert list(site.started) == [*owned, other]
+    assert borrowed not in site.started
+
+
 def test_the_lender_gets_its_gpus_back_after_the_grace() -> None:
     quotas = {"a": Quota(gpus=8), "b": Quota(gpus=24)}
     site = Site(fleet_of(4), policy_of(quotas=quotas, grace_ns=MINUTE))
