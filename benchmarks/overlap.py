@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from benchmarks.traces import LAYER_RANGE, StepTrace
 from phalanx.config import Job, check, job_from_table, resolve
 from phalanx.parallel import build_mesh
-from phalanx.train.measure.intervals import share, total
+from phalanx.train.measure.intervals import Interval, intersect, merge, total
 from phalanx.train.trainer import Trainer
 from proof.report import report
 from tests.ranks import run_ranks
@@ -181,6 +182,13 @@ def read(folder: Path, setting: str) -> list[Reading]:
         steps = sorted((reader(StepTrace.read(path)) for path in paths), key=_hidden_share)
         readings.append(steps[TRACED_STEPS // 2])
     return readings
+
+
+def share(part: Iterable[Interval], beside: Iterable[Interval]) -> float:
+    """How much of ``part`` ran while ``beside`` ran: 0 to 1, and 0 where ``part`` is empty."""
+    spans = merge(part)
+    whole = total(spans)
+    return total(intersect(spans, beside)) / whole if whole else 0.0
 
 
 def _hidden_share(reading: Reading) -> float:

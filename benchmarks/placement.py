@@ -26,8 +26,8 @@ import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node, whole
-from phalanx.cluster.jobs.job import GangShape, Placement, shape_of
+from phalanx.cluster.fleet.node import Held, Node
+from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.placement.choose import PlacementRequest, place
 from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.policy import MILLION, FabricPolicy
@@ -91,7 +91,24 @@ def shape(name: str) -> GangShape:
     """The gang of a published kind of run, with the traffic that the planner predicts."""
     preset, batch, sequence, mapping = GANGS[name]
     work = Workload(model=resolve_model(PRESETS[preset]), sequence=sequence, global_batch=batch)
-    return shape_of(mapping, traffic(work, mapping, cluster(f"h100-{mapping.gpus}")), 8)
+    return gang_of(work, mapping)
+
+
+def gang_of(work: Workload, mapping: Mapping) -> GangShape:
+    """The gang of a mapping on nodes of eight GPUs."""
+    return GangShape(
+        replicas=mapping.data,
+        tensor=mapping.tensor,
+        context=mapping.context,
+        pipeline=mapping.pipeline,
+        slot_gpus=min(8, mapping.gpus),
+        traffic=traffic(work, mapping, cluster(f"h100-{mapping.gpus}")),
+    )
+
+
+def whole(node: Node) -> Held:
+    """All of a node."""
+    return Held((1 << node.gpus) - 1, node.cpus, node.memory_bytes)
 
 
 def fleet_of(site: Site, nodes: int = NODES) -> Fleet:
@@ -220,10 +237,9 @@ def giant(rounds: int) -> tuple[list[float], list[float]]:
     """
     wall: list[float] = []
     cpu: list[float] = []
-    base = shape("405B, 16384 GPUs")
     mapping = Mapping(tensor=8, pipeline=16, data=768)
     work = Workload(model=resolve_model(PRESETS["llama3-405b"]), sequence=8192, global_batch=6144)
-    gang = shape_of(mapping, traffic(work, mapping, cluster("h100-98304")), base.slot_gpus)
+    gang = gang_of(work, mapping)
     for seed in range(rounds):
         fleet = fleet_of(SITES[0])
         rng = random.Random(seed)

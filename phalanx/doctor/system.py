@@ -22,7 +22,6 @@ class KernelClock(Struct, frozen=True):
 
     synchronized: bool
     offset_seconds: float  # to its source, as it estimates it
-    error_seconds: float  # at most
 
 
 class _Timex(ctypes.Structure):
@@ -45,7 +44,7 @@ def read_clock() -> KernelClock | None:
         return None
     nanoseconds = bool(timex.status & 0x2000)  # STA_NANO
     offset = timex.offset / (1e9 if nanoseconds else 1e6)
-    return KernelClock(not timex.status & UNSYNCHRONIZED, offset, timex.maxerror / 1e6)
+    return KernelClock(not timex.status & UNSYNCHRONIZED, offset)
 
 
 def check_clock(clock: KernelClock | None, server_skew_seconds: float | None = None) -> Finding:

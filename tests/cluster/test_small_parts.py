@@ -5,7 +5,7 @@ from msgspec import structs
 
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import Expected, GangShape, shape_of
+from phalanx.cluster.jobs.job import Expected, GangShape
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.protocol.events import NodeSilent
@@ -21,7 +21,6 @@ from phalanx.cluster.recovery.layout import (
     without_columns,
 )
 from phalanx.config import ConfigError
-from phalanx.plan import Mapping
 from tests.cluster.drive import SECOND, fleet_of
 
 
@@ -115,18 +114,10 @@ def test_nodes_can_be_watched_after_others_were_looked_at():
     assert [fact.node for fact in watch.silent(40 * SECOND)] == [0]
 
 
-def test_the_slots_of_a_replica_are_those_of_its_ranks():
+def test_a_gang_counts_its_slots_and_who_is_in_them():
     shape = GangShape(replicas=4, tensor=4, pipeline=3, slot_gpus=8)
-    for replica in range(4):
-        ranks = [(stage * 4 + replica) * 4 + inner for stage in range(3) for inner in range(4)]
-        assert shape.replica_slots(replica, 4) == tuple(dict.fromkeys(r // 8 for r in ranks))
     assert shape.slot_replicas(0, 4) == (0, 1)
     assert shape.slots(4) == 6 and shape.gpus(4) == 48
-
-
-def test_a_plan_becomes_a_gang():
-    shape = shape_of(Mapping(tensor=8, pipeline=16, data=128), (), slot_gpus=8)
-    assert shape.slots(shape.replicas) == 2048 and shape.gpus(128) == 16384
 
 
 @pytest.mark.parametrize(

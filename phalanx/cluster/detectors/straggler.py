@@ -24,7 +24,6 @@ class Straggler(Struct, frozen=True):
     rank: int
     part: Literal["compute", "communication"]
     slowdown_ppm: int  # above the median of its peers
-    deviations: int  # robust standard deviations above them
 
 
 def slow_compute(compute_ns: Ints, stages: Ints | None = None) -> list[Straggler]:
@@ -68,12 +67,7 @@ def _outliers(
             excess * MILLION > LEAST_SLOWDOWN_PPM * max(1, center)
         )
         outliers.extend(
-            Straggler(
-                int(ranks[index]),
-                part,
-                int(excess[index]) * MILLION // max(1, center),
-                int(excess[index]) // spread,
-            )
+            Straggler(int(ranks[index]), part, int(excess[index]) * MILLION // max(1, center))
             for index in np.nonzero(late)[0]
         )
     return sorted(outliers, key=lambda slow: (-slow.slowdown_ppm, slow.rank))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from enum import IntEnum
 
 from msgspec import Struct
@@ -104,23 +103,13 @@ def bad_node(node: Node) -> ConfigProblem | None:
         if not 0 <= getattr(node, key) <= most:
             rule = f"must be 0 to {most} ({node.name})"
             return problem(key, getattr(node, key), rule, "correct it")
-    return bad_words(node.kind, node.features)
-
-
-def bad_words(kind: str, features: Sequence[str], where: str = "") -> ConfigProblem | None:
-    """Why no constraint could name a kind of GPU, or one of the features; None: it could."""
-    words = [("features", word) for word in features] + [("kind", kind)] * bool(kind)
+    words = [("features", word) for word in node.features] + [("kind", node.kind)] * bool(node.kind)
     for key, word in words:
         if not WORD.fullmatch(word):
             rule = "cannot be named in a constraint"
             fix = "use letters, digits and . : + - _"
-            return problem(where + key, f'"{word}"', rule, fix)
+            return problem(key, f'"{word}"', rule, fix)
     return None
-
-
-def whole(node: Node) -> Held:
-    """All of a node."""
-    return Held((1 << node.gpus) - 1, node.cpus, node.memory_bytes)
 
 
 def lowest_bits(mask: int, count: int) -> int:

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from phalanx.cluster.protocol.messages import Source
 from phalanx.cluster.reasons import Reason
-from phalanx.plan import Mapping
 from phalanx.plan.cost.traffic import AxisTraffic
 
 SECOND_NS = 1_000_000_000
@@ -67,18 +66,6 @@ class GangShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     def ranks(self, replicas: int) -> int:
         """Ranks of this many replicas; the last slot may hold fewer than its GPUs."""
         return self.replica_ranks * replicas if self.slot_gpus else replicas
-
-    def replica_slots(self, replica: int, replicas: int) -> tuple[int, ...]:
-        """Slots that hold ranks of one replica, out of ``replicas``."""
-        if not self.slot_gpus:
-            return (replica,)
-        inner = self.tensor * self.context
-        slots: dict[int, None] = {}
-        for stage in range(self.pipeline):
-            first = (stage * replicas + replica) * inner
-            for slot in range(first // self.slot_gpus, (first + inner - 1) // self.slot_gpus + 1):
-                slots[slot] = None
-        return tuple(slots)
 
     def slot_replicas(self, slot: int, replicas: int) -> tuple[int, ...]:
         """Replicas with ranks in one slot."""
@@ -183,26 +170,6 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
         if self.array is None or any(one.kind == "singleton" for one in self.after):
             return 1
         return self.array.width or self.array.count
-
-
-def shape_of(
-    mapping: Mapping,
-    traffic: tuple[AxisTraffic, ...],
-    slot_gpus: int,
-    least_replicas: int = 0,
-    most_replicas: int = 0,
-) -> GangShape:
-    """The gang of a plan's mapping on nodes that give ``slot_gpus`` GPUs each."""
-    return GangShape(
-        replicas=mapping.data,
-        least_replicas=least_replicas,
-        most_replicas=most_replicas,
-        tensor=mapping.tensor,
-        context=mapping.context,
-        pipeline=mapping.pipeline,
-        slot_gpus=min(slot_gpus, mapping.gpus),
-        traffic=traffic,
-    )
 
 
 JobState = Literal[

@@ -56,14 +56,16 @@ class LedgerReport(Struct, frozen=True, kw_only=True):
 
 def report(ledger: Ledger, price: PricePolicy) -> LedgerReport:
     """Everything that the ledger knows now."""
-    jobs = {number: _share_of([account], ledger, price) for number, account in _accounts(ledger)}
+    jobs = {
+        number: _share_of([account], ledger, price) for number, account in ledger.accounts.items()
+    }
     teams: dict[str, list[Account]] = {}
-    for _, account in _accounts(ledger):
+    for account in ledger.accounts.values():
         teams.setdefault(account.team, []).append(account)
     for team in ledger.retired:
         teams.setdefault(team, [])
     return LedgerReport(
-        fleet=_fleet(ledger, price),
+        fleet=fleet_share(ledger, price),
         teams={
             team: _share_of([*teams[team], *ledger.retired_of(team)], ledger, price)
             for team in sorted(teams)
@@ -72,21 +74,8 @@ def report(ledger: Ledger, price: PricePolicy) -> LedgerReport:
     )
 
 
-def job_share(ledger: Ledger, job: int, price: PricePolicy) -> Share:
-    """The time of one job."""
-    return _share_of([ledger.accounts[job]], ledger, price)
-
-
 def fleet_share(ledger: Ledger, price: PricePolicy) -> Share:
     """The time of the whole fleet."""
-    return _fleet(ledger, price)
-
-
-def _accounts(ledger: Ledger) -> Iterable[tuple[int, Account]]:
-    return ledger.accounts.items()
-
-
-def _fleet(ledger: Ledger, price: PricePolicy) -> Share:
     every = [*ledger.accounts.values(), *ledger.retired.values()]
     buckets, causes = _collect(every, ledger)
     for bucket, gpu_ns in ledger.idle.items():

@@ -6,7 +6,6 @@ They run as the agent's user, never through a shell, and end with their time lim
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import Sequence
@@ -20,8 +19,6 @@ from phalanx.control.host.plain_text import one_line
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "HOME")  # of the agent's own environment
 TAIL_BYTES = 400  # of its output, in the message that it failed
-
-log = logging.getLogger("phalanx.agent")
 
 
 class Hook(Struct, frozen=True):

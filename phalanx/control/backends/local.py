@@ -7,7 +7,6 @@ then on the nodes share nothing, and any of their processes may be killed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import signal
@@ -27,8 +26,6 @@ from phalanx.control.wire.zygote_messages import Spawn
 
 END_SECONDS = 15.0
 ALONE_SECONDS = 5.0  # the parent zygote outlives this process so long
-
-log = logging.getLogger("phalanx.local")
 
 
 class LocalNode(Struct):

@@ -22,7 +22,6 @@ Key: TypeAlias = tuple[int, ...]  # one 64-bit number for each round
 Keys: TypeAlias = NDArray[np.uint64]  # [ROUNDS, n]: a key for each index
 Words: TypeAlias = NDArray[np.uint64]
 
-_WORD = (1 << 64) - 1
 _MULTIPLIER_1 = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 _MULTIPLIER_2 = 0xD6E8FEB86659FD93
 
@@ -35,20 +34,10 @@ def order_key(seed: int, source: str, epoch: int, part: str = "samples", number:
     return tuple(int.from_bytes(digest[at : at + 8], "little") for at in range(0, 8 * ROUNDS, 8))
 
 
-def permute(index: int, count: int, key: Key) -> int:
-    """Position ``index`` of the order holds this sample of ``range(count)``."""
-    _check(np.array(index), np.array(count))
-    bits = _domain_bits(count)
-    value = _scalar_rounds(index, bits, key)
-    while value >= count:
-        value = _scalar_rounds(value, bits, key)
-    return value
-
-
 def permute_many(
     indices: NDArray[np.int64], count: int | NDArray[np.int64], key: Key | Keys
 ) -> NDArray[np.int64]:
-    """``permute`` for an array of indices; count and key are one for all, or one for each."""
+    """Samples of ``range(count)`` that stand at ``indices``; one count and key, or one for each."""
     if indices.size == 0:
         return np.zeros(indices.shape, np.int64)
     counts = np.asarray(count, np.int64)
@@ -88,24 +77,6 @@ def _many_bits(counts: NDArray[np.int64]) -> Words:
         return np.array(_domain_bits(int(counts)), np.uint64)
     different, which = np.unique(counts, return_inverse=True)
     return np.array([_domain_bits(count) for count in different.tolist()], np.uint64)[which]
-
-
-def _scalar_rounds(value: int, bits: int, key: Key) -> int:
-    low_bits = bits // 2
-    high_bits = bits - low_bits
-    high, low = value >> low_bits, value & ((1 << low_bits) - 1)
-    for number, round_key in enumerate(key):
-        if number % 2 == 0:
-            high ^= _scalar_mix(low, round_key) >> (64 - high_bits)
-        else:
-            low ^= _scalar_mix(high, round_key) >> (64 - low_bits)
-    return (high << low_bits) | low
-
-
-def _scalar_mix(half: int, round_key: int) -> int:
-    mixed = ((half + round_key) & _WORD) * _MULTIPLIER_1 & _WORD
-    mixed ^= mixed >> 32
-    return mixed * _MULTIPLIER_2 & _WORD
 
 
 def _array_rounds(values: Words, bits: Words, keys: Keys) -> Words:

@@ -5,7 +5,6 @@ Small rows in a SQLite file of their own, apart from metrics, which are thinned 
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,6 @@ import msgspec
 from phalanx.observe.store.sqlite_file import check_whole, open_or_begin_anew
 from phalanx.observe.tracker.findings import RunFinding
 from phalanx.observe.tracker.runs import Run
-
-logger = logging.getLogger("phalanx.server")
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (job INTEGER PRIMARY KEY, team TEXT, body BLOB);

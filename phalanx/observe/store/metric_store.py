@@ -7,7 +7,6 @@ cannot be read, costs metrics and nothing else.
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +46,6 @@ MERGE_WINDOWS = 12  # of the time that a tier is kept: blocks of one window are 
 MERGE_BLOCKS = 16  # when there are so many
 BLOCK_BYTES = 4 << 20  # of numbers; half as large ones are not merged any more
 
-logger = logging.getLogger("phalanx.server")
 
 _columns = msgspec.json.Decoder(tuple[Column, ...])
 

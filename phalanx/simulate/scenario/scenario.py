@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from phalanx.cluster.fleet.fleet_file import MOST_NODES
 from phalanx.config.section import Below1, Fraction, Section
 
 # Bounds refuse slips of the hand, and what virtual time (64 bits of nanoseconds) cannot hold.
 MOST_SECONDS = 1e8
+MOST_NODES = 1_000_000
 Count = Annotated[int, Meta(ge=1, le=10**6)]
 Natural = Annotated[int, Meta(ge=0, le=10**9)]
 Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]

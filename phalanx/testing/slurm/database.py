@@ -9,8 +9,7 @@ import subprocess
 import time
 from contextlib import suppress
 
-from phalanx.control.backends.slurm.programs import find_program
-from phalanx.testing.slurm.files import SandboxOptions
+from phalanx.testing.slurm.files import SandboxOptions, find_program
 
 START_SECONDS = 60.0
 SLURMDBD_CONF = """\

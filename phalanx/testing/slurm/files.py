@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import os
 import secrets
+import shutil
 import socket
 from pathlib import Path
 
@@ -152,3 +154,9 @@ def _gres_conf(options: SandboxOptions) -> str:
         return ""
     files = f"{options.root}/dev/gpu[0-{gpus - 1}]" if gpus > 1 else f"{options.root}/dev/gpu0"
     return f"Name=gpu Type=h100 File={files}\n"
+
+
+def find_program(name: str) -> str:
+    """Daemons lie where a user's PATH does not look."""
+    places = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+    return shutil.which(name, path=places) or ""

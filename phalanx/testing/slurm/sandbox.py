@@ -20,9 +20,8 @@ from typing import Self
 
 import msgspec
 
-from phalanx.control.backends.slurm.programs import find_program
 from phalanx.testing.slurm.database import Database, DatabaseError
-from phalanx.testing.slurm.files import SandboxOptions, write_files
+from phalanx.testing.slurm.files import SandboxOptions, find_program, write_files
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 START_SECONDS = 120.0  # daemons take one or two; a busy machine has to be waited for

@@ -54,10 +54,3 @@ def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
 def total(intervals: Iterable[Interval]) -> float:
     """Time covered, counted once where intervals lie over each other."""
     return sum(end - start for start, end in merge(intervals))
-
-
-def share(part: Iterable[Interval], beside: Iterable[Interval]) -> float:
-    """How much of ``part`` ran while ``beside`` ran: 0 to 1, and 0 where ``part`` is empty."""
-    spans = merge(part)
-    whole = total(spans)
-    return total(intersect(spans, beside)) / whole if whole else 0.0

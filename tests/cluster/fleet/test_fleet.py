@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from phalanx.cluster.fleet.fleet import Fleet, FleetState
-from phalanx.cluster.fleet.fleet_file import read_fleet
-from phalanx.cluster.fleet.node import Held, Node, NodeState, lowest_bits, whole
+from phalanx.cluster.fleet.node import Held, Node, NodeState, lowest_bits
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import NodeJoined
 from phalanx.cluster.protocol.messages import Inventory
@@ -13,61 +12,20 @@ from phalanx.cluster.reasons import reason
 from phalanx.config import ConfigError
 from tests.cluster.drive import Drive, fleet_of
 
-FILE = """
-[[nodes]]
-name = "big-{}"
-count = 6
-kind = "h100"
-features = ["nvlink"]
-nodes_per_leaf = 2
-leaves_per_pod = 2
-nodes_per_rack = 1
-racks_per_power = 2
-rails = 8
 
-[[nodes]]
-name = "cpu"
-gpus = 0
-place = "annex"
-"""
-
-
-def test_a_file_becomes_a_fleet_with_its_places():
-    fleet = read_fleet(FILE)
-    assert [node.name for node in fleet.nodes] == [*(f"big-{i}" for i in range(6)), "cpu"]
+def test_a_fleet_numbers_the_places_of_its_nodes():
+    nodes = [
+        Node(
+            name=f"big-{i}", kind="h100", features=("nvlink",), leaf=f"l{i // 2}", pod=f"p{i // 4}"
+        )
+        for i in range(6)
+    ]
+    fleet = Fleet([*nodes, Node(name="cpu", gpus=0, leaf="annex", pod="annex")])
     assert fleet.columns.leaf.tolist() == [0, 0, 1, 1, 2, 2, 3]
     assert fleet.columns.pod.tolist() == [0, 0, 0, 0, 1, 1, 2]
-    assert fleet.columns.power.tolist() == [0, 0, 1, 1, 2, 2, 3]
-    assert fleet.places["leaf"][3] == "annex-leaf-0"
+    assert fleet.places["leaf"][3] == "annex"
     assert fleet.classes[fleet.columns.node_class[0]].features == ("h100", "nvlink")
     assert fleet.total_gpus == 48
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("nodes = [", "is not valid TOML"),
-        ("", "nodes: is missing"),
-        ("nodes = []", "a fleet needs at least one node"),
-        ('[[nodes]]\nname = "a"\ngpu = 8', 'did you mean "gpus"?'),
-        ('[[nodes]]\nname = "a"\ngpus = -1', "nodes[0].gpus = -1: must be"),
-        ('[[nodes]]\nname = "a"\ngpus = 64', "nodes[0].gpus = 64: must be"),
-        ('[[nodes]]\nname = "a"\ncount = 2', 'write "a-{}"'),
-        ('[[nodes]]\nname = ""', "must not be empty"),
-        (
-            '[[nodes]]\nname = "a"\n[[nodes]]\nname = "a"',
-            "is already the name of a node of nodes[0]",
-        ),
-        (
-            '[[nodes]]\nname = "a{}"\ncount = 1000000\n[[nodes]]\nname = "b"',
-            "at most 1000000 nodes",
-        ),
-    ],
-)
-def test_mistakes_in_a_file_are_named(text, said):
-    with pytest.raises(ConfigError) as caught:
-        read_fleet(text)
-    assert said in str(caught.value)
 
 
 def test_what_is_taken_is_not_free_until_it_is_released():
@@ -85,7 +43,7 @@ def test_what_is_taken_is_not_free_until_it_is_released():
 
 def test_idle_gpus_follow_the_state_of_their_node():
     fleet = fleet_of(2)
-    fleet.take(1, 0, whole(fleet.nodes[0]))
+    fleet.take(1, 0, Held(0xFF, 0, 0))
     fleet.set_state(0, NodeState.SUSPECT, 5, reason("test"))
     fleet.set_state(1, NodeState.DEAD, 6, reason("test"))
     assert fleet.idle_gpus[NodeState.DEAD] == 8
@@ -96,7 +54,7 @@ def test_idle_gpus_follow_the_state_of_their_node():
 
 
 def test_a_fleet_survives_its_snapshot():
-    fleet = read_fleet(FILE)
+    fleet = fleet_of(7)
     fleet.take(7, 1, Held(0b1111, 8, 1 << 30))
     fleet.set_state(2, NodeState.SPARE, 5, reason("spare_of_job", job=7), spare_for=7)
     fleet.set_rails_down(1, 0b10)

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.ledger.accounts import BUCKETS, LedgerError
-from phalanx.cluster.ledger.report import job_share, report
+from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import Policy, PricePolicy
 from phalanx.cluster.protocol.events import (
     Cancel,
@@ -23,7 +23,7 @@ PRICE = PricePolicy()
 
 
 def share(drive: Drive, job):
-    return job_share(drive.core.ledger, job.id, PRICE)
+    return report(drive.core.ledger, PRICE).jobs[job.id]
 
 
 def test_every_second_of_a_clean_run_has_its_bucket():
@@ -191,7 +191,7 @@ def test_hours_dollars_and_energy_are_of_the_same_time():
     drive.run(job)
     drive.train(job, 720)
     drive.tell(JobFinished(job=job.id, generation=1, step=720))
-    found = job_share(drive.core.ledger, job.id, price)
+    found = report(drive.core.ledger, price).jobs[job.id]
     assert found.gpu_hours == found.gpu_ns // (3600 * SECOND) == 16
     assert found.micro_dollars == found.gpu_ns * 2_000_000 // (3600 * SECOND)
     resting = found.buckets["restart"]

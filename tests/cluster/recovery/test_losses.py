@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.ledger.report import job_share
+from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Abort, Command, Drain, Notify, Stop
 from phalanx.cluster.protocol.events import (
@@ -85,7 +85,7 @@ def test_steps_that_went_with_both_copies_are_said_with_the_nodes_that_kept_them
     )
     assert job.why.code == "recovered_with_loss" and "50 committed steps back" in str(job.why)
     assert (job.lost_steps, job.losses[-1].first, job.losses[-1].last) == (50, 101, 150)
-    share = job_share(drive.core.ledger, job.id, drive.core.view.policy.price)
+    share = report(drive.core.ledger, drive.core.view.policy.price).jobs[job.id]
     assert share.lost_steps == 50
 
 

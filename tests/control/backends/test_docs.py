@@ -14,7 +14,7 @@ import pytest
 
 from phalanx.cli.app import COMMANDS
 from phalanx.config import Job, check, load_job, resolve
-from phalanx.control.backends.slurm.programs import find_program
+from phalanx.testing.slurm.files import find_program
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "backends.md").read_text()

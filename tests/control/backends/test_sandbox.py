@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.slurm.programs import find_program
 from phalanx.testing.slurm import sandbox as module
-from phalanx.testing.slurm.files import SandboxOptions
+from phalanx.testing.slurm.files import SandboxOptions, find_program
 from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
 from tests.control.backends.conftest import ports_in_a_row
 from tests.ports import free_port

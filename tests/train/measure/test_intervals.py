@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.train.measure.intervals import Interval, intersect, merge, share, subtract, total
+from phalanx.train.measure.intervals import Interval, intersect, merge, subtract, total
 
 interval = st.tuples(st.integers(0, 30), st.integers(0, 30))
 spans = st.lists(interval, max_size=8)
@@ -34,13 +34,3 @@ def test_intersection_and_difference_agree_with_cells(a: list[Interval], b: list
 
 def test_time_covered_twice_counts_once() -> None:
     assert total([(0, 4), (2, 6), (5, 6)]) == 6
-
-
-def test_share_is_of_the_first_argument() -> None:
-    assert share([(0, 10)], [(5, 30)]) == 0.5
-    assert share([(5, 30)], [(0, 10)]) == 0.2
-
-
-def test_nothing_is_not_hidden() -> None:
-    assert share([], [(0, 10)]) == 0.0
-    assert share([(0, 10)], []) == 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import secrets
 import socket
@@ -23,8 +22,6 @@ from phalanx.control.server.http.submission import RequestedWork
 
 PLACE_SECONDS = 60.0  # for Ray to find room
 PORTS = 20_000
-
-log = logging.getLogger("phalanx.ray")
 
 
 class RayError(Exception):

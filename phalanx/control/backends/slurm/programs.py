@@ -136,12 +136,6 @@ class SlurmCommands:
             self._sleep(delay)
 
 
-def find_program(name: str) -> str:
-    """Daemons lie where a user's PATH does not look."""
-    places = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-    return shutil.which(name, path=places) or ""
-
-
 def require(program: str) -> None:
     """Refuses where a program of Slurm is not installed, or its configuration is not there."""
     if not shutil.which(program):
