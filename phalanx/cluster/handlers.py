@@ -60,10 +60,8 @@ from phalanx.cluster.protocol.events import (
     WorkerExited,
 )
 from phalanx.cluster.queue import site_orders as orders
-from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.reasons import reason
 from phalanx.cluster.recovery import agent_ends, incidents, losses, own_failures
-
-sentences({"moves": "moves that would make room: {count}"})
 
 
 def _on_joined(ctx: Context, fact: GangJoined) -> None:

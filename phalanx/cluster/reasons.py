@@ -8,6 +8,8 @@ from typing import Self
 
 from msgspec import Struct
 
+from phalanx.cluster.sentences import SENTENCES
+
 Fact = int | str
 
 
@@ -41,10 +43,6 @@ class Code(StrEnum):
     def of(cls, why: Reason) -> Self | None:
         """The member that a reason was made from; None: from none of these."""
         return next((code for code in cls if code.value == why.code), None)
-
-
-# One line a code. A code that is not here reads as its words with the facts behind them.
-SENTENCES: dict[str, str] = {}
 
 
 def in_gpu_hours(gpu_seconds: int) -> str:
@@ -87,10 +85,3 @@ def about(span_ns: int) -> str:
     if shortest.split(" ")[1:] == longest.split(" ")[1:]:
         shortest = shortest.split(" ")[0]
     return f"{shortest} to {longest}"
-
-
-def sentences(table: dict[str, str]) -> None:
-    """Adds a module's sentences; a code has one owner."""
-    twice = [code for code in table if code in SENTENCES]
-    assert not twice, f"reasons written twice: {twice}"
-    SENTENCES.update(table)

@@ -31,12 +31,10 @@ from phalanx.cluster.protocol.events import (
     ThroughputRegression,
     WorkerExited,
 )
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 
 MOST = 1 << 62
 SHOWN = 60  # characters of a value that is refused
-
-sentences({"nonsense": "{kind}.{key} = {value}: {rule}"})
 
 
 def refused(ctx: Context, body: EventBody) -> bool:

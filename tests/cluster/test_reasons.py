@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 
 import phalanx.cluster
+from phalanx.cluster.jobs.feasibility import RuleBroken
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.way_taken import WayTaken
+from phalanx.cluster.sentences import SENTENCES, TABLES
 
 
 def test_a_stored_reason_still_tells_the_cause_that_it_was_made_from() -> None:
@@ -22,6 +24,20 @@ def test_a_stored_reason_still_tells_the_cause_that_it_was_made_from() -> None:
     assert str(stored) == "ran into its time limit of 60 s at step 7"
 
 
+def _decided_by(node: ast.AST) -> list[ast.expr]:
+    """What a comparison, or a look into a table, depends on."""
+    match node:
+        case ast.Compare():
+            return [node.left, *node.comparators]
+        case ast.Subscript():
+            return [node.slice]
+        case ast.Call(func=ast.Attribute(attr="get" | "pop" | "setdefault")):
+            return node.args
+        case ast.Match():
+            return [node.subject]
+    return []
+
+
 def test_no_decision_of_the_core_compares_the_code_of_a_reason() -> None:
     root = Path(phalanx.cluster.__file__).parent
     compared = [
@@ -29,8 +45,15 @@ def test_no_decision_of_the_core_compares_the_code_of_a_reason() -> None:
         for path in sorted(root.rglob("*.py"))
         if path.name != "reasons.py"
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Compare)
-        for side in (node.left, *node.comparators)
+        for side in _decided_by(node)
         if isinstance(side, ast.Attribute) and side.attr == "code"
     ]
     assert compared == []
+
+
+def test_a_code_has_one_sentence() -> None:
+    assert sum(len(table) for table in TABLES) == len(SENTENCES)
+
+
+def test_every_cause_that_a_decision_branches_on_has_a_sentence() -> None:
+    assert {*LeaveCause, *RuleBroken, *WayTaken} <= SENTENCES.keys()

@@ -11,19 +11,12 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.departure import depart_safely, give_way
 from phalanx.cluster.jobs.job import SECOND_NS, Job
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.options import ways_without
 from phalanx.cluster.recovery.recover import broken
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
-
-sentences(
-    {
-        "stays_on": "nothing is free to take the place of {node} ({what}): it goes on there until "
-        "{seconds} s before the node must be empty, unless another one is free earlier",
-    }
-)
 
 
 def drain(ctx: Context, node: int, deadline_ns: int, why: Reason, cause: str) -> None:

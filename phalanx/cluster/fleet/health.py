@@ -15,28 +15,10 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Ask, Check
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.causes import cause_of
 
 INCIDENTS_KEPT = 64
-
-sentences(
-    {
-        "suspected": "{cause}: {what}",
-        "drain_ordered": "a person wants it empty",
-        "tested": "passed its check",
-        "strikes": "suspected {times} times within a day, whatever its checks say",
-        "lemon": "a score of {score} thousandths of an incident: it fails too often",
-        "failed_test": "failed its check: {detail}",
-        "no_test": "did not finish its check in time",
-        "node_lost": "{cause}: {what}",
-        "breaker": "{count} nodes would go within {minutes} min ({nodes}); a person decides",
-        "test_before": "it must pass a check before it gets work",
-        "quarantined_by": "quarantined by a person",
-        "doubtful": "{cause}: it is kept away from work until it passes a check",
-        "harmful": "{cause}: it is kept away from work until it is repaired",
-    }
-)
 
 
 def incident(ctx: Context, node: int, cause: str) -> None:

@@ -25,27 +25,12 @@ from phalanx.cluster.protocol.events import (
     ReadmitNode,
 )
 from phalanx.cluster.protocol.messages import Holding, Inventory
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery import agent_ends, left_memory
 from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.recover import broken, degrade
 
 UNHEARD = ("node_silent", "connection_lost")  # causes after which nobody knows how a node is
-
-sentences(
-    {
-        "joined": "its agent registered",
-        "bad_node": "a node cannot join: {problem}",
-        "seen": "it speaks again",
-        "drain_later": "accepted: the node is {state}, and will get no work when it is back",
-        "notice": "the site takes it away ({cause})",
-        "no_such_node": "there is no node {node}",
-        "no_such_question": "question {question} is not open",
-        "vouched": "a person vouches for it",
-        "not_idle": "node {node} is {state}",
-        "kept": "a person kept it in",
-    }
-)
 
 FORGOTTEN_GENERATION = 2**31 - 1  # of a job that is no longer known: above all that it had
 

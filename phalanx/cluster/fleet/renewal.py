@@ -12,13 +12,11 @@ from phalanx.cluster.fleet.node import Node, features_of
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.cluster.placement.request import barred_from
-from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.reasons import reason
 from phalanx.cluster.recovery.recover import broken
 
 CAUSE = "node_changed"
 HOST = ("cpus", "memory_bytes")  # may differ a little after every boot: no reason for a test
-
-sentences({"node_changed": "{node} is not what it was: {what}"})
 
 
 def differences(old: Node, new: Node) -> dict[str, tuple[object, object]]:

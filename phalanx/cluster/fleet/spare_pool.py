@@ -11,15 +11,7 @@ from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.placement.free_index import free_index_of
-from phalanx.cluster.reasons import reason, sentences
-
-sentences(
-    {
-        "spare_of_fleet": "kept to replace others",
-        "lent": "a waiting job cannot start without it",
-        "spare_in_window": "a reservation or maintenance has begun there",
-    }
-)
+from phalanx.cluster.reasons import reason
 
 
 def fill_pool(ctx: Context) -> None:

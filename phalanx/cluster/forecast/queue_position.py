@@ -23,37 +23,11 @@ from phalanx.cluster.queue.holdings import Limited
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.limits import AtLimit
 from phalanx.cluster.queue.pending import Demand, Key, Lane, base_parts, gpus_of
-from phalanx.cluster.reasons import Reason, reason, sentences, span_of
+from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
 
 LAST = 2**62  # the number of a job that comes now: behind all others of this moment
 ITSELF = 0  # in place of a job's number: whoever asks is to blame
-
-sentences(
-    {
-        "waits_for_room": "{problem}; jobs ahead of it: {ahead}",
-        "waits_for_window": "its nodes are wanted for {name} before it would be sure to have ended"
-        " (its time limit: {limit})",
-        "kept_for_others": "there is room, but it is promised to job {job} in {span}, before this"
-        " job would be sure to have ended (its time limit: {limit})",
-        "collected_for": "there is room, but what becomes free is collected for job {job}, which"
-        " has waited {span}",
-        "next_look": "it has room and starts at the next look at the queue",
-        "beyond_depth": "there is room, but {ahead} jobs are ahead of it and the queue looks at"
-        " {depth} at a time",
-        "nodes_away": "{problem}; of the nodes that would do {there} of {fitting} are in service,"
-        " and nobody can say when the others come back",
-        "holder_endless": "job {job}, which holds what it needs, has neither a time"
-        " limit nor a number of steps",
-        "holder_late": "job {job}, which holds what it needs, should have ended by now",
-        "ahead_endless": "job {job}, which is before it, has neither a time limit nor a number of"
-        " steps",
-        "limit_endless": "{problem}; nobody can say when those end that hold it",
-        "endless": "it has neither a time limit nor a number of steps",
-        "overdue": "it should have ended by now",
-        "no_end": "{problem}; nobody can say when those end that hold what it needs",
-    }
-)
 
 
 class Way(Enum):

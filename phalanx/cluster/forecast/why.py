@@ -10,28 +10,8 @@ from phalanx.cluster.queue.claims import on_loan, stays_until_ns
 from phalanx.cluster.queue.decisions import Pending
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import base_parts
-from phalanx.cluster.reasons import Fact, Reason, about, reason, sentences, span_of
+from phalanx.cluster.reasons import Fact, Reason, about, reason, span_of
 from phalanx.cluster.state import View
-
-sentences(
-    {
-        "promised": "{problem}; {kept} kept for it, and it starts in {span} at the latest",
-        "promised_about": "{problem}; {kept} kept for it, and it starts in {span} ({doubt})",
-        "others_leave": "{jobs} jobs are asked to leave for it, and it starts in {span}",
-        "saved_for": "what {what} may hold is saved for job {job}, which has waited {span}",
-        "saved_open": "what {what} may hold is saved for job {job}, which has waited {span};"
-        " {blame}",
-        "guests_stay": "{problem}; jobs that run on what team {team} lent: {guests}, and the first"
-        " can be asked to leave in {span}",
-        "held_open": "held by a person: nobody can say when it starts until it is released{then}",
-        "dependency_open": "waits for other jobs ({count}), the first is {job}; nobody can say"
-        " until when: {blame}",
-        "array_turn": "its array runs at most {width} jobs at a time; members before it: {ahead}",
-        "array_open": "its array runs at most {width} jobs at a time; nobody can say when it is"
-        " its turn: {blame}",
-    }
-)
-
 
 OVERTAKEN = "others may still go before it"
 

@@ -7,13 +7,7 @@ from phalanx.cluster.gang.orders import drain_order
 from phalanx.cluster.gang.phases import enter, gang_of
 from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.protocol.events import GangDrained
-from phalanx.cluster.reasons import Reason, reason, sentences
-
-sentences(
-    {
-        "bare": "it leaves before a checkpoint was made: it begins anew, unless it keeps its own",
-    }
-)
+from phalanx.cluster.reasons import Reason, reason
 
 
 def drain(ctx: Context, job: Job, limit_ns: int, ending: JobState, why: Reason) -> None:

@@ -12,16 +12,10 @@ from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.jobs.job import SKIPS_KEPT, Job
 from phalanx.cluster.protocol.events import GangJoined, GangReady, RestoreFailed
 from phalanx.cluster.protocol.messages import Source
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.layout import buddy_shift
 from phalanx.cluster.recovery.losses import in_memory, tell_restored
 from phalanx.cluster.recovery.way_taken import once_it_runs
-
-sentences(
-    {
-        "from_nothing": "nothing is left to restore: it begins again, after {steps} steps",
-    }
-)
 
 
 def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:

@@ -6,18 +6,8 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.commands import Drain, Form, Go, Restore, Stop
-from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.reasons import reason
 from phalanx.cluster.recovery.layout import buddy_shift
-
-sentences(
-    {
-        "restore": "all slots have joined; step {step} comes from {source}",
-        "fresh": "all slots have joined; there is nothing to restore",
-        "go": "all ranks have restored step {step}",
-        "drain": "it must leave: {why}",
-        "stop": "it has no business there any more",
-    }
-)
 
 
 def form_order(ctx: Context, job: Job) -> Form:

@@ -6,17 +6,10 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.protocol.events import Progress
-from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.reasons import reason
 
 UNSAVED_PERIODS = 3  # without a durable checkpoint that was due: something is wrong
 UNSAVED_NS = 60 * SECOND_NS
-
-sentences(
-    {
-        "unsaved": "no durable checkpoint since step {durable}, though one is due every {every} "
-        "steps: {steps} steps are only in the memory of its nodes (`phalanx logs` says why)",
-    }
-)
 
 
 def on_progress(ctx: Context, fact: Progress) -> Job | None:

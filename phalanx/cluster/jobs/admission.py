@@ -12,25 +12,13 @@ from phalanx.cluster.jobs.feasibility import admit
 from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, SECOND_NS, JobSpec
 from phalanx.cluster.placement.constraints import parse, unknown
 from phalanx.cluster.protocol.timeouts import derive
-from phalanx.cluster.reasons import Reason, in_gpu_hours, reason, sentences
+from phalanx.cluster.reasons import Reason, in_gpu_hours, reason
 from phalanx.config import ConfigError
 from phalanx.config.rules.text import name_problems
 
 MOST_WORD = 128  # characters of a name of somebody or something
 MOST_AFTER = 1_000
 MOST_TRAFFIC = 64
-
-sentences(
-    {
-        "bad_field": "{key} = {value}: {rule}",
-        "bad_constraint": "{problem}",
-        "unknown_feature": "no node of the fleet has {features}",
-        "too_many_jobs": "{who} has {kept} jobs that have not ended: {count} more would be above"
-        " {most} (policy: {setting})",
-        "over_budget": "{steps} steps would take about {needed} GPU-hours and the budget is "
-        "{budget}: lower the steps, raise the budget, or force it",
-    }
-)
 
 
 def refusal(ctx: Context, spec: JobSpec) -> Reason | None:

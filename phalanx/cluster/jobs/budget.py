@@ -11,16 +11,7 @@ from phalanx.cluster.jobs.requests import known
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import RaiseBudget
-from phalanx.cluster.reasons import Reason, in_gpu_hours, reason, sentences
-
-sentences(
-    {
-        "budget_raised": "its budget was raised while it stopped",
-        "budget_used": "job {job} stops because it has used {used} GPU-seconds: set a budget above"
-        " that, 0 for none, or force it",
-        "budget_nearly": "has used {percent} % of its budget of {gpu_hours} GPU-hours",
-    }
-)
+from phalanx.cluster.reasons import Reason, in_gpu_hours, reason
 
 
 def watch(ctx: Context, job: Job) -> None:

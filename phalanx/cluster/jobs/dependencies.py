@@ -7,28 +7,10 @@ from collections.abc import Sequence
 from phalanx.cluster.context import Context
 from phalanx.cluster.jobs.job import Job, JobSpec
 from phalanx.cluster.protocol.events import Step
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 
 MOST_AWAITED = 200_000  # pairs of a job and one that it waits for, of one submission
 SHOWN_STEPS = 20  # of a circle
-
-sentences(
-    {
-        "dependency": "waits for other jobs ({count}), the first is {job}",
-        "dependency_never": "can never start: job {job}, which must succeed first, {state}",
-        "dependency_stuck": "waits for job {job}, which can never start: cancel that one",
-        "array_width": "its array runs at most {width} jobs at a time",
-        "held": "held by a person",
-        "operator_holds": "only an operator can let job {job} in again: it is {why}",
-        "unknown_dependency": "depends on job {job}, which does not exist",
-        "cycle": "the jobs wait for each other in a circle: {cycle}",
-        "unknown_step": 'job "{job}" waits for "{missing}", which is not in the workflow',
-        "awaits_too_many": "{jobs} jobs of an array that wait for {others} others each: at most"
-        " {most} such pairs are kept",
-        "no_steps": "a workflow needs at least one job",
-        "named_twice": 'two jobs of the workflow are named "{job}"',
-    }
-)
 
 
 def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None]:

@@ -19,7 +19,7 @@ from phalanx.cluster.placement.choose import PlacementRefusal, place, request_of
 from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Scale
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.layout import (
     column_replicas,
     column_slots,
@@ -29,19 +29,6 @@ from phalanx.cluster.recovery.layout import (
 )
 from phalanx.cluster.recovery.options import horizon_ns
 from phalanx.cluster.recovery.recover import occupy
-
-sentences(
-    {
-        "grow": "{added} more replicas: nodes for them are free",
-        "scale": "{replicas} replicas were asked for",
-        "scaled_in_part": "accepted, but {why}: it gets no more until that limit is raised",
-        "not_elastic": "job {job} runs with {least} to {most} replicas",
-        "not_divisible": "job {job} has {replicas} replicas that share nodes: they come and leave"
-        " {together} at a time",
-        "not_resizable": "the {replicas} replicas of job {job} share nodes unevenly: their number"
-        " changes only while it is pending",
-    }
-)
 
 
 def on_scale(ctx: Context, fact: Scale) -> None:

@@ -12,33 +12,32 @@ from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.placement.request import PlacementRequest, request_of, tensor_slots
 from phalanx.cluster.policy import MILLION, Policy, QueuePolicy, Quota
 from phalanx.cluster.queue.pending import gpus_of
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Code, Reason, reason
 from phalanx.cluster.state import View
 from phalanx.config.errors import ConfigProblem, did_you_mean, problem
 
-sentences(
-    {
-        "unknown_qos": 'there is no class of service "{qos}": {nearest}',
-        "qos_closed": "class of service {qos} is for {teams}, not for team {team}",
-        "unknown_partition": 'no node is in partition "{partition}": {nearest}',
-        "partition_closed": "partition {partition} is for {teams}, not for team {team}",
-        "partitions_barred": "its team or its time limit keeps it out of {partitions}, and"
-        " elsewhere: {why}",
-        "time_limit_missing": "{what} limits the time of its jobs to {most} s: set time_limit_ns",
-        "time_limit_too_long": "it wants {wanted} s and {what} allows {most} s",
-        "too_many_gpus": "it needs {gpus} GPUs and {what} allows {most}",
-        "never_as_is": "can never start as things are: {why}; {change}",
-    }
-)
+
+class RuleBroken(Code):
+    """A rule of the site that a job breaks; what would have to change depends on it."""
+
+    TOO_MANY_GPUS = "too_many_gpus"
+    UNKNOWN_PARTITION = "unknown_partition"
+    PARTITION_CLOSED = "partition_closed"
+    PARTITIONS_BARRED = "partitions_barred"
+    TIME_LIMIT_MISSING = "time_limit_missing"
+    TIME_LIMIT_TOO_LONG = "time_limit_too_long"
+
 
 # What would have to change for a job that became impossible while it waited.
-CHANGES = {
-    "too_many_gpus": "raise that limit, or cancel it and submit it smaller",
-    "unknown_partition": "nodes must join that partition, or cancel it and submit it elsewhere",
-    "partition_closed": "let its team in, or cancel it and submit it elsewhere",
-    "time_limit_missing": "lift that limit, or cancel it and submit it with one",
-    "time_limit_too_long": "raise that limit, or cancel it and submit it with a shorter one",
-    "partitions_barred": "change their rules, or cancel it and submit it smaller",
+CHANGES: dict[RuleBroken | None, str] = {
+    RuleBroken.TOO_MANY_GPUS: "raise that limit, or cancel it and submit it smaller",
+    RuleBroken.UNKNOWN_PARTITION: "nodes must join that partition, or cancel it and submit it"
+    " elsewhere",
+    RuleBroken.PARTITION_CLOSED: "let its team in, or cancel it and submit it elsewhere",
+    RuleBroken.PARTITIONS_BARRED: "change their rules, or cancel it and submit it smaller",
+    RuleBroken.TIME_LIMIT_MISSING: "lift that limit, or cancel it and submit it with one",
+    RuleBroken.TIME_LIMIT_TOO_LONG: "raise that limit, or cancel it and submit it with a shorter"
+    " one",
 }
 MORE_NODES = "such nodes must join, or cancel it and submit it anew"
 
@@ -73,7 +72,7 @@ def never_starts(view: View, job: Job) -> Reason | None:
         why = beyond_limits(view, job, least) or _no_capacity(view, request)
     if why is None:
         return None
-    change = CHANGES.get(why.code, MORE_NODES)
+    change = CHANGES.get(RuleBroken.of(why), MORE_NODES)
     return reason("never_as_is", why=str(why), change=change)
 
 
@@ -95,11 +94,11 @@ def _partition(view: View, spec: JobSpec) -> Reason | None:
     partitions = dict.fromkeys(known.partition for known in view.fleet.classes)
     if spec.partition not in partitions:
         nearest = did_you_mean(spec.partition, list(partitions))
-        return reason("unknown_partition", partition=spec.partition, nearest=nearest)
+        return RuleBroken.UNKNOWN_PARTITION.because(partition=spec.partition, nearest=nearest)
     rule = policy.partitions.get(spec.partition)
     if rule is not None and rule.teams and spec.team not in rule.teams:
         facts = {"partition": spec.partition, "teams": ", ".join(rule.teams), "team": spec.team}
-        return reason("partition_closed", **facts)
+        return RuleBroken.PARTITION_CLOSED.because(**facts)
     return None
 
 
@@ -118,10 +117,10 @@ def _times(view: View, spec: JobSpec) -> Reason | None:
 
 def _too_long(spec: JobSpec, what: str, most: int) -> Reason | None:
     if most and not spec.time_limit_ns:
-        return reason("time_limit_missing", what=what, most=most // 10**9)
+        return RuleBroken.TIME_LIMIT_MISSING.because(what=what, most=most // 10**9)
     if most and spec.time_limit_ns > most:
         wanted = spec.time_limit_ns // 10**9
-        return reason("time_limit_too_long", what=what, wanted=wanted, most=most // 10**9)
+        return RuleBroken.TIME_LIMIT_TOO_LONG.because(what=what, wanted=wanted, most=most // 10**9)
     return None
 
 
@@ -149,7 +148,7 @@ def _shared_limits(view: View, spec: JobSpec) -> list[tuple[str, int]]:
 def _too_many(gpus: int, limits: list[tuple[str, int]]) -> Reason | None:
     for what, most in limits:
         if most and gpus > most:
-            return reason("too_many_gpus", gpus=gpus, what=what, most=most)
+            return RuleBroken.TOO_MANY_GPUS.because(gpus=gpus, what=what, most=most)
     return None
 
 
@@ -166,7 +165,9 @@ def _no_capacity(view: View, request: PlacementRequest) -> Reason | None:
     everywhere = free_index.suiting(shape, request.constraint, request.partition)
     if never_fits(view.fleet, free_index, request, everywhere) is not None:
         return never
-    return reason("partitions_barred", partitions=", ".join(request.barred), why=str(never))
+    return RuleBroken.PARTITIONS_BARRED.because(
+        partitions=", ".join(request.barred), why=str(never)
+    )
 
 
 def _outside(key: str, value: int, least: int, most: int = 0) -> Iterator[ConfigProblem]:

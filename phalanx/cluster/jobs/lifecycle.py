@@ -13,15 +13,8 @@ from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import Job, JobState, Placement
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.queue.decisions import Start
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery import left_memory
-
-sentences(
-    {
-        "queued": "in the queue",
-        "finished": "did all its steps",
-    }
-)
 
 
 def let_in(ctx: Context, job: Job) -> None:

@@ -8,21 +8,7 @@ from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.jobs.lifecycle import blocked, end, keep_out, let_in
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Cancel, Hold, Requeue
-from phalanx.cluster.reasons import reason, sentences
-
-sentences(
-    {
-        "no_such_job": "there is no job {job}",
-        "job_ended": "job {job} has already ended ({state})",
-        "not_pending": "job {job} is {state}; only a pending or draining job can be held",
-        "not_running": "job {job} is {state}; only a running job can be sent back to the queue",
-        "leaving": "job {job} is about to end ({why}): only what waits or runs can be sent back to"
-        " the queue or held",
-        "cancelled": "cancelled by a person",
-        "requeued": "sent back to the queue by a person",
-        "drained": "stopped by a person, and held until it is resumed",
-    }
-)
+from phalanx.cluster.reasons import reason
 
 
 def cancel(ctx: Context, fact: Cancel) -> None:

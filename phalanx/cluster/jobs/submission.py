@@ -11,9 +11,7 @@ from phalanx.cluster.jobs.job import Dependency, Job, JobSpec
 from phalanx.cluster.jobs.lifecycle import let_in
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Submit, SubmitWorkflow
-from phalanx.cluster.reasons import Reason, reason, sentences
-
-sentences({"accepted": "accepted"})
+from phalanx.cluster.reasons import Reason, reason
 
 
 def submit(ctx: Context, fact: Submit) -> None:

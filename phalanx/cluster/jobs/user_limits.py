@@ -6,17 +6,7 @@ from msgspec import structs
 
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.policy import UserPolicy
-from phalanx.cluster.reasons import Reason, reason, sentences
-
-sentences(
-    {
-        "priority_limited": "its priority is {most} instead of {asked}, the highest that users set"
-        " (policy: users.most_priority)",
-        "retries_limited": "it has {most} retries instead of {asked}, the most that users set"
-        " (policy: users.most_retries)",
-        "operators_force": "only an operator lets a job go on above its budget (forced)",
-    }
-)
+from phalanx.cluster.reasons import Reason, reason
 
 
 def refused_to_users(spec: JobSpec) -> Reason | None:

@@ -11,15 +11,7 @@ from phalanx.cluster.jobs.job import HOUR_NS, Job
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Flush
 from phalanx.cluster.protocol.events import FlushWanted, StorageSlow
-from phalanx.cluster.reasons import reason, sentences
-
-sentences(
-    {
-        "flush": "{writing} of {most} jobs write to remote storage",
-        "storage_down": "remote storage gives and takes nothing; checkpoints wait",
-        "storage_back": "remote storage is back",
-    }
-)
+from phalanx.cluster.reasons import reason
 
 LONGEST_FLUSH_NS = 24 * HOUR_NS  # whoever needs longer asks again
 

@@ -32,7 +32,7 @@ from phalanx.cluster.placement.request import (
     request_of,
     tensor_slots,
 )
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 
 __all__ = [
     "PlacementRefusal",
@@ -44,26 +44,6 @@ __all__ = [
     "request_of",
 ]
 
-sentences(
-    {
-        "placed": "nodes: {nodes}, leaves: {leaves}, pods: {pods}",
-        "no_room_one": "it needs a node with {gpus} free GPUs, and none has them now",
-        "no_room": "it needs {wanted} nodes with {gpus} free GPUs each (now: {free})",
-        "no_domain_room": "it needs {wanted} groups of {wide} free nodes within an NVLink domain"
-        " (now: {free})",
-        "fleet_too_small": "it needs {wanted} nodes with {gpus} GPUs each, and the fleet has"
-        " {fitting} that would do",
-        "domains_too_small": "it needs {wanted} groups of {wide} nodes within an NVLink domain for"
-        " {tensor} tensor ranks each, and the fleet has {fitting}",
-        "tensor_across_slots": "tensor groups of {tensor} ranks cannot be cut into slots of"
-        " {slot_gpus} GPUs; make one a multiple of the other",
-        "no_nodes": "no node has joined yet: start one with `phalanx agent --join URL`, or a whole"
-        " cluster on one machine with `phalanx up --nodes N`",
-        "no_such_feature": "no node has the features it asks for: {words}",
-        "no_such_nodes": "no node of the fleet has what it asks for together: {wish}",
-    }
-)
-
 
 def place(fleet: Fleet, request: PlacementRequest) -> Placement | PlacementRefusal:
     """A place for the whole gang on free GPUs of healthy nodes, or why there is none."""
@@ -71,7 +51,7 @@ def place(fleet: Fleet, request: PlacementRequest) -> Placement | PlacementRefus
     wide = tensor_slots(shape)
     if not wide:
         facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}
-        return PlacementRefusal(reason("tensor_across_slots", **facts), ever=False)
+        return PlacementRefusal(reason("tensor_across_slots", **facts))
     free_index = free_index_of(fleet)
     classes = free_index.suiting(shape, request.constraint, request.partition, request.barred)
     closed = request.closed | set_of_nodes(request.avoid)
@@ -204,7 +184,7 @@ def _refusal(
 ) -> PlacementRefusal:
     """Why there is no room, and whether there could ever be."""
     never = never_fits(fleet, free_index, request, classes)
-    return PlacementRefusal(never or _no_capacity(request, free), ever=never is None)
+    return PlacementRefusal(never or _no_capacity(request, free))
 
 
 def never_fits(

@@ -32,10 +32,9 @@ class PlacementRequest(Struct, frozen=True, kw_only=True):
 
 
 class PlacementRefusal(Struct, frozen=True):
-    """Why there is no place. ``ever``: it could have one on this fleet if the fleet were empty."""
+    """Why there is no place."""
 
     reason: Reason
-    ever: bool
 
 
 def request_of(job: Job, replicas: int = 0, policy: Policy | None = None) -> PlacementRequest:

@@ -26,17 +26,8 @@ from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize,
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import Demand, Lane, PriorityOrder, starves
 from phalanx.cluster.queue.preemption import Eviction, PreemptionOffer
-from phalanx.cluster.reasons import Reason, reason, sentences, span_of
+from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
-
-sentences(
-    {
-        "first_in_line": "it was the first in line, with priority {priority}; {where}",
-        "backfilled": "it is in nobody's way; {where}",
-        "elastic_start": "there is room for {replicas} of {wanted} replicas; {where}",
-        "shrunk_for": "job {job} needs nodes, and {replicas} replicas are enough for this one",
-    }
-)
 
 MOST_STARTS = 1_000  # in one pass: the rest starts in the next, and others are heard between
 MOST_HOPELESS = 8  # demands without any prospect that do not keep the next job from a promise

@@ -8,17 +8,8 @@ from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.queue.holdings import Holdings, Limited
 from phalanx.cluster.queue.pending import Demand, Lane, PendingJobs, gpus_of, starves
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.state import View
-
-sentences(
-    {
-        "at_ceiling": "its team {team} holds {held} GPUs and may hold {ceiling}; this job needs"
-        " {gpus}",
-        "at_qos_limit": "jobs of class of service {qos} hold {held} GPUs and may hold {most}; this"
-        " job needs {gpus}",
-    }
-)
 
 Saved = dict[tuple[Limited, str], int]  # by limit and its name: the job that starves by it
 

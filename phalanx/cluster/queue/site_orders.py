@@ -9,18 +9,8 @@ from phalanx.cluster.jobs.feasibility import quota_problems
 from phalanx.cluster.policy import Quota
 from phalanx.cluster.protocol.events import SetQuota, SetReservation
 from phalanx.cluster.queue import windows
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.state import Reservation
-
-sentences(
-    {
-        "no_such_reservation": 'there is no reservation "{name}" to remove',
-        "reserved_already": 'reservation "{other}" keeps {nodes} for some of that time: name other'
-        " nodes or another time, or remove it",
-        "reserved_elsewhere": "fewer than {gpus} GPUs are on nodes that no other reservation"
-        " ({others}) keeps for some of that time",
-    }
-)
 
 
 def on_quota(ctx: Context, fact: SetQuota) -> None:

@@ -7,15 +7,8 @@ from collections.abc import Iterator
 from phalanx.cluster.placement.free_index import Nodes, set_of_nodes
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.decisions import QueueState
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.state import Reservation, View
-
-sentences(
-    {
-        "window_short": 'reservation "{name}" lost nodes, and {less} of its {gpus} GPUs cannot be '
-        "had elsewhere: bring nodes back, or move it",
-    }
-)
 
 
 class WindowNodes:

@@ -9,15 +9,7 @@ from phalanx.cluster.jobs.departure import leave
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.lifecycle import keep_out
 from phalanx.cluster.protocol.events import GangJoined
-from phalanx.cluster.reasons import reason, sentences
-
-sentences(
-    {
-        "ends_agents": "quarantined: agents ended while they started it ({nodes}); an operator"
-        " looks at their logs, and cancels it or lets it in again (phalanx resume)",
-        "sibling_ends_agents": "quarantined with job {job} of its array, whose start ended agents",
-    }
-)
+from phalanx.cluster.reasons import reason
 
 PROGRAM_NS = 10 * SECOND_NS  # a program tells of no steps: once it has run for so long it started
 

@@ -25,39 +25,13 @@ from phalanx.cluster.protocol.events import (
     ThroughputRegression,
     WorkerExited,
 )
-from phalanx.cluster.reasons import Fact, Reason, reason, sentences
+from phalanx.cluster.reasons import Fact, Reason, reason
 from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, ReportedFailure, own_failure
 from phalanx.cluster.recovery.recover import broken, give_up, slow
 
 CLAIMS_KEPT = 1024  # about a disputed step
 MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline again
-
-sentences(
-    {
-        "hang": "no step after step {step} ({nodes}){evidence}: Phalanx ends its processes and "
-        "starts them again",
-        "idle": "reports no steps, and shows no activity{evidence}. It is left alone: to have it "
-        "restarted then, submit it with --idle-minutes, or set timeouts.idle_restart",
-        "idle_hang": "reports no steps, and shows no activity{evidence}: Phalanx ends its "
-        "processes and starts them again",
-        "warned": "{detector} found {node}, but has cried wolf too often: only a warning",
-        "regression": "steps take {percent} % longer than before",
-        "starved": "{percent} % of the time is spent waiting for data",
-        "spike": "the loss jumped at step {step}",
-        "spike_back": "the loss jumped at step {step}: back to step {clean}",
-        "corrupt": "replicas disagree since step {step}; the last good one is {clean}",
-        "corrupt_unknown": "replicas disagree since step {step}, and nobody knows which is wrong",
-        "third_opinion": "{node} gives way: replicas disagree at step {step} for the second time",
-        "keeper_silent": "the keeper on {node} has not answered for {seconds} s: it trains on, "
-        "without snapshots meanwhile (the newest is of step {step})",
-        "keeper_answers": "the keeper on {node} answers again: there are snapshots again",
-        "keeper_replaced": "the keeper on {node} has not answered for {seconds} s and is replaced: "
-        "it goes back to its last snapshot",
-        "stuck": "did not answer twice ({nodes})",
-        "drain_on": "its last {steps} steps are not safe yet: it is given more time to leave",
-    }
-)
 
 
 def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:

@@ -10,18 +10,8 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Gang, Job, Kept
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.losses import in_memory, tell_left
-
-sentences(
-    {
-        "kept_memory": "its nodes keep its newest steps in memory for {seconds} s, unless others "
-        "get them",
-        "kept_too_long": "its nodes kept them in memory for {seconds} s: it did not start again",
-        "kept_elsewhere": "it starts again without nodes that kept them in memory",
-        "kept_for_nobody": "others got the nodes that kept them in memory",
-    }
-)
 
 
 def keep(ctx: Context, job: Job) -> Kept | None:

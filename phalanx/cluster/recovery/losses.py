@@ -13,23 +13,9 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.fleet import names
 from phalanx.cluster.jobs.job import Gang, Job, Loss
 from phalanx.cluster.protocol.events import GangStopped
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 
 LOSSES_KEPT = 8  # of a job, newest last
-
-sentences(
-    {
-        "given_up": "{steps} committed steps ({first} to {last}) are lost, and are made again: "
-        "{why}",
-        "lost_steps": "{steps} committed steps ({first} to {last}) are lost: {why}",
-        "memory_gone": "{nodes} went with what they kept in memory, and nobody has another copy",
-        "memory_refused": "what its nodes keep in memory cannot be restored ({detail})",
-        "memory_unused": "the site's policy restores nothing from memory",
-        "memory_too_new": "its nodes keep nothing as old as step {step}, which it goes back behind",
-        "no_common_step": "its nodes have no later step in common",
-        "left_unsaved": "it left its nodes before they were written ({why})",
-    }
-)
 
 
 def in_memory(gang: Gang, empty: tuple[int, ...] = ()) -> bool:

@@ -12,31 +12,13 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.leave_cause import LeaveCause
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.causes import cause_of
 
 EVIDENCE_KEPT = 5
 STORAGE = ("disk_full", "storage")  # causes: not the job's, but nothing can be done without it
 SKEW_STEPS = 1  # that ranks may be apart: two failures of one step can be reported so far apart
 ERROR_CHARS = 200  # of an error that are compared: later ones name addresses and times
-
-sentences(
-    {
-        "same_step": "failed {times} times in a row at step {step}, the same way and without "
-        "progress; last: {evidence}",
-        "no_formation": "could not form {times} times in a row; last: {evidence}",
-        "cannot_run": "{evidence}; it is not tried again",
-        "retries": "failed more often than its {retries} retries in {minutes} minutes, without "
-        "progress; last: {evidence}",
-        "backs_off": "failure {times} without progress: it starts again in {seconds} s; last: "
-        "{evidence}",
-        "storage_wait": "its storage failed: {evidence} It is tried again in {seconds} s (attempt "
-        "{times} of {tries} failed)",
-        "room_wait": "there is no room for the checkpoint of step {step}: {steps} steps are only "
-        "in the memory of its nodes. Make room: it is written again in {seconds} s "
-        "(attempt {times} of {tries} failed)",
-    }
-)
 
 
 class ReportedFailure(NamedTuple):

@@ -15,7 +15,7 @@ from phalanx.cluster.jobs.leave_cause import STORAGE_GONE, LeaveCause
 from phalanx.cluster.jobs.lifecycle import drop_spare, held_gpus, spare_gpus
 from phalanx.cluster.placement.choose import held_by
 from phalanx.cluster.protocol.commands import Abort, Rebalance
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery import left_memory
 from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.layout import column_slots, without_columns
@@ -25,19 +25,6 @@ from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, back_off_ns
 from phalanx.cluster.recovery.way_taken import WayTaken
 
 MORE_SAVES = 1  # times that a gang which is to leave forms again to save what it has
-
-sentences(
-    {
-        "parted": "ranks lost each other {times} times at step {step}: they meet again in "
-        "{seconds} s; last: {evidence}",
-        "saves_first": "{why}. It is given up; first it forms once more to save its newest steps",
-        "abort": "{cause} on {node}",
-        "node_leaves": "it cannot stay on {node} ({what}), and nothing is free to take its place",
-        "drain_broken": "broke while it was asked to leave ({cause})",
-        "saves_again": "broke while it was asked to leave ({cause}): it forms once more to save"
-        " its newest steps",
-    }
-)
 
 
 def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None:

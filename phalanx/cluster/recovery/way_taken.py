@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.reasons import Code, Reason, reason, sentences
+from phalanx.cluster.reasons import Code, Reason, reason
 
 
 class WayTaken(Code):
@@ -10,19 +10,6 @@ class WayTaken(Code):
 
     RECOVER = "recover"  # the gang forms anew
     BEAR = "bear"  # it goes on as well as it can
-
-
-sentences(
-    {
-        WayTaken.RECOVER: "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
-        "next best: {other}",
-        WayTaken.BEAR: "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; "
-        "next best: {other}",
-        "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
-        "recovered_with_loss": "goes on from step {step}, {lost} committed steps back: {rung} "
-        "after {cause} on {node}",
-    }
-)
 
 
 def once_it_runs(why: Reason, step: int, lost: int) -> Reason:

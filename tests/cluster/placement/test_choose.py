@@ -122,7 +122,7 @@ def test_tensor_groups_wider_than_a_node_stay_in_their_domain() -> None:
     found = placed(fleet, request(GangShape(replicas=2, tensor=16, slot_gpus=4)))
     assert found.nodes == (8, 9, 10, 11, 12, 13, 14, 15)
     why = refused(fleet, request(GangShape(replicas=3, tensor=16, slot_gpus=4)))
-    assert why.ever and why.reason.code == "no_domain_room"
+    assert why.reason.code == "no_domain_room"
 
 
 NEVER = {
@@ -136,7 +136,7 @@ NEVER = {
 @pytest.mark.parametrize("code", NEVER)
 def test_what_can_never_fit_is_refused_for_good(code: str) -> None:
     found = refused(fleet_of(8), request(NEVER[code]))
-    assert found.reason.code == code and not found.ever
+    assert found.reason.code == code
     assert "{" not in str(found.reason)
 
 
@@ -146,9 +146,9 @@ def test_a_constraint_chooses_among_kinds_and_a_strange_word_is_named() -> None:
     asked = request(GangShape(), constraint=parse("h100|b200"))
     assert placed(fleet, asked).nodes == (1,)
     found = refused(fleet, request(GangShape(), constraint=parse("h10")))
-    assert not found.ever and "h100" in str(found.reason)
+    assert "h100" in str(found.reason)
     found = refused(fleet, request(GangShape(), constraint=parse("a100 & b200")))
-    assert not found.ever and found.reason.code == "no_such_nodes"
+    assert found.reason.code == "no_such_nodes"
 
 
 def test_nodes_that_fail_often_or_lost_a_rail_are_used_last() -> None:

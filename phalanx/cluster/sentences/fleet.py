@@ -1,0 +1,40 @@
+"""What the reasons of ``cluster.fleet`` say: nodes and their health."""
+
+from __future__ import annotations
+
+SENTENCES = {
+    # evacuation
+    "stays_on": "nothing is free to take the place of {node} ({what}): it goes on there until "
+    "{seconds} s before the node must be empty, unless another one is free earlier",
+    # health
+    "suspected": "{cause}: {what}",
+    "drain_ordered": "a person wants it empty",
+    "tested": "passed its check",
+    "strikes": "suspected {times} times within a day, whatever its checks say",
+    "lemon": "a score of {score} thousandths of an incident: it fails too often",
+    "failed_test": "failed its check: {detail}",
+    "no_test": "did not finish its check in time",
+    "node_lost": "{cause}: {what}",
+    "breaker": "{count} nodes would go within {minutes} min ({nodes}); a person decides",
+    "test_before": "it must pass a check before it gets work",
+    "quarantined_by": "quarantined by a person",
+    "doubtful": "{cause}: it is kept away from work until it passes a check",
+    "harmful": "{cause}: it is kept away from work until it is repaired",
+    # node_events
+    "joined": "its agent registered",
+    "bad_node": "a node cannot join: {problem}",
+    "seen": "it speaks again",
+    "drain_later": "accepted: the node is {state}, and will get no work when it is back",
+    "notice": "the site takes it away ({cause})",
+    "no_such_node": "there is no node {node}",
+    "no_such_question": "question {question} is not open",
+    "vouched": "a person vouches for it",
+    "not_idle": "node {node} is {state}",
+    "kept": "a person kept it in",
+    # renewal
+    "node_changed": "{node} is not what it was: {what}",
+    # spare_pool
+    "spare_of_fleet": "kept to replace others",
+    "lent": "a waiting job cannot start without it",
+    "spare_in_window": "a reservation or maintenance has begun there",
+}

@@ -1,0 +1,94 @@
+"""What the reasons of ``cluster.jobs`` say: a job from its submission to its end."""
+
+from __future__ import annotations
+
+SENTENCES = {
+    # admission
+    "bad_field": "{key} = {value}: {rule}",
+    "bad_constraint": "{problem}",
+    "unknown_feature": "no node of the fleet has {features}",
+    "too_many_jobs": "{who} has {kept} jobs that have not ended: {count} more would be above"
+    " {most} (policy: {setting})",
+    "over_budget": "{steps} steps would take about {needed} GPU-hours and the budget is "
+    "{budget}: lower the steps, raise the budget, or force it",
+    # budget
+    "budget_raised": "its budget was raised while it stopped",
+    "budget_used": "job {job} stops because it has used {used} GPU-seconds: set a budget above"
+    " that, 0 for none, or force it",
+    "budget_nearly": "has used {percent} % of its budget of {gpu_hours} GPU-hours",
+    # dependencies
+    "dependency": "waits for other jobs ({count}), the first is {job}",
+    "dependency_never": "can never start: job {job}, which must succeed first, {state}",
+    "dependency_stuck": "waits for job {job}, which can never start: cancel that one",
+    "array_width": "its array runs at most {width} jobs at a time",
+    "held": "held by a person",
+    "operator_holds": "only an operator can let job {job} in again: it is {why}",
+    "unknown_dependency": "depends on job {job}, which does not exist",
+    "cycle": "the jobs wait for each other in a circle: {cycle}",
+    "unknown_step": 'job "{job}" waits for "{missing}", which is not in the workflow',
+    "awaits_too_many": "{jobs} jobs of an array that wait for {others} others each: at most"
+    " {most} such pairs are kept",
+    "no_steps": "a workflow needs at least one job",
+    "named_twice": 'two jobs of the workflow are named "{job}"',
+    # elastic
+    "grow": "{added} more replicas: nodes for them are free",
+    "scale": "{replicas} replicas were asked for",
+    "scaled_in_part": "accepted, but {why}: it gets no more until that limit is raised",
+    "not_elastic": "job {job} runs with {least} to {most} replicas",
+    "not_divisible": "job {job} has {replicas} replicas that share nodes: they come and leave"
+    " {together} at a time",
+    "not_resizable": "the {replicas} replicas of job {job} share nodes unevenly: their number"
+    " changes only while it is pending",
+    # feasibility
+    "unknown_qos": 'there is no class of service "{qos}": {nearest}',
+    "qos_closed": "class of service {qos} is for {teams}, not for team {team}",
+    "unknown_partition": 'no node is in partition "{partition}": {nearest}',
+    "partition_closed": "partition {partition} is for {teams}, not for team {team}",
+    "partitions_barred": "its team or its time limit keeps it out of {partitions}, and"
+    " elsewhere: {why}",
+    "time_limit_missing": "{what} limits the time of its jobs to {most} s: set time_limit_ns",
+    "time_limit_too_long": "it wants {wanted} s and {what} allows {most} s",
+    "too_many_gpus": "it needs {gpus} GPUs and {what} allows {most}",
+    "never_as_is": "can never start as things are: {why}; {change}",
+    # leave_cause
+    "time_limit": "ran into its time limit of {seconds} s at step {step}",
+    "budget": "used its budget of {gpu_hours} GPU-hours; raise it or force it to go on",
+    "preempted_for": "job {job} has a class of service that preempts, and needs its nodes",
+    "reclaimed": "team {team} holds {held} GPUs and owns {owned}: job {job} of team"
+    " {lender} needs what it lent",
+    "turn": "job {job} has waited {span}, and team {team} holds {held} GPUs and owns"
+    " {owned}: borrowers take turns",
+    "window_opens": "its nodes must be free for {name}",
+    "room_never": "no room for the checkpoint of step {step} in {times}"
+    " attempts: its last {steps} steps were only in memory and are LOST; its newest checkpoint"
+    " is step {durable}",
+    "storage_ended": "its storage failed {times} times in a row: {evidence}",
+    "storage_never": "its storage failed {times} times in a row:"
+    " {evidence} Its last {steps} steps were only in memory and are LOST; its newest checkpoint"
+    " is step {durable}",
+    # lifecycle
+    "queued": "in the queue",
+    "finished": "did all its steps",
+    # requests
+    "no_such_job": "there is no job {job}",
+    "job_ended": "job {job} has already ended ({state})",
+    "not_pending": "job {job} is {state}; only a pending or draining job can be held",
+    "not_running": "job {job} is {state}; only a running job can be sent back to the queue",
+    "leaving": "job {job} is about to end ({why}): only what waits or runs can be sent back to"
+    " the queue or held",
+    "cancelled": "cancelled by a person",
+    "requeued": "sent back to the queue by a person",
+    "drained": "stopped by a person, and held until it is resumed",
+    # submission
+    "accepted": "accepted",
+    # user_limits
+    "priority_limited": "its priority is {most} instead of {asked}, the highest that users set"
+    " (policy: users.most_priority)",
+    "retries_limited": "it has {most} retries instead of {asked}, the most that users set"
+    " (policy: users.most_retries)",
+    "operators_force": "only an operator lets a job go on above its budget (forced)",
+    # write_leases
+    "flush": "{writing} of {most} jobs write to remote storage",
+    "storage_down": "remote storage gives and takes nothing; checkpoints wait",
+    "storage_back": "remote storage is back",
+}

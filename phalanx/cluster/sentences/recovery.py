@@ -1,0 +1,77 @@
+"""What the reasons of ``cluster.recovery`` say: failures, and what is done about them."""
+
+from __future__ import annotations
+
+SENTENCES = {
+    # agent_ends
+    "ends_agents": "quarantined: agents ended while they started it ({nodes}); an operator"
+    " looks at their logs, and cancels it or lets it in again (phalanx resume)",
+    "sibling_ends_agents": "quarantined with job {job} of its array, whose start ended agents",
+    # incidents
+    "hang": "no step after step {step} ({nodes}){evidence}: Phalanx ends its processes and "
+    "starts them again",
+    "idle": "reports no steps, and shows no activity{evidence}. It is left alone: to have it "
+    "restarted then, submit it with --idle-minutes, or set timeouts.idle_restart",
+    "idle_hang": "reports no steps, and shows no activity{evidence}: Phalanx ends its "
+    "processes and starts them again",
+    "warned": "{detector} found {node}, but has cried wolf too often: only a warning",
+    "regression": "steps take {percent} % longer than before",
+    "starved": "{percent} % of the time is spent waiting for data",
+    "spike": "the loss jumped at step {step}",
+    "spike_back": "the loss jumped at step {step}: back to step {clean}",
+    "corrupt": "replicas disagree since step {step}; the last good one is {clean}",
+    "corrupt_unknown": "replicas disagree since step {step}, and nobody knows which is wrong",
+    "third_opinion": "{node} gives way: replicas disagree at step {step} for the second time",
+    "keeper_silent": "the keeper on {node} has not answered for {seconds} s: it trains on, "
+    "without snapshots meanwhile (the newest is of step {step})",
+    "keeper_answers": "the keeper on {node} answers again: there are snapshots again",
+    "keeper_replaced": "the keeper on {node} has not answered for {seconds} s and is replaced: "
+    "it goes back to its last snapshot",
+    "stuck": "did not answer twice ({nodes})",
+    "drain_on": "its last {steps} steps are not safe yet: it is given more time to leave",
+    # left_memory
+    "kept_memory": "its nodes keep its newest steps in memory for {seconds} s, unless others "
+    "get them",
+    "kept_too_long": "its nodes kept them in memory for {seconds} s: it did not start again",
+    "kept_elsewhere": "it starts again without nodes that kept them in memory",
+    "kept_for_nobody": "others got the nodes that kept them in memory",
+    # losses
+    "given_up": "{steps} committed steps ({first} to {last}) are lost, and are made again: {why}",
+    "lost_steps": "{steps} committed steps ({first} to {last}) are lost: {why}",
+    "memory_gone": "{nodes} went with what they kept in memory, and nobody has another copy",
+    "memory_refused": "what its nodes keep in memory cannot be restored ({detail})",
+    "memory_unused": "the site's policy restores nothing from memory",
+    "memory_too_new": "its nodes keep nothing as old as step {step}, which it goes back behind",
+    "no_common_step": "its nodes have no later step in common",
+    "left_unsaved": "it left its nodes before they were written ({why})",
+    # own_failures
+    "same_step": "failed {times} times in a row at step {step}, the same way and without "
+    "progress; last: {evidence}",
+    "no_formation": "could not form {times} times in a row; last: {evidence}",
+    "cannot_run": "{evidence}; it is not tried again",
+    "retries": "failed more often than its {retries} retries in {minutes} minutes, without "
+    "progress; last: {evidence}",
+    "backs_off": "failure {times} without progress: it starts again in {seconds} s; last: "
+    "{evidence}",
+    "storage_wait": "its storage failed: {evidence} It is tried again in {seconds} s (attempt "
+    "{times} of {tries} failed)",
+    "room_wait": "there is no room for the checkpoint of step {step}: {steps} steps are only "
+    "in the memory of its nodes. Make room: it is written again in {seconds} s "
+    "(attempt {times} of {tries} failed)",
+    # recover
+    "parted": "ranks lost each other {times} times at step {step}: they meet again in "
+    "{seconds} s; last: {evidence}",
+    "saves_first": "{why}. It is given up; first it forms once more to save its newest steps",
+    "abort": "{cause} on {node}",
+    "node_leaves": "it cannot stay on {node} ({what}), and nothing is free to take its place",
+    "drain_broken": "broke while it was asked to leave ({cause})",
+    "saves_again": "broke while it was asked to leave ({cause}): it forms once more to save"
+    " its newest steps",
+    # way_taken
+    "recover": "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
+    "next best: {other}",
+    "bear": "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; next best: {other}",
+    "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
+    "recovered_with_loss": "goes on from step {step}, {lost} committed steps back: {rung} "
+    "after {cause} on {node}",
+}
