@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from phalanx.cluster.causes import Cause
 from phalanx.doctor.finding import Finding
 from phalanx.doctor.memory import best
 
@@ -58,7 +59,7 @@ def judge(backend: str, size: int, outcomes: list[CollectiveOutcome]) -> Finding
             measured={"ranks": ranks, "wrong_ranks": wrong, "problem": "; ".join(problems[:1])},
             expected="every rank has the right sum",
             suggestion="run it again with NCCL_DEBUG=INFO (or TORCH_CPP_LOG_LEVEL=INFO for gloo)",
-            cause="silent_corruption" if wrong else "system_service",
+            cause=Cause.SILENT_CORRUPTION if wrong else Cause.SYSTEM_SERVICE,
         )
     algbw = size / max(outcome.seconds for outcome in outcomes)
     busbw = algbw * 2 * (ranks - 1) / ranks

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from phalanx.cluster.causes import Cause
 from phalanx.doctor.finding import Finding
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def check_product(device: str, *, quick: bool, inject: bool = False) -> Finding:
         measured=measured,
         expected="0 wrong elements",
         suggestion="take the node out and have the device replaced" if wrong else "",
-        cause="silent_corruption" if wrong else "",
+        cause=Cause.SILENT_CORRUPTION if wrong else "",
     )
 
 
@@ -120,5 +121,5 @@ def check_repeats(device: str, *, quick: bool) -> Finding:
         measured={"products": times, "differing": differing},
         expected="0 differing",
         suggestion="take the node out and have the device replaced" if differing else "",
-        cause="silent_corruption" if differing else "",
+        cause=Cause.SILENT_CORRUPTION if differing else "",
     )

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from phalanx.cluster.causes import Cause
+
 Verdict = Literal["pass", "warn", "fail", "skip"]
 Measured = dict[str, float | int | str]
 
@@ -13,7 +15,7 @@ Measured = dict[str, float | int | str]
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of one check.
 
-    ``cause``: a key of ``cluster/recovery/causes.py`` where it failed.
+    ``cause``: of ``cluster/causes.py``, where it failed.
     """
 
     check: str
@@ -51,7 +53,7 @@ class NodeReport(Struct, frozen=True, kw_only=True):
     @property
     def cause(self) -> str:
         """Of the first failure; "" where all is well."""
-        return next((finding.cause or "failed_check" for finding in self.failed), "")
+        return next((finding.cause or Cause.FAILED_CHECK for finding in self.failed), "")
 
     @property
     def detail(self) -> str:

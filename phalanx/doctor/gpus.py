@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from phalanx.cluster.causes import Cause
 from phalanx.doctor.finding import Finding
 
 # Reasons for which the driver lowers clocks that mean trouble: hardware slowdown (power brake,
@@ -156,13 +157,13 @@ def check_gpu(facts: GpuFacts) -> Finding:
     bad, worse, cause = [], [], ""
     if facts.uncorrected > 0:
         worse.append("uncorrectable memory errors: reset the GPU, and replace it if they return")
-        cause = "hbm_ecc"
+        cause = Cause.HBM_ECC
     if facts.remap_failed:
         worse.append("rows can no longer be remapped: replace it")
-        cause = "hbm_ecc"
+        cause = Cause.HBM_ECC
     if facts.links_down:
         worse.append("NVLinks are down: reset it, then reseat or replace it")
-        cause = cause or "nvlink"
+        cause = cause or Cause.NVLINK
     if facts.remap_pending:
         bad.append("a row waits to be remapped: reset the GPU when it is idle")
     if facts.throttle & (HOT | BRAKE) or facts.degrees >= HOT_DEGREES:
@@ -199,7 +200,7 @@ def check_gpus(facts: list[GpuFacts], expected: int) -> list[Finding]:
                 measured={"gpus": len(facts)},
                 expected=f"{expected}",
                 suggestion="a GPU fell off the bus: see `dmesg -T | grep NVRM`, then reboot",
-                cause="gpu_unavailable",
+                cause=Cause.GPU_UNAVAILABLE,
             )
         )
     return findings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from phalanx.cluster.causes import Cause
 from phalanx.doctor.finding import Finding, Verdict
 
 HOST_BYTES, CUDA_BYTES = 128 << 20, 1 << 30
@@ -71,7 +72,7 @@ def _gpu(device: str) -> Finding:
         suggestion="look for throttling, another program on the GPU, or remapped rows"
         if share < WARN_SHARE
         else "",
-        cause="slow_compute" if share < FAIL_SHARE else "",
+        cause=Cause.SLOW_COMPUTE if share < FAIL_SHARE else "",
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from phalanx.cluster.causes import Cause
 from phalanx.doctor.collective import GLOO_RANKS, check_collective
 from phalanx.doctor.compute import check_product, check_repeats, devices
 from phalanx.doctor.finding import Finding, NodeReport
@@ -123,7 +124,7 @@ def _timed(name: str, check: Check, options: CheckOptions) -> Iterator[Finding]:
             measured={"problem": f"{type(error).__name__}: {str(error)[:500]}"},
             expected="the check to run",
             suggestion="if the device is gone see `dmesg -T`; otherwise report this",
-            cause="gpu_fault" if "CUDA" in str(error) else "failed_check",
+            cause=Cause.GPU_FAULT if "CUDA" in str(error) else Cause.FAILED_CHECK,
         )
 
 

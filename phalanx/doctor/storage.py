@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+from phalanx.cluster.causes import Cause
 from phalanx.doctor.finding import Finding
 
 QUICK_BYTES, FULL_BYTES = 1 << 20, 64 << 20
@@ -44,14 +45,14 @@ def check_disk(folder: Path, *, quick: bool) -> Finding:
             measured={"problem": error.strerror or str(error)},
             expected="bytes that were written come back",
             suggestion="make room" if full else "see the kernel's log (`dmesg -T`)",
-            cause="dependency" if full else "ssd",
+            cause=Cause.DEPENDENCY if full else Cause.SSD,
         )
     free, share = disk.f_bavail * disk.f_frsize, disk.f_bavail / max(1, disk.f_blocks)
     measured |= {"free_gib": free / 2**30, "free_share": share}
     if not same:
-        suggestion, verdict, cause = "replace the disk", "fail", "ssd"
+        suggestion, verdict, cause = "replace the disk", "fail", Cause.SSD
     elif free < FAIL_FREE_BYTES:
-        suggestion, verdict, cause = "make room", "fail", "dependency"
+        suggestion, verdict, cause = "make room", "fail", Cause.DEPENDENCY
     elif share < WARN_FREE_SHARE or float(measured["fsync_seconds"]) > WARN_FSYNC_SECONDS:
         suggestion, verdict, cause = "make room, or see what else writes there", "warn", ""
     else:
@@ -136,5 +137,5 @@ def check_mounts(wanted: tuple[Path, ...], table: str) -> Finding:
         measured={"mounts": len(paths), **problems},
         expected=f"each answers within {PROBE_SECONDS:.0f} s",
         suggestion="mount it again, or see its server" if problems else "",
-        cause="filesystem_mount" if problems else "",
+        cause=Cause.FILESYSTEM_MOUNT if problems else "",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from phalanx.cluster.causes import Cause
 from phalanx.doctor.finding import Finding, Measured
 
 LEAST_FILES, WANTED_FILES = 1024, 65_536
@@ -95,7 +96,7 @@ def check_limits(shared: Path = Path("/dev/shm"), rdma: Path = Path("/dev/infini
         },
         expected=f"nofile {WANTED_FILES}, shm 1 GiB, memlock unlimited where there is RDMA",
         suggestion="; ".join(advice),
-        cause="system_service" if _below(files, LEAST_FILES) else "",
+        cause=Cause.SYSTEM_SERVICE if _below(files, LEAST_FILES) else "",
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from phalanx.cluster.causes import CAUSES
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec
 from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy
@@ -47,7 +48,6 @@ from phalanx.cluster.protocol.events import (
     WorkerExited,
 )
 from phalanx.cluster.protocol.messages import Holding, Inventory
-from phalanx.cluster.recovery.causes import CAUSES
 from tests.cluster.drive import SECOND, Drive, fleet_of
 from tests.cluster.invariants import check
 

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from phalanx.cluster.causes import CAUSES
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
@@ -50,7 +51,6 @@ from phalanx.cluster.protocol.events import (
     WorkerExited,
 )
 from phalanx.cluster.protocol.messages import Holding, Inventory
-from phalanx.cluster.recovery.causes import CAUSES
 from tests.cluster.drive import SECOND, Drive, fleet_of
 from tests.cluster.invariants import check
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from phalanx.cluster.causes import CAUSES
 from phalanx.cluster.protocol.messages import Fault, LocalFact, SiteNotice
-from phalanx.cluster.recovery.causes import CAUSES
 from phalanx.control.agent.config import FaultOptions
 from phalanx.control.agent.faults import FaultSources
 from phalanx.control.agent.faults.gpu_watch import event_fault, gpu_faults
@@ -114,7 +114,7 @@ def test_a_dead_rail_of_several_makes_the_node_slower(tmp_path: Path) -> None:
     infiniband(tmp_path, "mlx5_1", state="1: DOWN", downs=1)
     (found,) = link_faults(before, read_links(tmp_path), 10.0)
     assert (found.cause, found.rail) == ("nic", 1)
-    assert not CAUSES["nic"].stops
+    assert CAUSES["nic"].effect == "goes_on"
 
 
 def test_the_only_card_down_stops_the_node(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ just enough time is left it saves its state and goes, or goes on with fewer repl
 
 from __future__ import annotations
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.departure import depart_safely, give_way
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.causes import cause_of
-from phalanx.cluster.recovery.options import ways_without
+from phalanx.cluster.recovery.options import Rung, ways_without
 from phalanx.cluster.recovery.recover import broken
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
@@ -43,7 +43,7 @@ def drain(ctx: Context, node: int, deadline_ns: int, why: Reason, cause: str) ->
     for number in list(ctx.fleet.held[node]):
         job = ctx.view.jobs[number]
         if _move_off(ctx, job, node, due=at_once) and not again:
-            facts = {"node": ctx.fleet.nodes[node].name, "what": cause_of(cause).what}
+            facts = {"node": ctx.fleet.nodes[node].name, "what": Cause.of(cause).what}
             left_s = (deadline_ns - last_call_ns(ctx, job, deadline_ns)) // SECOND_NS
             ctx.notify(reason("stays_on", seconds=left_s, **facts), job=job.id, node=node)
     ctx.look_at_queue(capacity=True)
@@ -69,15 +69,15 @@ def _move_off(ctx: Context, job: Job, node: int, *, due: bool = False) -> bool:
         return False
     best = ways_without(ctx, job, (node,), cause)[0].rung
     last_ns = last_call_ns(ctx, job, deadline_ns)
-    if not due and ctx.now_ns < last_ns and best != "swap":
+    if not due and ctx.now_ns < last_ns and best is not Rung.SWAP:
         ctx.wake(last_ns, "vacate", node, deadline_ns)
         return True
     no_time = 0 < deadline_ns < ctx.now_ns + job.saving_ns
-    if no_time or best != "requeue":
+    if no_time or best is not Rung.REQUEUE:
         broken(ctx, job, node, cause, lost=False)
         return False
     job.preemptions += 1
-    why = reason("node_leaves", node=ctx.fleet.nodes[node].name, what=cause_of(cause).what)
+    why = reason("node_leaves", node=ctx.fleet.nodes[node].name, what=Cause.of(cause).what)
     depart_safely(ctx, job, "pending", why, by_ns=deadline_ns)
     return False
 
@@ -107,7 +107,7 @@ def move_on(ctx: Context) -> None:
             gang = gang_of(job)
             if gang.phase != "running" or gang.ending is not None:
                 continue
-            if ways_without(ctx, job, (node,), cause)[0].rung == "swap":
+            if ways_without(ctx, job, (node,), cause)[0].rung is Rung.SWAP:
                 broken(ctx, job, node, cause, lost=False)
 
 
@@ -123,11 +123,11 @@ def for_window(ctx: Context, job: Job, window: str, grace_ns: int, why: Reason) 
     assert placement is not None
     members = dict.fromkeys(ctx.queue.windows.members(ctx.view, window))
     nodes = tuple(node for node in placement.nodes if node in members)
-    cause = "host_maintenance"
+    cause = Cause.HOST_MAINTENANCE
     if gang.phase == "settling" and all(gang.broken.get(node) == cause for node in nodes):
         return  # it moves already
     runs = gang.phase == "running" and gang.ending is None
-    if runs and nodes and ways_without(ctx, job, nodes, cause)[0].rung != "requeue":
+    if runs and nodes and ways_without(ctx, job, nodes, cause)[0].rung is not Rung.REQUEUE:
         for node in nodes:
             broken(ctx, job, node, cause, lost=False)
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context, Question
 from phalanx.cluster.detectors import score
 from phalanx.cluster.fleet.fleet import names
@@ -16,7 +17,6 @@ from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Ask, Check
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.causes import cause_of
 
 INCIDENTS_KEPT = 64
 
@@ -31,7 +31,7 @@ def incident(ctx: Context, node: int, cause: str) -> None:
 def lemon_score(ctx: Context, node: int) -> int:
     """Thousandths of an incident: what the hardware of a node did, fading with time."""
     known = ctx.health.incidents.get(node, ())
-    ages = [ctx.now_ns - at for at, cause in known if cause_of(cause).domain == "hardware"]
+    ages = [ctx.now_ns - at for at, cause in known if Cause.of(cause).domain == "hardware"]
     return score(ages, ctx.policy.health.lemon_half_life_ns)
 
 
@@ -104,7 +104,7 @@ def doubt(ctx: Context, node: int, why: Reason) -> None:
 
 def suspect(ctx: Context, node: int, cause: str) -> None:
     """A node gets no new work and is tested; what it runs goes on."""
-    doubt(ctx, node, reason("suspected", cause=cause, what=cause_of(cause).what))
+    doubt(ctx, node, reason("suspected", cause=cause, what=Cause.of(cause).what))
     if not ctx.fleet.held[node]:
         examine(ctx, node)
 
@@ -116,7 +116,7 @@ def doubted(ctx: Context, node: int) -> bool:
     since_ns = ctx.fleet.since_ns(node)
     known = ctx.health.incidents.get(node, ())
     return before not in (NodeState.HEALTHY, NodeState.SPARE) or any(
-        at >= since_ns and cause_of(cause).node != "keep" for at, cause in known
+        at >= since_ns and Cause.of(cause).node != "keep" for at, cause in known
     )
 
 
@@ -190,7 +190,7 @@ def readmit(ctx: Context, node: int, why: Reason) -> None:
     if node in ctx.health.ordered:
         ctx.fleet.set_state(node, NodeState.DRAINING, ctx.now_ns, reason("drain_ordered"))
         ctx.health.drain_deadline[node] = ctx.health.ordered[node]
-        ctx.health.drain_cause[node] = "host_maintenance"
+        ctx.health.drain_cause[node] = Cause.HOST_MAINTENANCE
     ctx.look_at_queue(capacity=True)
 
 
@@ -204,7 +204,7 @@ def quarantine(ctx: Context, node: int, why: Reason) -> None:
 
 
 # Causes that a detector guessed from timing; a test that finds nothing wrong refutes them.
-DETECTORS = ("slow_compute", "slow_network", "hang", "silent_corruption")
+DETECTORS = (Cause.SLOW_COMPUTE, Cause.SLOW_NETWORK, Cause.HANG, Cause.SILENT_CORRUPTION)
 
 
 def trusted(ctx: Context, detector: str) -> bool:

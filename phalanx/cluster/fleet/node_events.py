@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.evacuation import OUT, drain, forget
@@ -27,10 +28,10 @@ from phalanx.cluster.protocol.events import (
 from phalanx.cluster.protocol.messages import Holding, Inventory
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery import agent_ends, left_memory
-from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.recover import broken, degrade
 
-UNHEARD = ("node_silent", "connection_lost")  # causes after which nobody knows how a node is
+# Causes after which nobody knows how a node is.
+UNHEARD = (Cause.NODE_SILENT, Cause.CONNECTION_LOST)
 
 FORGOTTEN_GENERATION = 2**31 - 1  # of a job that is no longer known: above all that it had
 
@@ -47,7 +48,7 @@ def evict(ctx: Context, node: int, cause: str, *, lost: bool) -> None:
 def mark_node_lost(ctx: Context, node: int, cause: str) -> None:
     """A node is gone with all that it kept."""
     evict(ctx, node, cause, lost=True)
-    why = reason("node_lost", cause=cause, what=cause_of(cause).what)
+    why = reason("node_lost", cause=cause, what=Cause.of(cause).what)
     ctx.health.testing.pop(node, None)
     forget(ctx, node, ordered=False)
     ctx.fleet.set_state(node, NodeState.DEAD, ctx.now_ns, why)
@@ -56,7 +57,7 @@ def mark_node_lost(ctx: Context, node: int, cause: str) -> None:
 
 def on_silent(ctx: Context, fact: NodeSilent) -> None:
     """No sign of life: the node is dead, unless so many are that it cannot be true."""
-    node, cause = fact.node, "connection_lost" if fact.connection_lost else "node_silent"
+    node, cause = fact.node, Cause.CONNECTION_LOST if fact.connection_lost else Cause.NODE_SILENT
     state = ctx.fleet.state(node)
     if state is NodeState.DEAD:
         return
@@ -65,7 +66,7 @@ def on_silent(ctx: Context, fact: NodeSilent) -> None:
     if state is NodeState.QUARANTINED or health.allowed(ctx, node, cause):
         mark_node_lost(ctx, node, cause)
     elif state in (NodeState.HEALTHY, NodeState.SPARE) and not ctx.fleet.spare_for(node):
-        why = reason("suspected", cause=cause, what=cause_of(cause).what)
+        why = reason("suspected", cause=cause, what=Cause.of(cause).what)
         ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, why)
 
 
@@ -125,7 +126,7 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
         elif holding.generation == job.generation and gang_of(job).phase == "running":
             if holding.phase == "aborted":
                 # Why it stopped nobody heard; it is said again, and counts instead of this.
-                broken(ctx, job, node, "lost_peer", lost=False)
+                broken(ctx, job, node, Cause.LOST_PEER, lost=False)
             else:
                 ctx.emit((node,), go_order(job))  # it may have missed it
     for number, _ in inventory.snapshots:
@@ -173,16 +174,16 @@ def missing(ctx: Context, job: Job, node: int, holding: Holding | None, *, kept:
         for order in outstanding(ctx, job):
             ctx.emit((node,), order)
     elif gang.phase == "running" and generation != job.generation:
-        broken(ctx, job, node, "agent_restarted", lost=holding is None and not kept)
+        broken(ctx, job, node, Cause.AGENT_RESTARTED, lost=holding is None and not kept)
 
 
 def on_device_error(ctx: Context, fact: DeviceError) -> None:
     """Something on a node reported an error."""
-    node, cause = fact.node, cause_of(fact.cause)
+    node, cause = fact.node, Cause.of(fact.cause)
     if ctx.fleet.state(node) in OUT:
         return
     health.incident(ctx, node, fact.cause)
-    if not cause.stops:
+    if cause.effect == "goes_on":
         slower(ctx, node, fact)
     elif cause.domain == "user" or cause.node == "keep":
         job = ctx.view.jobs.get(fact.job)
@@ -211,7 +212,7 @@ def slower(ctx: Context, node: int, fact: DeviceError) -> None:
         ctx.fleet.set_rails_down(node, mask)
     for number in list(ctx.fleet.held[node]):
         degrade(ctx, ctx.view.jobs[number], node, fact.cause)
-    if cause_of(fact.cause).node != "keep":
+    if Cause.of(fact.cause).node != "keep":
         health.suspect(ctx, node, fact.cause)
 
 
@@ -224,7 +225,7 @@ def on_check_result(ctx: Context, fact: CheckResult) -> None:
         return
     if fact.passed or ctx.fleet.state(node) in OUT:
         return
-    cause = fact.cause or "failed_check"
+    cause = fact.cause or Cause.FAILED_CHECK
     health.incident(ctx, node, cause)
     if health.allowed(ctx, node, cause):
         evict(ctx, node, cause, lost=False)
@@ -274,9 +275,9 @@ def on_quarantine(ctx: Context, fact: QuarantineNode) -> None:
     if not known(ctx, fact.node, fact.request):
         return
     node = fact.node
-    evict(ctx, node, "host_maintenance", lost=False)
+    evict(ctx, node, Cause.HOST_MAINTENANCE, lost=False)
     if ctx.fleet.held[node]:
-        ctx.health.doomed[node] = "host_maintenance"
+        ctx.health.doomed[node] = Cause.HOST_MAINTENANCE
         ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, reason("quarantined_by"))
     elif ctx.fleet.state(node) is not NodeState.DEAD:
         health.quarantine(ctx, node, reason("quarantined_by"))
@@ -290,7 +291,7 @@ def on_drain(ctx: Context, fact: DrainNode) -> None:
         return
     ctx.health.ordered[node] = min(by_ns, ctx.health.ordered.get(node, by_ns))
     state = ctx.fleet.state(node)
-    drain(ctx, node, by_ns, reason("drain_ordered"), "host_maintenance")
+    drain(ctx, node, by_ns, reason("drain_ordered"), Cause.HOST_MAINTENANCE)
     later = reason("drain_later", state=state.name.lower())
     accept(ctx, fact.request, later if state in OUT else reason("accepted"))
 

@@ -6,6 +6,7 @@ go on, and those that do not are moved elsewhere at once.
 
 from __future__ import annotations
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.node import Node, features_of
@@ -15,7 +16,7 @@ from phalanx.cluster.placement.request import barred_from
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.recovery.recover import broken
 
-CAUSE = "node_changed"
+CAUSE = Cause.NODE_CHANGED
 HOST = ("cpus", "memory_bytes")  # may differ a little after every boot: no reason for a test
 
 

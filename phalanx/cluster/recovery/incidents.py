@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.detectors import told_wrong
 from phalanx.cluster.fleet import health
@@ -26,7 +27,6 @@ from phalanx.cluster.protocol.events import (
     WorkerExited,
 )
 from phalanx.cluster.reasons import Fact, Reason, reason
-from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, ReportedFailure, own_failure
 from phalanx.cluster.recovery.recover import broken, give_up, slow
 
@@ -41,17 +41,17 @@ def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:
         return
     if fact.node not in job.placement.nodes:
         return
-    if gang_of(job).broken.get(fact.node, "lost_peer") != "lost_peer":
+    if gang_of(job).broken.get(fact.node, Cause.LOST_PEER) != Cause.LOST_PEER:
         return  # its node is dealt with already
     job.step = max(job.step, fact.step)
-    if fact.cause == "lost_peer" and _withheld(ctx, job):
+    if fact.cause == Cause.LOST_PEER and _withheld(ctx, job):
         return
     failure = ReportedFailure(fact.cause, fact.detail, rank=fact.rank, step=fact.step)
     why = own_failure(ctx, job, failure)
     if why is not None:
         give_up(ctx, job, fact.node, fact.cause, why)
         return
-    verdict = cause_of(fact.cause).node
+    verdict = Cause.of(fact.cause).node
     if verdict != "keep":
         health.incident(ctx, fact.node, fact.cause)
         if not health.allowed(ctx, fact.node, fact.cause):
@@ -94,19 +94,19 @@ def on_no_progress(ctx: Context, fact: NoProgress) -> None:
     code = "idle_hang" if fact.limit == "idle" else "hang"
     why = reason(code, step=fact.step, nodes=shown, evidence=_evidence(fact))
     told = str(why) + (f"; {fact.detail}" if fact.detail else "")
-    ends = own_failure(ctx, job, ReportedFailure("hang", told, alike=fact.limit))
+    ends = own_failure(ctx, job, ReportedFailure(Cause.HANG, told, alike=fact.limit))
     if ends is not None:
-        give_up(ctx, job, (*culprits, job.placement.nodes[0])[0], "hang", ends)
+        give_up(ctx, job, (*culprits, job.placement.nodes[0])[0], Cause.HANG, ends)
         return
     ctx.notify(why, job=job.id, level="warning")
     for node in culprits:
-        health.incident(ctx, node, "hang")
-        permitted = health.trusted(ctx, "hang") and health.allowed(ctx, node, "hang")
-        broken(ctx, job, node, "hang" if permitted else "no_progress", lost=False)
+        health.incident(ctx, node, Cause.HANG)
+        permitted = health.trusted(ctx, Cause.HANG) and health.allowed(ctx, node, Cause.HANG)
+        broken(ctx, job, node, Cause.HANG if permitted else Cause.NO_PROGRESS, lost=False)
         if permitted:
-            health.suspect(ctx, node, "hang")
+            health.suspect(ctx, node, Cause.HANG)
     if not culprits:
-        broken(ctx, job, job.placement.nodes[0], "no_progress", lost=False)
+        broken(ctx, job, job.placement.nodes[0], Cause.NO_PROGRESS, lost=False)
 
 
 def _evidence(fact: NoProgress) -> str:
@@ -163,27 +163,27 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
     missing = nodes or gang.unanswered
     if not missing:
         why_failed = own_failure(
-            ctx, job, ReportedFailure("no_answer", f"while it was {gang.phase}")
+            ctx, job, ReportedFailure(Cause.NO_ANSWER, f"while it was {gang.phase}")
         )
         if why_failed is not None:
-            give_up(ctx, job, placement.nodes[0], "no_answer", why_failed)
+            give_up(ctx, job, placement.nodes[0], Cause.NO_ANSWER, why_failed)
             return
     shown = names(ctx.fleet, missing) or "nobody knows which of its nodes"
     ctx.notify(reason("stuck", nodes=shown), job=job.id, level="warning")
     for node in missing:
-        health.incident(ctx, node, "stuck")
-        if _stuck_before(ctx, node) or health.allowed(ctx, node, "stuck"):
-            broken(ctx, job, node, "stuck", lost=False)
-            health.suspect(ctx, node, "stuck")
+        health.incident(ctx, node, Cause.STUCK)
+        if _stuck_before(ctx, node) or health.allowed(ctx, node, Cause.STUCK):
+            broken(ctx, job, node, Cause.STUCK, lost=False)
+            health.suspect(ctx, node, Cause.STUCK)
     if job.gang is not None and job.gang.phase != "settling":
-        broken(ctx, job, placement.nodes[0], "no_answer", lost=False)
+        broken(ctx, job, placement.nodes[0], Cause.NO_ANSWER, lost=False)
 
 
 def _stuck_before(ctx: Context, node: int) -> bool:
     """Whether gangs waited in vain for a node lately: then the breaker keeps it no longer."""
     since = ctx.now_ns - ctx.policy.health.breaker_window_ns
     known = ctx.health.incidents.get(node, ())
-    return sum(at > since and cause == "stuck" for at, cause in known) > 1
+    return sum(at > since and cause == Cause.STUCK for at, cause in known) > 1
 
 
 def _drains_on(ctx: Context, job: Job) -> bool:
@@ -214,7 +214,7 @@ def on_slow_rank(ctx: Context, fact: SlowRank) -> None:
     job = ctx.live(fact.job, fact.generation)
     if job is None or gang_of(job).phase != "running":
         return
-    cause = "slow_compute" if fact.part == "compute" else "slow_network"
+    cause = Cause.SLOW_COMPUTE if fact.part == "compute" else Cause.SLOW_NETWORK
     if not health.trusted(ctx, cause):
         name = ctx.fleet.nodes[fact.node].name
         ctx.notify(reason("warned", detector=cause, node=name), job=job.id, level="warning")
@@ -244,16 +244,16 @@ def on_corruption(ctx: Context, fact: Corruption) -> None:
     ctx.notify(told, job=job.id, level="error")
     if not any(node in job.placement.nodes for node in culprits):
         # Who was wrong gave way before: the others make the step once more.
-        broken(ctx, job, job.placement.nodes[0], "disputed", lost=False)
+        broken(ctx, job, job.placement.nodes[0], Cause.DISPUTED, lost=False)
     for node in culprits:
         _accused(ctx, job, node)
 
 
 def _accused(ctx: Context, job: Job, node: int) -> None:
-    health.incident(ctx, node, "silent_corruption")
+    health.incident(ctx, node, Cause.SILENT_CORRUPTION)
     if job.placement is not None and node in job.placement.nodes:
-        broken(ctx, job, node, "silent_corruption", lost=False)
-    health.suspect(ctx, node, "silent_corruption")
+        broken(ctx, job, node, Cause.SILENT_CORRUPTION, lost=False)
+    health.suspect(ctx, node, Cause.SILENT_CORRUPTION)
 
 
 def _heard(job: Job, fact: Corruption) -> Dispute:
@@ -280,7 +280,7 @@ def _disputed(ctx: Context, job: Job, dispute: Dispute, fact: Corruption) -> Non
     ctx.notify(reason("corrupt_unknown", step=fact.step), job=job.id, level="error")
     if len({said for _, said in fact.claims}) == 1:  # they agree now, on what nobody said before
         job.dispute = None
-        broken(ctx, job, job.placement.nodes[0], "disputed", lost=False)
+        broken(ctx, job, job.placement.nodes[0], Cause.DISPUTED, lost=False)
     elif dispute.times >= ctx.policy.recovery.same_step_failures:
         words = f"replicas disagree at step {fact.step} ({who})"
         job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
@@ -290,11 +290,11 @@ def _disputed(ctx: Context, job: Job, dispute: Dispute, fact: Corruption) -> Non
         giving_way = max(reversed(suspects), key=lambda node: health.lemon_score(ctx, node))
         told = reason("third_opinion", node=ctx.fleet.nodes[giving_way].name, step=fact.step)
         ctx.notify(told, job=job.id, level="error")
-        health.incident(ctx, giving_way, "gave_way")
-        broken(ctx, job, giving_way, "gave_way", lost=False)
-        health.suspect(ctx, giving_way, "gave_way")
+        health.incident(ctx, giving_way, Cause.GAVE_WAY)
+        broken(ctx, job, giving_way, Cause.GAVE_WAY, lost=False)
+        health.suspect(ctx, giving_way, Cause.GAVE_WAY)
     else:
-        broken(ctx, job, job.placement.nodes[0], "disputed", lost=False)
+        broken(ctx, job, job.placement.nodes[0], Cause.DISPUTED, lost=False)
 
 
 def on_loss_spike(ctx: Context, fact: LossSpike) -> None:
@@ -307,10 +307,10 @@ def on_loss_spike(ctx: Context, fact: LossSpike) -> None:
         ctx.notify(reason("spike", step=fact.step), job=job.id, level="warning")
         return
     ends = own_failure(
-        ctx, job, ReportedFailure("non_finite", "loss spike", step=fact.step, waits=False)
+        ctx, job, ReportedFailure(Cause.NON_FINITE, "loss spike", step=fact.step, waits=False)
     )
     if ends is not None:
-        give_up(ctx, job, job.placement.nodes[0], "non_finite", ends)
+        give_up(ctx, job, job.placement.nodes[0], Cause.NON_FINITE, ends)
         return
     gang = gang_of(job)
     gang.rollback = max(0, fact.step - back)
@@ -318,7 +318,7 @@ def on_loss_spike(ctx: Context, fact: LossSpike) -> None:
         gang.skip_step = fact.step
     told = reason("spike_back", step=fact.step, clean=gang.rollback)
     ctx.notify(told, job=job.id, level="warning")
-    broken(ctx, job, job.placement.nodes[0], "non_finite", lost=False)
+    broken(ctx, job, job.placement.nodes[0], Cause.NON_FINITE, lost=False)
 
 
 def on_regression(ctx: Context, fact: ThroughputRegression) -> None:

@@ -5,10 +5,11 @@ Pure: reads the state, changes nothing. The cheapest is taken; on a tie, the fir
 
 from __future__ import annotations
 
-from typing import Literal
+from enum import StrEnum
 
 from msgspec import Struct, structs
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import choose_source
@@ -23,11 +24,19 @@ from phalanx.cluster.placement.choose import (
 )
 from phalanx.cluster.placement.free_index import array_of
 from phalanx.cluster.policy import MILLION
-from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.layout import column_of, column_replicas
 from phalanx.cluster.recovery.losses import in_memory
 
-Rung = Literal["in_place", "swap", "shrink", "requeue", "rebalance", "degraded"]
+
+class Rung(StrEnum):
+    """What can be done about a failure."""
+
+    IN_PLACE = "in_place"  # the same nodes form again
+    SWAP = "swap"  # others take the places of nodes that leave
+    SHRINK = "shrink"  # it goes on with fewer replicas
+    REQUEUE = "requeue"  # it leaves, and waits for nodes
+    REBALANCE = "rebalance"  # a slow replica gets fewer micro-batches
+    DEGRADED = "degraded"  # it goes on as it is, slower
 
 
 class Option(Struct, frozen=True, kw_only=True):
@@ -76,15 +85,19 @@ def leaving(ctx: Context, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
     must: dict[int, None] = {}
     may: dict[int, None] = {}
     for node, name in gang.broken.items():
-        verdict = cause_of(name).node
+        verdict = Cause.of(name).node
         state = ctx.fleet.state(node)
-        if state is NodeState.DRAINING and (name == "host_maintenance" or verdict != "replace"):
+        if state is NodeState.DRAINING and (name == Cause.HOST_MAINTENANCE or verdict != "replace"):
             # Nothing is wrong with it: a gang that leaves as a whole may form there once more,
             # and one that lost a worker there uses it while there is time.
             until_ns = last_call_ns(ctx, job, ctx.health.drain_deadline.get(node, 0))
             stays = gang.ending is not None or (verdict == "keep" and ctx.now_ns < until_ns)
             must.update({} if stays else {node: None})
-        elif state is NodeState.HEALTHY and name == "host_maintenance" and gang.ending is not None:
+        elif (
+            state is NodeState.HEALTHY
+            and name == Cause.HOST_MAINTENANCE
+            and gang.ending is not None
+        ):
             continue  # it is kept for others soon
         elif state in (NodeState.DEAD, NodeState.QUARANTINED) or verdict == "replace":
             must[node] = None
@@ -126,7 +139,7 @@ def _recur_ppm(ctx: Context, node: int, cause: str) -> int:
     """Chance that a node fails at once again: every time that it did halves the hope."""
     since = ctx.now_ns - ctx.policy.health.strike_window_ns
     times = sum(at > since for at, _ in ctx.health.incidents.get(node, ()))
-    hope = MILLION - cause_of(cause).recur_ppm
+    hope = MILLION - Cause.of(cause).recur_ppm
     return MILLION - (hope >> max(0, times - 1))
 
 
@@ -139,7 +152,7 @@ def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
     # A failure that comes back is paid for again, and again.
     again = down * recur // max(1, MILLION - recur)
     assert job.placement is not None
-    return Option(rung="in_place", loss_gpu_ns=down + again, replicas=job.placement.replicas)
+    return Option(rung=Rung.IN_PLACE, loss_gpu_ns=down + again, replicas=job.placement.replicas)
 
 
 def _buddies(job: Job, slot: int) -> tuple[int, ...]:
@@ -195,7 +208,9 @@ def _reshaped(
     assert placement is not None
     cold = not all(_warm(ctx, job, node) for _, node in incoming)
     # A worker that merely lost its peer lives on and joins again.
-    ended = [n for n, why in gang_of(job).broken.items() if n not in gone and why != "lost_peer"]
+    ended = [
+        n for n, why in gang_of(job).broken.items() if n not in gone and why != Cause.LOST_PEER
+    ]
     expected = job.spec.expected
     started = expected.join_ns(cold=cold) if cold or ended else expected.rejoin_ns
     down = _down_ns(ctx, job, started_ns=started, lost=gone)
@@ -203,7 +218,7 @@ def _reshaped(
     gpus = shape.gpus(replicas)
     idle = (shape.gpus(placement.replicas) - gpus) * horizon_ns(ctx, job)
     return Option(
-        rung="shrink" if columns else "swap",
+        rung=Rung.SHRINK if columns else Rung.SWAP,
         loss_gpu_ns=down * gpus + idle,
         leaving=gone,
         incoming=incoming,
@@ -255,7 +270,7 @@ def _requeued(ctx: Context, job: Job, best: int | None, *, saves: bool) -> Optio
     cheaper = best is None or down * gpus < best
     if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), PlacementRefusal):
         down += ctx.policy.recovery.repair_ns
-    return Option(rung="requeue", loss_gpu_ns=down * gpus)
+    return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus)
 
 
 def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) -> list[Option]:
@@ -267,12 +282,12 @@ def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) 
     def lost(ppm: int) -> int:
         return gpus * horizon * ppm // (MILLION + ppm)
 
-    ways = [Option(rung="degraded", loss_gpu_ns=lost(slowdown_ppm), replicas=replicas)]
-    if ctx.policy.recovery.rebalance and cause == "slow_compute":
+    ways = [Option(rung=Rung.DEGRADED, loss_gpu_ns=lost(slowdown_ppm), replicas=replicas)]
+    if ctx.policy.recovery.rebalance and cause == Cause.SLOW_COMPUTE:
         shares, ppm = _rebalanced(job, node, slowdown_ppm)
         if shares:
             way = Option(
-                rung="rebalance", loss_gpu_ns=lost(ppm), replicas=replicas, micro_batches=shares
+                rung=Rung.REBALANCE, loss_gpu_ns=lost(ppm), replicas=replicas, micro_batches=shares
             )
             ways.append(way)
     ways.extend(_swapped(ctx, job, node))
@@ -292,7 +307,7 @@ def degraded_ways(ctx: Context, job: Job, node: int) -> list[Option]:
     # The gang is as slow as its slowest node: a second one as bad costs nothing more.
     gpus = ctx.ledger.accounts[job.id].gpus
     loss = 0 if worst >= rails - left else gpus * horizon_ns(ctx, job) * exposed // step_ns(job)
-    found = [Option(rung="degraded", loss_gpu_ns=loss, replicas=job.placement.replicas)]
+    found = [Option(rung=Rung.DEGRADED, loss_gpu_ns=loss, replicas=job.placement.replicas)]
     found.extend(_swapped(ctx, job, node))
     return sorted(found, key=lambda option: option.loss_gpu_ns)
 

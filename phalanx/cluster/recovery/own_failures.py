@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.causes import cause_of
 
 EVIDENCE_KEPT = 5
-STORAGE = ("disk_full", "storage")  # causes: not the job's, but nothing can be done without it
+# Not the job's own, but nothing can be done without it.
+STORAGE = (Cause.DISK_FULL, Cause.STORAGE)
 SKEW_STEPS = 1  # that ranks may be apart: two failures of one step can be reported so far apart
 ERROR_CHARS = 200  # of an error that are compared: later ones name addresses and times
 
@@ -42,10 +43,10 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
 
     Otherwise the gang may have to wait before it forms again: ``gang.retry_ns``.
     """
-    cause, gang = cause_of(failure.cause), gang_of(job)
-    if gang.phase == "settling" and gang.cause != "lost_peer":
+    cause, gang = Cause.of(failure.cause), gang_of(job)
+    if gang.phase == "settling" and gang.cause != Cause.LOST_PEER:
         return None  # one incident, however many workers it took
-    if cause.domain == "hardware" or cause.node == "replace" or failure.cause == "lost_peer":
+    if cause.domain == "hardware" or cause.node == "replace" or failure.cause == Cause.LOST_PEER:
         return None
     here = max(ctx.ledger.accounts[job.id].step, failure.step)
     sentence = f"{failure.cause} at step {here}" + (f": {failure.detail}" if failure.detail else "")
@@ -54,7 +55,7 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
         return None
     storage = failure.cause in STORAGE or (
         # What could be started before, and cannot now, is where its files should be.
-        failure.cause == "configuration" and job.generation > 1 and gang.phase == "running"
+        failure.cause == Cause.CONFIGURATION and job.generation > 1 and gang.phase == "running"
     )
     if gang.ending is not None and not storage:
         return None  # it is about to leave, and forms only to save what it has
@@ -63,7 +64,7 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
     _clear_if_sound(ctx, job, failure)
     if storage:
         job.storage_failures += 1
-        wait = _disk_full if failure.cause == "disk_full" else _storage_away
+        wait = _disk_full if failure.cause == Cause.DISK_FULL else _storage_away
         return wait(ctx, job, here, failure.detail or sentence)
     if cause.domain == "software" and gang.phase in ("joining", "restoring"):
         # The step was not even tried: whatever disturbs the formation may pass.
@@ -108,7 +109,7 @@ def _clear_if_sound(ctx: Context, job: Job, failure: ReportedFailure) -> None:
     """A gang that ran well for long enough has used none of its retries; an interval ends, too."""
     policy, gang = ctx.policy.recovery, gang_of(job)
     ran_ns = ctx.now_ns - gang.since_ns if gang.phase in ("running", "draining") else 0
-    if ran_ns >= policy.healthy_ns and failure.cause != "hang":
+    if ran_ns >= policy.healthy_ns and failure.cause != Cause.HANG:
         job.retries_used = 0
         if not job.step:  # a program that tells no steps has no other progress
             job.failures_there, job.failed_step = 0, -1
@@ -131,7 +132,7 @@ def _count(ctx: Context, job: Job, failure: ReportedFailure, here: int) -> None:
 
 def _too_many(ctx: Context, job: Job, failure: ReportedFailure, sentence: str) -> Reason | None:
     policy = ctx.policy.recovery
-    if failure.cause == "configuration" and job.generation <= 1:
+    if failure.cause == Cause.CONFIGURATION and job.generation <= 1:
         # Later a single node may differ from those that it ran on.
         return reason("cannot_run", evidence=failure.detail or sentence)
     if job.failed_formations >= policy.failed_formations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.node import NodeState, lowest_bits
@@ -17,10 +18,9 @@ from phalanx.cluster.placement.choose import held_by
 from phalanx.cluster.protocol.commands import Abort, Rebalance
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery import left_memory
-from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.layout import column_slots, without_columns
 from phalanx.cluster.recovery.losses import unsaved
-from phalanx.cluster.recovery.options import Option, degraded_ways, options, slow_ways
+from phalanx.cluster.recovery.options import Option, Rung, degraded_ways, options, slow_ways
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, back_off_ns
 from phalanx.cluster.recovery.way_taken import WayTaken
 
@@ -35,8 +35,8 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     if node in placement.spares:
         drop_spare(ctx, job, node)
         return
-    known = gang.broken.get(node, "lost_peer")
-    if known == "lost_peer":
+    known = gang.broken.get(node, Cause.LOST_PEER)
+    if known == Cause.LOST_PEER:
         gang.broken[node] = cause
     if lost and node in gang.keepers:
         gang.lost[node] = cause
@@ -49,16 +49,16 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
             return
     settle_ns = max(ctx.now_ns + ctx.policy.recovery.settle_ns, gang.retry_ns)
     if gang.phase == "settling":
-        if gang.cause == "lost_peer" and cause != "lost_peer":
+        if gang.cause == Cause.LOST_PEER and cause != Cause.LOST_PEER:
             gang.cause, gang.culprit = cause, node
             ctx.ledger.found(job.id, cause)
             ctx.wake(settle_ns, "settle", job.id, token(job))
         return
     gang.cause, gang.culprit = cause, node
-    ctx.ledger.fail(job.id, cause, "detection" if cause == "lost_peer" else "restart")
+    ctx.ledger.fail(job.id, cause, "detection" if cause == Cause.LOST_PEER else "restart")
     storage.left(ctx, job.id)
     answer_ns = 0
-    if cause == "lost_peer":  # whoever does not answer the abort is the one that is missed
+    if cause == Cause.LOST_PEER:  # whoever does not answer the abort is the one that is missed
         answer_ns = settle_ns = ctx.now_ns + timeouts_of(ctx, job).abort_ns
     if gang.phase in ("running", "draining") or answer_ns:
         others = tuple([other for other in placement.nodes if other not in gang.broken])
@@ -114,18 +114,18 @@ def _saves_again(ctx: Context, job: Job) -> bool:
 def recover(ctx: Context, job: Job) -> None:
     """Everything that broke together is known: takes the cheapest way out."""
     gang = gang_of(job)
-    if gang.cause == "lost_peer" and not gang.retry_ns:
+    if gang.cause == Cause.LOST_PEER and not gang.retry_ns:
         _parted(ctx, job)
     if ctx.now_ns < gang.retry_ns:
         ctx.wake(gang.retry_ns, "settle", job.id, token(job))
         return
     ctx.ledger.found(job.id, gang.cause)
     ways = options(ctx, job)
-    if ways[0].rung == "requeue" and _merely_emptied(ctx, job):
+    if ways[0].rung is Rung.REQUEUE and _merely_emptied(ctx, job):
         _leave_in_order(ctx, job)
         ways = options(ctx, job)
     if gang.ending is not None:  # it forms, wherever it can, only to save what it has in memory
-        ways.sort(key=lambda way: way.rung == "requeue")
+        ways.sort(key=lambda way: way.rung is Rung.REQUEUE)
     best = ways[0]
     why = WayTaken.RECOVER.because(
         rung=best.rung,
@@ -134,7 +134,7 @@ def recover(ctx: Context, job: Job) -> None:
         loss=best.loss_gpu_ns // 10**9,
         other=_others(ways),
     )
-    if best.rung == "requeue":
+    if best.rung is Rung.REQUEUE:
         job.preemptions += 1
         gone = _doubtful(ctx, job, tuple(gang.broken))
         ending, told = (gang.ending, gang.ending_why) if gang.ending else ("pending", why)
@@ -154,7 +154,7 @@ def _merely_emptied(ctx: Context, job: Job) -> bool:
         return False
     return all(
         fleet.state(node) in (NodeState.DRAINING, NodeState.HEALTHY)
-        and cause == ctx.health.drain_cause.get(node, "host_maintenance")
+        and cause == ctx.health.drain_cause.get(node, Cause.HOST_MAINTENANCE)
         for node, cause in gang.broken.items()
     )
 
@@ -176,7 +176,7 @@ def _leave_in_order(ctx: Context, job: Job) -> None:
         return
     job.preemptions += 1
     names = ", ".join(ctx.fleet.nodes[node].name for node in nodes[:EVIDENCE_KEPT])
-    why = reason("node_leaves", node=names, what=cause_of(gang.cause).what)
+    why = reason("node_leaves", node=names, what=Cause.of(gang.cause).what)
     depart_safely(ctx, job, "pending", why, by_ns=by_ns)
 
 
@@ -209,11 +209,11 @@ def _parted(ctx: Context, job: Job) -> None:
         job.why = told
     if job.partings > 1:
         for node in list(gang.broken):
-            health.incident(ctx, node, "network_link")
-            if health.allowed(ctx, node, "network_link"):
-                gang.broken[node] = gang.cause = "network_link"
+            health.incident(ctx, node, Cause.NETWORK_LINK)
+            if health.allowed(ctx, node, Cause.NETWORK_LINK):
+                gang.broken[node] = gang.cause = Cause.NETWORK_LINK
                 gang.culprit = node
-                health.suspect(ctx, node, "network_link")
+                health.suspect(ctx, node, Cause.NETWORK_LINK)
 
 
 def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
@@ -297,12 +297,12 @@ def _without_stopping(ctx: Context, job: Job, node: int, cause: str, ways: list[
         other=_others(ways),
     )
     ctx.notify(why, job=job.id, node=node, level="warning")
-    if best.rung == "swap":
+    if best.rung is Rung.SWAP:
         health.incident(ctx, node, cause)
         if health.allowed(ctx, node, cause):
             broken(ctx, job, node, cause, lost=False)
             health.suspect(ctx, node, cause)
-    elif best.rung == "rebalance":
+    elif best.rung is Rung.REBALANCE:
         gang, placement = gang_of(job), job.placement
         assert placement is not None
         gang.micro_batches = best.micro_batches
@@ -321,7 +321,8 @@ def _doubtful(ctx: Context, job: Job, nodes: tuple[int, ...]) -> tuple[int, ...]
     return tuple(
         node
         for node in nodes
-        if known.get(node) != "host_maintenance" or ctx.fleet.state(node) is not NodeState.HEALTHY
+        if known.get(node) != Cause.HOST_MAINTENANCE
+        or ctx.fleet.state(node) is not NodeState.HEALTHY
     )
 
 

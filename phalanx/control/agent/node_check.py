@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.messages import CheckDone, RunCheck
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
@@ -62,7 +63,7 @@ class NodeChecker:
             report = self._read() if not problem else None
         if report is None:
             problem = problem or "the check left no report"
-            return CheckDone(check=depth, passed=False, cause="failed_check", detail=problem)
+            return CheckDone(check=depth, passed=False, cause=Cause.FAILED_CHECK, detail=problem)
         for finding in report.findings:
             if finding.verdict in ("warn", "fail"):
                 level = logging.ERROR if finding.verdict == "fail" else logging.WARNING

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.detectors.trends import (
     below_plan,
     gradient_explosion,
@@ -84,7 +85,7 @@ SUGGESTIONS = {
     "traceback: report it as a bug. Jobs and agents go on.",
     "slow_storage": "Checkpoints wait for their turn: spread them, or give the store more.",
 }
-_DEVICE_KINDS = {"thermal": "throttling"}
+_DEVICE_KINDS = {Cause.THERMAL: "throttling"}
 _DEVICE_PICTURES = {
     "throttling": ["gpu_temperature_celsius", "gpu_sm_clock_megahertz", "gpu_power_watts"],
     "ecc_growth": ["gpu_ecc_corrected", "gpu_ecc_uncorrected"],
@@ -171,7 +172,9 @@ def _found(body: EventBody) -> Found | None:
             text = f"{cause.replace('_', ' ')}{': ' + detail if detail else ''}"
             evidence = {"cause": cause, "gpu": body.gpu, "detail": detail[:500]}
             return (kind, text[:500], evidence, {"devices": _DEVICE_PICTURES.get(kind, _LOAD)})
-        case WorkerExited(rank=rank, cause=cause, detail=detail) if cause and cause != "lost_peer":
+        case WorkerExited(rank=rank, cause=cause, detail=detail) if (
+            cause and cause != Cause.LOST_PEER
+        ):
             text = f"rank {rank} ended: {cause.replace('_', ' ')}{f' ({detail})' if detail else ''}"
             evidence = {"cause": cause, "detail": detail[:1000], "step": body.step}
             return ("worker_exited", text[:500], evidence, {"series": ["loss"], "step": body.step})

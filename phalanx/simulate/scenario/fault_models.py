@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, structs
 
-from phalanx.cluster.recovery.causes import CAUSES
+from phalanx.cluster.causes import CAUSES
 from phalanx.config.errors import ConfigError, ConfigProblem, did_you_mean, problem
 from phalanx.config.load import read_table
 from phalanx.config.section import Section

@@ -13,7 +13,7 @@ from typing import get_args
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.recovery.causes import CAUSES
+from phalanx.cluster.causes import CAUSES
 from phalanx.config.errors import ConfigError, did_you_mean
 from phalanx.plan.cost.failures import NODE_GPUS, failures_per_day
 from phalanx.simulate.scenario.fault_models import (

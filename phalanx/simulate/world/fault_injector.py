@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
 from phalanx.simulate.scenario.shape import ns
@@ -69,7 +70,7 @@ class FaultInjector:
         peer = next((node for node in run.nodes if node not in broken), None)
         if peer is not None:
             self.gangs.report(run)
-            self.exit(run, peer, "lost_peer")
+            self.exit(run, peer, Cause.LOST_PEER)
 
     def back(self, node: int, cause: str) -> None:
         """A node that nobody missed yet is there again, and says that its workers are gone."""

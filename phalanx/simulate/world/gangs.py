@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
@@ -345,7 +346,7 @@ class Gangs:
             self.stop_steps(run)
             self.report(run)
             self.living.get(run.job, {}).pop(run.nodes[0], None)
-            self.faults.exit(run, run.nodes[0], "user_error")
+            self.faults.exit(run, run.nodes[0], Cause.USER_ERROR)
 
     # Questions of the rest of the world.
 

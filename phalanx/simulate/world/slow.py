@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.policy import DAY_NS, MILLION
 from phalanx.cluster.protocol import events as fact
 from phalanx.simulate.scenario.shape import ns
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 Arrivals = Iterator[tuple[int, int, DrawStream]]  # when, to which node, and the luck of the rest
 # What a rank that is slow for a cause shows.
 PARTS: dict[str, Literal["compute", "communication"]] = {
-    "slow_compute": "compute",
-    "slow_network": "communication",
+    Cause.SLOW_COMPUTE: "compute",
+    Cause.SLOW_NETWORK: "communication",
 }
 
 
@@ -64,7 +65,7 @@ class SlowNodes:
         replicas = len(run.shares)
         slow, least = dict.fromkeys(range(replicas), 0), 0
         for node, ppm in self._among(run.nodes).items():
-            if self._causes[node] != "slow_compute":
+            if self._causes[node] != Cause.SLOW_COMPUTE:
                 least = max(least, ppm)
                 continue
             for replica in shape.slot_replicas(run.nodes.index(node), replicas):
@@ -90,7 +91,7 @@ class SlowNodes:
             return
         excess = round((faults.slow_factor - 1) * 1e6)
         length = luck.exponential(faults.slow_minutes * 60e9)
-        self._causes[node] = "slow_network" if network else "slow_compute"
+        self._causes[node] = Cause.SLOW_NETWORK if network else Cause.SLOW_COMPUTE
         self._set(node, excess)
         self.world.agenda.after(int(length), self._recovers, node)
         for job in self.world.jobs_on([node]):
@@ -155,10 +156,10 @@ class SlowNodes:
         if node in self.world.broken or node in self._slow or rails < 2:
             return
         exposed = self.world.scenario.job.exposed_share
-        self._causes[node] = "nic"
+        self._causes[node] = Cause.NIC
         self._set(node, max(1, round(exposed * 1e6 / (rails - 1))))
         delay = ns(self.world.scenario.detection.exit_seconds)
-        error = fact.DeviceError(node=node, cause="nic", rail=rail)
+        error = fact.DeviceError(node=node, cause=Cause.NIC, rail=rail)
         self.world.agenda.after(delay, self.world.tell, error)
         hours = self.world.scenario.repair.hours
         repair = luck.exponential((24.0 if hours is None else hours) * 3600e9)

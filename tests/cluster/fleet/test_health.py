@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from phalanx.cluster.causes import CAUSES, Cause
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.policy import HealthPolicy, Policy
@@ -24,7 +25,6 @@ from phalanx.cluster.protocol.events import (
     WorkerExited,
 )
 from phalanx.cluster.protocol.messages import Holding, Inventory
-from phalanx.cluster.recovery.causes import CAUSES, cause_of
 from tests.cluster.drive import SECOND, Drive
 
 DAY = 86400 * SECOND
@@ -40,10 +40,10 @@ def check(drive: Drive, node: int, *, passed: bool) -> None:
 
 def test_every_published_cause_has_a_row():
     for name in ("gpu_fault", "hbm_ecc", "network_link", "host_maintenance", "sram_ecc", "nic"):
-        assert cause_of(name).domain == "hardware"
-    assert cause_of("gpu_out_of_memory").domain == "user"
-    assert cause_of("nccl_timeout").domain == "software"
-    assert cause_of("what nobody has heard of").node == "suspect"
+        assert Cause.of(name).domain == "hardware"
+    assert Cause.of("gpu_out_of_memory").domain == "user"
+    assert Cause.of("nccl_timeout").domain == "software"
+    assert Cause.of("what nobody has heard of").node == "suspect"
     assert all(0 <= cause.recur_ppm <= 1_000_000 for cause in CAUSES.values())
 
 

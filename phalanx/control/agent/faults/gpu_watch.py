@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.messages import Fault
 from phalanx.control.agent.faults.xid import xid_fault
 from phalanx.doctor.gpus import BRAKE, HOT, GpuFacts, read_gpus
@@ -24,24 +25,24 @@ def gpu_faults(before: list[GpuFacts], after: list[GpuFacts]) -> list[Fault]:
         facts = now.get(was.index)
         if facts is None:
             faults.append(
-                Fault(cause="gpu_unavailable", gpu=was.index, detail="the driver lost it")
+                Fault(cause=Cause.GPU_UNAVAILABLE, gpu=was.index, detail="the driver lost it")
             )
             continue
         if facts.uncorrected > max(0, was.uncorrected):
             detail = f"{facts.uncorrected} uncorrectable errors, {max(0, was.uncorrected)} before"
-            faults.append(Fault(cause="hbm_ecc", gpu=was.index, detail=detail))
+            faults.append(Fault(cause=Cause.HBM_ECC, gpu=was.index, detail=detail))
         if facts.remap_failed and not was.remap_failed:
             detail = "a row of memory could not be remapped"
-            faults.append(Fault(cause="hbm_ecc", gpu=was.index, detail=detail))
+            faults.append(Fault(cause=Cause.HBM_ECC, gpu=was.index, detail=detail))
         if facts.links_down > was.links_down:
             detail = f"{facts.links_down} NVLinks are down, {was.links_down} before"
-            faults.append(Fault(cause="nvlink", gpu=was.index, detail=detail))
+            faults.append(Fault(cause=Cause.NVLINK, gpu=was.index, detail=detail))
         bad = facts.throttle & (HOT | BRAKE)
         if bad and not was.throttle & bad:
             why = "too hot" if bad & HOT else "power brake"
             detail = f"{why}: clocks are lowered (reasons {bad:#x}) at {facts.degrees} degrees"
             # Not "power": a brake slows the GPU down, the node has not lost its power.
-            faults.append(Fault(cause="thermal", gpu=was.index, detail=detail))
+            faults.append(Fault(cause=Cause.THERMAL, gpu=was.index, detail=detail))
     return faults
 
 
@@ -63,7 +64,7 @@ def event_fault(kind: int, data: int, gpu: int, nvml: Any) -> Fault | None:
     if kind == nvml.nvmlEventTypeXidCriticalError:
         return xid_fault(data, gpu, "reported by NVML")
     if kind == nvml.nvmlEventTypeDoubleBitEccError:
-        return Fault(cause="hbm_ecc", gpu=gpu, detail="double bit ECC error, reported by NVML")
+        return Fault(cause=Cause.HBM_ECC, gpu=gpu, detail="double bit ECC error, reported by NVML")
     return None
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from phalanx.cluster.causes import CAUSES, Cause
 from phalanx.cluster.protocol.messages import Fault
-from phalanx.cluster.recovery.causes import CAUSES
 from phalanx.doctor.storage import network_mounts, probe
 
 COMMAND_SECONDS = 10.0
@@ -65,7 +65,7 @@ class CgroupMonitor:
     def look(self) -> list[Fault]:
         if kills := self.kills():
             detail = f"{kills} processes of the node's control group were killed"
-            return [Fault(cause="host_out_of_memory", detail=detail)]
+            return [Fault(cause=Cause.HOST_OUT_OF_MEMORY, detail=detail)]
         return []
 
 
@@ -82,14 +82,14 @@ class MountMonitor:
         problems = {path: probe(path) for path in dict.fromkeys([*self._wanted, *mounted])}
         failed = [path for path, problem in problems.items() if problem]
         again, self._failed = [path for path in failed if path in self._failed], failed
-        return [Fault(cause="filesystem_mount", detail=f"{p}: {problems[p]}") for p in again]
+        return [Fault(cause=Cause.FILESYSTEM_MOUNT, detail=f"{p}: {problems[p]}") for p in again]
 
 
 class HostNotice(Struct, frozen=True):
     """The site takes the node away."""
 
     deadline_ns: int  # by our clock
-    cause: str = "host_maintenance"
+    cause: str = Cause.HOST_MAINTENANCE
 
 
 class _NoticeText(Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ def parse_notice(text: str, now_ns: int) -> HostNotice | None:
     notice = _NoticeText()
     with suppress(msgspec.MsgspecError):
         notice = msgspec.json.decode(text, type=_NoticeText)
-    cause = notice.cause if notice.cause in CAUSES else "host_maintenance"
+    cause = notice.cause if notice.cause in CAUSES else Cause.HOST_MAINTENANCE
     seconds = DEFAULT_SECONDS
     if notice.deadline_seconds is not None:
         seconds = notice.deadline_seconds

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.messages import Fault
 from phalanx.control.agent.faults.xid import xid_fault
 
@@ -52,22 +53,22 @@ _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:[0-9a-fA-F:.]+\): (\d+), (Fa
 _TABLE = tuple(
     (cause, re.compile(pattern))
     for cause, pattern in (
-        ("pcie", r"AER:.*Uncorrect(?:ed|able) \((?:Fatal|Non-Fatal)\) error"),
-        ("pcie", r"PCIe Bus Error: severity=Uncorrect(?:ed|able)"),
-        ("pcie", r"pciehp.*(?:Link Down|Card not present)"),
-        ("dram", r"EDAC MC\d+: \d+ UE "),
-        ("dram", r"Memory failure: 0x[0-9a-f]+: recovery action for (?!free)"),
-        ("dram", r"mce: Uncorrected hardware memory error"),
-        ("cpu", r"mce: \[Hardware Error\]: CPU \d+: Machine Check Exception: [1-9]"),
-        ("cpu", r"watchdog: BUG: soft lockup|Watchdog detected hard LOCKUP"),
-        ("ssd", r"(?:critical medium|I/O|critical target) error, dev (?:nvme|sd)\w+"),
-        ("ssd", r"nvme nvme\d+: (?:Device not ready|Removing after probe|controller is down)"),
-        ("ssd", r"EXT4-fs .*Remounting filesystem read-only"),
-        ("ssd", r"XFS .*Corruption .* detected"),
-        ("driver", r"NVRM: (?:RmInitAdapter failed|API mismatch)"),
-        ("gpu_unavailable", r"NVRM: .*GPU has fallen off the bus"),
-        ("filesystem_mount", r"nfs: server \S+ not responding, timed out"),
-        ("filesystem_mount", r"LustreError: .*This client was evicted"),
+        (Cause.PCIE, r"AER:.*Uncorrect(?:ed|able) \((?:Fatal|Non-Fatal)\) error"),
+        (Cause.PCIE, r"PCIe Bus Error: severity=Uncorrect(?:ed|able)"),
+        (Cause.PCIE, r"pciehp.*(?:Link Down|Card not present)"),
+        (Cause.DRAM, r"EDAC MC\d+: \d+ UE "),
+        (Cause.DRAM, r"Memory failure: 0x[0-9a-f]+: recovery action for (?!free)"),
+        (Cause.DRAM, r"mce: Uncorrected hardware memory error"),
+        (Cause.CPU, r"mce: \[Hardware Error\]: CPU \d+: Machine Check Exception: [1-9]"),
+        (Cause.CPU, r"watchdog: BUG: soft lockup|Watchdog detected hard LOCKUP"),
+        (Cause.SSD, r"(?:critical medium|I/O|critical target) error, dev (?:nvme|sd)\w+"),
+        (Cause.SSD, r"nvme nvme\d+: (?:Device not ready|Removing after probe|controller is down)"),
+        (Cause.SSD, r"EXT4-fs .*Remounting filesystem read-only"),
+        (Cause.SSD, r"XFS .*Corruption .* detected"),
+        (Cause.DRIVER, r"NVRM: (?:RmInitAdapter failed|API mismatch)"),
+        (Cause.GPU_UNAVAILABLE, r"NVRM: .*GPU has fallen off the bus"),
+        (Cause.FILESYSTEM_MOUNT, r"nfs: server \S+ not responding, timed out"),
+        (Cause.FILESYSTEM_MOUNT, r"LustreError: .*This client was evicted"),
     )
 )
 
@@ -80,7 +81,7 @@ def fault_of(record: KernelMessage, gpus: Mapping[str, int]) -> Fault | OomKill 
     if match := _XID.search(text):
         return xid_fault(int(match[2]), gpus.get(pci_address(match[1]), -1), match[3])
     if match := _SXID.search(text):
-        return Fault(cause="nvswitch", detail=text[:500]) if match[2] == "Fatal" else None
+        return Fault(cause=Cause.NVSWITCH, detail=text[:500]) if match[2] == "Fatal" else None
     for cause, pattern in _TABLE:
         if pattern.search(text):
             return Fault(cause=cause, detail=text[:500])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.messages import Fault
 
 FLAPS = 3  # times that a link went away and came back between two looks
@@ -77,7 +78,7 @@ def link_faults(
             problem = _problem(was, after.get(was.name), seconds)
             if problem:
                 # One of several is a slower node; the last one is no node.
-                cause = "nic" if len(alive) > 0 and was not in alive else "network_link"
+                cause = Cause.NIC if len(alive) > 0 and was not in alive else Cause.NETWORK_LINK
                 on_rail = rail if kind == "infiniband" else -1
                 faults.append(Fault(cause=cause, rail=on_rail, detail=f"{was.name}: {problem}"))
     return faults

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.messages import (
     Fault,
@@ -207,7 +208,7 @@ class NodeJobs:
         hooks = self.settings.config.hooks
         problem = await self._hook(job, Hook("prolog", hooks.prolog, hooks.prolog_seconds))
         if problem:
-            self.fact(Fault(cause="system_service", job=job.number, detail=problem))
+            self.fact(Fault(cause=Cause.SYSTEM_SERVICE, job=job.number, detail=problem))
             return False
         job.prepared = True
         return job.generation == action.generation
@@ -228,17 +229,17 @@ class NodeJobs:
         hooks = self.settings.config.hooks
         problem = await self._hook(job, Hook("epilog", hooks.epilog, hooks.epilog_seconds))
         if problem:
-            self.fact(Fault(cause="system_service", detail=problem))
+            self.fact(Fault(cause=Cause.SYSTEM_SERVICE, detail=problem))
 
     def _cannot(self, action: WorkerForm, error: Exception) -> None:
         detail = f"cannot start on {self.settings.name}: {error}"
         if isinstance(error, UnknownUserError | PayloadError):
-            cause = "configuration"
+            cause = Cause.CONFIGURATION
         elif isinstance(error, ZygoteError | OSError):
-            cause = "system_service"
+            cause = Cause.SYSTEM_SERVICE
         else:
-            cause = "software_bug"
-        known = cause != "software_bug"
+            cause = Cause.SOFTWARE_BUG
+        known = cause != Cause.SOFTWARE_BUG
         log.error("job %d: %s", action.job, detail, exc_info=None if known else error)
         for rank in action.ranks[:1]:
             left = WorkerLeft(

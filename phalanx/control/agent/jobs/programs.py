@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from phalanx.checkpoint.keeper.messages import Saved
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.messages import (
     LocalFact,
@@ -109,7 +110,7 @@ class NodePrograms:
                 generation=generation,
                 rank=process.rank,
                 step=job.restored,
-                cause="checkpoint" if saved.problem else "",
+                cause=Cause.CHECKPOINT if saved.problem else "",
                 detail=detail,
             )
             self._fact(left)
@@ -230,7 +231,7 @@ def _lost(job: LocalJob, process: WorkerProcess) -> WorkerLeft:
         generation=process.generation,
         rank=process.rank,
         step=process.step,
-        cause="worker_killed",
+        cause=Cause.WORKER_KILLED,
         detail="it ended while the node had no agent",
     )
 
@@ -241,7 +242,7 @@ def _store_lost(job: LocalJob, process: WorkerProcess, end: Ended) -> WorkerLeft
         generation=process.generation,
         rank=process.rank,
         step=process.step,
-        cause="worker_killed",
+        cause=Cause.WORKER_KILLED,
         detail=f"the store where its ranks meet was killed (process {end.pid})",
     )
 

@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 from msgspec import structs
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.messages import (
     LocalFact,
     Restored,
@@ -200,14 +201,14 @@ class WorkerEvents:
         if process.sent_away and process.status in (-signal.SIGTERM, SHELL_TERM):
             cause = detail = ""  # as it was asked to
         ended_by, pid = -process.status, process.pid
-        child = self._killed_child(job, process) if cause == "user_error" else None
+        child = self._killed_child(job, process) if cause == Cause.USER_ERROR else None
         if child is not None:
             ended_by, pid = child.number, child.pid
             cause = cause_of_signal(ended_by)
             which = f"process {pid}, which it had started," if pid else "a process of it"
             detail = f"{detail}: {which} was ended by {child.number.name}"
         if ended_by == signal.SIGKILL and (told := self.out_of_memory(pid)):
-            cause, detail = "host_out_of_memory", told
+            cause, detail = Cause.HOST_OUT_OF_MEMORY, told
         left = WorkerLeft(
             job=job.number,
             generation=process.generation,

@@ -6,6 +6,7 @@ import os
 import socket
 from typing import NoReturn
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.messages import WorkerLeft
 from phalanx.control.wire.worker_messages import Present
 from phalanx.control.wire.zygote_messages import framed
@@ -39,7 +40,9 @@ def execute(argv: tuple[str, ...]) -> NoReturn:
 def tell_agent(environment: dict[str, str], detail: str) -> None:
     """Say it as a worker's last word; returns when it was heard, so that our end is no news."""
     job, index = int(environment["PHALANX_JOB"]), int(environment["PHALANX_INDEX"])
-    left = WorkerLeft(job=job, generation=0, rank=-1, step=0, cause="configuration", detail=detail)
+    left = WorkerLeft(
+        job=job, generation=0, rank=-1, step=0, cause=Cause.CONFIGURATION, detail=detail
+    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(TELL_SECONDS)
         connection.connect(environment["PHALANX_AGENT"])

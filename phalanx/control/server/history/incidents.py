@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.commands import Command
@@ -21,7 +22,6 @@ from phalanx.cluster.protocol.events import (
     RestoreFailed,
     WorkerExited,
 )
-from phalanx.cluster.recovery.causes import cause_of
 from phalanx.control.server.http.views import job_of
 from phalanx.observe.tracker.findings import RunFinding, suggestion
 
@@ -30,8 +30,8 @@ FORGOTTEN_NS = 60 * 10**9  # a failure this long ago is not why a gang forms aga
 _ADVICE: dict[type, str] = {
     NodeSilent: "node_lost",
     DeviceError: "device_error",
-    NoProgress: "hang",
-    Corruption: "silent_corruption",
+    NoProgress: Cause.HANG,
+    Corruption: Cause.SILENT_CORRUPTION,
     RestoreFailed: "restore_failed",
 }
 FAILURES = (WorkerExited, NodeSilent, DeviceError, NoProgress, Corruption, GangStuck, RestoreFailed)
@@ -96,7 +96,7 @@ class IncidentHistory:
             if event.time_ns - began_ns > FORGOTTEN_NS:
                 began_ns, known = event.time_ns, event
             # Whoever lost a peer does not know why; another does.
-            better = isinstance(known.body, WorkerExited) and known.body.cause == "lost_peer"
+            better = isinstance(known.body, WorkerExited) and known.body.cause == Cause.LOST_PEER
             self._failures[number] = began_ns, event if better else known
 
     def went_on(self, number: int, generation: int, at_ns: int) -> None:
@@ -131,7 +131,7 @@ class IncidentHistory:
                 "event": type(body).__name__,
                 "sequence": first.sequence,
                 "cause": cause,
-                "root_cause_class": cause_of(cause).domain,
+                "root_cause_class": Cause.of(cause).domain,
                 "step": job.step,
                 "committed": job.committed,
             },
