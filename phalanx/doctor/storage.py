@@ -49,6 +49,7 @@ def check_disk(folder: Path, *, quick: bool) -> Finding:
         )
     free, share = disk.f_bavail * disk.f_frsize, disk.f_bavail / max(1, disk.f_blocks)
     measured |= {"free_gib": free / 2**30, "free_share": share}
+    cause: str
     if not same:
         suggestion, verdict, cause = "replace the disk", "fail", Cause.SSD
     elif free < FAIL_FREE_BYTES:

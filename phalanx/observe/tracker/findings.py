@@ -85,7 +85,7 @@ SUGGESTIONS = {
     "traceback: report it as a bug. Jobs and agents go on.",
     "slow_storage": "Checkpoints wait for their turn: spread them, or give the store more.",
 }
-_DEVICE_KINDS = {Cause.THERMAL: "throttling"}
+_DEVICE_KINDS: dict[str, str] = {Cause.THERMAL: "throttling"}
 _DEVICE_PICTURES = {
     "throttling": ["gpu_temperature_celsius", "gpu_sm_clock_megahertz", "gpu_power_watts"],
     "ecc_growth": ["gpu_ecc_corrected", "gpu_ecc_uncorrected"],
