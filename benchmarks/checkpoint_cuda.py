@@ -48,6 +48,7 @@ class Bench:
         )
         self.trainer = Trainer(job, build_mesh(job, self.device), self.device)
         self.times: Times = {}
+        self.before_update: Callable[[], Any] = lambda: None  # of whatever is measured
         self.window(2 * WINDOW_STEPS)  # compiles and warms up
         windows = [self.window(WINDOW_STEPS) for _ in range(5)]
         self.step_seconds = statistics.median(windows) / WINDOW_STEPS
@@ -59,7 +60,7 @@ class Bench:
         began = time.perf_counter()
         before()
         for _ in range(steps):
-            self.trainer.train_step()
+            self.trainer.train_step(before_update=self.before_update)
             self.trainer.timer.close_step()
         torch.cuda.synchronize()
         self.trainer.timer.drain()
@@ -101,7 +102,7 @@ def measure_ours(bench: Bench, rounds: int) -> None:
     )
     bench.note("start: memory made and pinned", time.perf_counter() - began)
     assert made, "the keeper has no memory"
-    trainer.before_update = checkpointer.before_update
+    bench.before_update = checkpointer.before_update
     for _ in range(rounds):
         bench.save(
             "phalanx",
@@ -110,7 +111,7 @@ def measure_ours(bench: Bench, rounds: int) -> None:
         )
     checkpointer.finish()
     checkpointer.close()
-    trainer.before_update = lambda: None
+    bench.before_update = lambda: None
     shutil.rmtree(bench.folder / "phalanx", ignore_errors=True)  # the keeper may still remove, too
 
 
@@ -132,7 +133,7 @@ def measure_dcp(bench: Bench, rounds: int) -> None:
 
         def start(path: Path = path, found: list[Any] = found) -> None:
             found.append(async_save(state, checkpoint_id=path, async_stager=stager))
-            trainer.before_update = lambda: found[0].staging_completion.result()
+            bench.before_update = lambda: found[0].staging_completion.result()
 
         def uploaded(found: list[Any] = found) -> bool:
             return bool(found[0].upload_completion.done())
@@ -140,7 +141,7 @@ def measure_dcp(bench: Bench, rounds: int) -> None:
         bench.save("dcp", start, uploaded)
         found[0].upload_completion.result()
         shutil.rmtree(path, ignore_errors=True)
-    trainer.before_update = lambda: None
+    bench.before_update = lambda: None
 
 
 def run_on_cuda(folder: Path, rounds: int, preset: str) -> tuple[Times, dict[str, float], int]:

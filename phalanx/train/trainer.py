@@ -47,6 +47,22 @@ class StepOutcome(NamedTuple):
     keepers_late: bool = False  # the last snapshot of some rank is not safe within its deadline
 
 
+class StepVote(NamedTuple):
+    """What a rank says of itself to all others with each step."""
+
+    stop: bool = False  # it was asked to stop
+    shares: tuple[int, ...] = ()  # micro-batches by replica that are wanted; (): as they are
+    may_write: bool = True  # a durable checkpoint
+    keeper_late: bool = False  # its last snapshot is not safe within its deadline
+
+
+NO_WISHES = StepVote()
+
+
+def _nothing() -> None:
+    """Before an update that nobody waits for."""
+
+
 class Trainer:
     """Owns the model, its optimizer and its place in the data."""
 
@@ -56,13 +72,7 @@ class Trainer:
         configure_torch(job, device)
         self.job, self.mesh, self.device = job, mesh, device
         self.generation = 0
-        self.before_step: Callable[[], None] = lambda: None
-        self.before_update: Callable[[], None] = lambda: None  # a copy of the state may still run
-        # Micro-batches by replica that somebody wants from now on; (): as they are.
-        self.wanted_shares: Callable[[], tuple[int, ...]] = lambda: ()
-        self.shares: tuple[int, ...] = ()  # (): equal
-        self.may_write: Callable[[], bool] = lambda: True  # a durable checkpoint, on this rank
-        self.keeper_late: Callable[[], bool] = lambda: False  # of this rank
+        self.shares: tuple[int, ...] = ()  # micro-batches by replica; (): equal
         self.engine = Engine(job, mesh)
         offload = job.memory.offload == "optimizer" and device.type == "cuda"
         self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
@@ -77,24 +87,26 @@ class Trainer:
         self.tokens = 0
         self.unsaved = False  # the state that it continues from is in memory alone
 
-    def train_step(self, stop_requested: bool = False) -> StepOutcome:
-        """One optimizer step over the next global batch."""
-        self.before_step()
+    def train_step(
+        self, vote: StepVote = NO_WISHES, before_update: Callable[[], None] = _nothing
+    ) -> StepOutcome:
+        """One optimizer step over the next global batch.
+
+        ``before_update`` is called before any of the state changes: a copy of it may still run.
+        """
         with self.timer.phase("data"):
             batches = self.feed.next(self.cursor)
-        wanted = self.wanted_shares()
-        told = (batches.real_tokens, batches.damaged, stop_requested, wanted)
-        tokens = self.agreement.start(*told, self.may_write(), self.keeper_late())
+        tokens = self.agreement.start(batches.real_tokens, batches.damaged, *vote)
         token_weight = self.loss_scale.value / tokens.clamp(min=1)  # without labels: nothing to do
         loss = self.engine.run(batches.micro_batches, token_weight, self.timer)
         with self.timer.phase("optimizer"):
-            outcome = self._update(loss, batches, tokens == 0)
+            outcome = self._update(loss, batches, tokens == 0, before_update)
         self.step += 1
         self.tokens += outcome.tokens
         self.cursor = self.feed.advance(self.cursor)
         agreed = self.agreement.outcome()
-        if agreed.same_shares and wanted != self.shares:
-            self.rebalance(wanted)
+        if agreed.same_shares and vote.shares != self.shares:
+            self.rebalance(vote.shares)
         if not agreed.labels:
             log.warning(NO_LABELS, self.step)
         return outcome._replace(
@@ -131,14 +143,20 @@ class Trainer:
         self.shares = shares
         self.feed.rebalance(shares, padded=not takes_unequal_shares(self.job))
 
-    def _update(self, loss: Tensor, batches: StepBatches, empty: Tensor) -> StepOutcome:
+    def _update(
+        self,
+        loss: Tensor,
+        batches: StepBatches,
+        empty: Tensor,
+        before_update: Callable[[], None],
+    ) -> StepOutcome:
         """Reduce what the ranks know of the step, judge it, and apply it or not."""
         scale = self.loss_scale.value
         share = loss / self.mesh.parallel.tensor  # tensor-parallel ranks know the same loss
         squares = squared_norm(self.engine.weights).to(self.device)
         total, squares = all_sum(torch.stack((share / scale, squares))).unbind()
         norm = squares.sqrt() / scale
-        self.before_update()
+        before_update()
         verdict = self.guard.judge(norm, scale, empty)
         rate = self.learning_rate
         self.optimizer.step(rate, verdict)

@@ -65,7 +65,6 @@ def prepared(trainer: Trainer, folder: Path, home: Path) -> Checkpointer:
         home=home,
         overlap=True,
     )
-    trainer.before_update = checkpointer.before_update
     return checkpointer
 
 
@@ -75,7 +74,7 @@ def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def train_saving_in_the_middle(trainer: Trainer, checkpointer: Checkpointer) -> None:
     while trainer.step < STEPS:
-        trainer.train_step()
+        trainer.train_step(before_update=checkpointer.before_update)
         checkpointer.poll()
         if trainer.step == SAVED:
             checkpointer.save(trainer.step, trainer.tensors(), trainer.extra())

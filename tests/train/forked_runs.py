@@ -7,13 +7,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phalanx.config import Job, job_from_table, resolve
+from phalanx.train.callback import Callback
 from phalanx.train.rank import launch as launching
 from phalanx.train.rank.exits import ExitInfo
 from phalanx.train.report.records import CheckpointRecord, StepRecord, read_records
@@ -44,6 +45,7 @@ class Run:
         world_size: int = 2,
         json: bool = False,
         before: Callable[[], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.folder: RunFolder = create(job)
         self.output = self.folder.path / "launcher.txt"
@@ -55,7 +57,9 @@ class Run:
                 self._redirect()
                 if before is not None:
                     before()
-                code = launching.launch(job, world_size, self.folder, json=json)
+                code = launching.launch(
+                    job, world_size, self.folder, json=json, callbacks=callbacks
+                )
             except BaseException:
                 traceback.print_exc()
             finally:

@@ -20,6 +20,7 @@ from phalanx.config import Job
 from phalanx.data import ShardWriter
 from phalanx.parallel import build_mesh
 from phalanx.train.rank import loop
+from phalanx.train.rank.orders import LocalOrders
 from phalanx.train.rank.stop import StopFlag
 from phalanx.train.report import run_folder
 from phalanx.train.report.sinks import Sinks
@@ -97,7 +98,9 @@ def make_steps(
             sink.values.append(trainer.train_step().loss.item())
         checkpointer.save(trainer.step, trainer.tensors(), trainer.extra())
     else:
-        loop.train(trainer, run_folder.create(job), Sinks([sink]), stop, checkpointer)
+        orders = LocalOrders(stop)
+        made = loop.attach(trainer, run_folder.create(job), Sinks([sink]), checkpointer, orders)
+        loop.train(made)
     trainer.close()
     return sink.values, digest(trainer)
 

@@ -12,7 +12,7 @@ from phalanx.checkpoint.keeper.client import SaveOutcome
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train.rank import loop
-from phalanx.train.rank.stop import StopFlag
+from phalanx.train.rank.orders import LocalOrders
 from phalanx.train.report import run_folder
 from phalanx.train.report.sinks import Sinks
 from phalanx.train.trainer import Trainer
@@ -26,7 +26,8 @@ def _continue_at_the_end(job: Job, folder: Path, unsaved: bool) -> str:
     trainer.step = job.train.steps
     trainer.unsaved = unsaved
     checkpointer = Checkpointer(folder / "checkpoints")
-    info = loop.train(trainer, run_folder.create(job), Sinks([]), StopFlag(), checkpointer)
+    folder_of_run, orders = run_folder.create(job), LocalOrders()
+    info = loop.train(loop.attach(trainer, folder_of_run, Sinks([]), checkpointer, orders))
     trainer.close()
     assert info.reason == "done"
     found = latest(folder / "checkpoints")
@@ -50,7 +51,8 @@ def _told_in_another_order(job: Job, folder: Path) -> str:
     device = torch.device("cpu")
     trainer = Trainer(job, build_mesh(job, device), device)
     checkpointer = Late(folder / "checkpoints")
-    info = loop.train(trainer, run_folder.create(job), Sinks([]), StopFlag(), checkpointer)
+    folder_of_run, orders = run_folder.create(job), LocalOrders()
+    info = loop.train(loop.attach(trainer, folder_of_run, Sinks([]), checkpointer, orders))
     trainer.close()
     return info.checkpoint
 

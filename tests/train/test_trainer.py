@@ -368,10 +368,11 @@ def test_no_saved_state_changes_before_a_running_copy_is_waited_for(compute: str
     trainer.train_step()
     before = {name: tensor.clone() for name, tensor in trainer.tensors().items()}
     seen: list[dict[str, Tensor]] = []
-    trainer.before_update = lambda: seen.append(
-        {name: tensor.clone() for name, tensor in trainer.tensors().items()}
-    )
-    trainer.train_step()
+
+    def copy() -> None:
+        seen.append({name: tensor.clone() for name, tensor in trainer.tensors().items()})
+
+    trainer.train_step(before_update=copy)
     assert [name for name in before if not torch.equal(seen[0][name], before[name])] == []
     assert any(not torch.equal(t, before[name]) for name, t in trainer.tensors().items())
 

@@ -26,7 +26,10 @@ def device_memory_error(
     breakdown = memory_breakdown(trainer, device)
     shares = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in breakdown.items())
     complaint = ". ".join(str(error).split(". ")[:2])
-    return DeviceMemoryError(f"{complaint}. Memory: {shares}", breakdown, advice(job, breakdown))
+    told = DeviceMemoryError(f"{complaint}. Memory: {shares}", breakdown, advice(job, breakdown))
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    return told
 
 
 def memory_breakdown(trainer: Trainer | None, device: torch.device) -> dict[str, int]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -15,9 +13,13 @@ from torch._C._autograd import _profiler_enabled as profiler_is_on
 from torch.profiler import ProfilerActivity, profile
 
 from phalanx.config import Log
+from phalanx.train.callback import TRACING, Callback, TrainingRun
 from phalanx.train.measure.exposure import Communication, activity_of, communication
 from phalanx.train.measure.timing import StepTimer
 from phalanx.train.report.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from phalanx.train.trainer import StepOutcome
 
 # Else each trace is announced in the rank's log; read when the first one begins.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -46,7 +48,7 @@ def asked_path(run_folder: RunFolder, first_step: int, rank: int) -> Path:
     return run_folder.logs / f"trace-step-{first_step}-rank-{rank}.json"
 
 
-class StepProfiler:
+class StepProfiler(Callback):
     """Decides which steps are traced, and reads the traces.
 
     ``log.profile_steps = [first, last)`` becomes ``logs/trace-rank-N.json``. With several ranks,
@@ -62,27 +64,30 @@ class StepProfiler:
         ask: ProfileAsk | None = None,
     ) -> None:
         self._ask, self._run_folder = ask, run_folder
+        if settings.profile_steps:
+            self.claims = frozenset({TRACING})
         self._steps = range(*settings.profile_steps) if settings.profile_steps else range(0)
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._path = run_folder.logs / f"trace-rank-{self._rank}.json"
-        self._profile: profile | None = None
+        self._profile: profile | None = None  # of the steps that are asked for
+        self._sample: profile | None = None  # of one step
         self._timer = timer
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         self._every = 0 if alone else settings.communication_every
         self._next_sample = first_step + WARM_UP_STEPS
         self.exposed_seconds: float | None = None  # of the step made last, if it was a sample
 
-    def __enter__(self) -> Self:
-        return self
+    def before_step(self, run: TrainingRun) -> None:
+        self.start(run.step + 1)
 
-    def __exit__(self, *failure: object) -> None:
-        """The run may end before the last traced step: what there is, is kept."""
-        if self._profile is not None:
-            self._finish(self._profile)
+    def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
+        self.stop(run.step)
 
-    @contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """Trace what runs inside if this step is asked for, or its turn has come."""
+    def end(self, run: TrainingRun, error: BaseException | None) -> None:
+        self.close()
+
+    def start(self, step: int) -> None:
+        """Trace this step from here on if it is asked for, or its turn has come."""
         self.exposed_seconds = None
         wanted = self._ask.take() if self._ask is not None and self._profile is None else 0
         if wanted:
@@ -92,22 +97,24 @@ class StepProfiler:
             self._profile = self._started([ProfilerActivity.CPU, *_device_activity()])
         if self._every and step >= self._next_sample and not profiler_is_on():
             self._next_sample = step + self._every
-            with self._sampled():
-                yield
-        else:
-            yield
+            self._sample = self._started(_device_activity() or [ProfilerActivity.CPU])
+
+    def stop(self, step: int) -> None:
+        """The step is made: its sample is read, and the last of the steps asked for is written."""
+        if (sample := self._sample) is not None:
+            self._sample = None
+            found = self._stopped(sample, steps=1)
+            self.exposed_seconds = None if found is None else found.exposed_seconds_per_step
         if self._profile is not None and step >= self._steps[-1]:
             self._finish(self._profile)
 
-    @contextmanager
-    def _sampled(self) -> Iterator[None]:
-        tracer = self._started(_device_activity() or [ProfilerActivity.CPU])
-        try:
-            yield
-        finally:
-            found = self._stopped(tracer, steps=1)
-        if found is not None:
-            self.exposed_seconds = found.exposed_seconds_per_step
+    def close(self) -> None:
+        """The run may end before the last traced step: what there is, is kept."""
+        if (sample := self._sample) is not None:
+            self._sample = None
+            self._stopped(sample, steps=1)
+        if self._profile is not None:
+            self._finish(self._profile)
 
     def _started(self, activities: list[ProfilerActivity]) -> profile:
         tracer = profile(activities=activities)

@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.train.callback import Callback, TrainingRun
+
 if TYPE_CHECKING:
     from phalanx.parallel import Weight
-    from phalanx.train.trainer import Trainer
+    from phalanx.train.trainer import StepOutcome, Trainer
 
 LEAST_CUDA_EVERY = 10  # reading the sums waits for the device
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,7 +45,7 @@ class ReplicaDivergence(Exception):  # noqa: N818 - it is a finding, told to who
         self.step, self.clean_step, self.copies, self.changed = step, clean_step, copies, changed
 
 
-class Fingerprints:
+class Fingerprints(Callback):
     """The comparisons of one generation.
 
     ``told``: a step that replicas of a block (by their lowest rank) disagreed on before: what they
@@ -64,7 +66,13 @@ class Fingerprints:
         """Whether there is anything to compare."""
         return self._group is not None and bool(self._blocks) and self._every > 0
 
-    def before_update(self) -> None:
+    def before_update(self, run: TrainingRun) -> None:
+        self.note_sum()
+
+    def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
+        self.compare(run.step)
+
+    def note_sum(self) -> None:
         """A step is about to be applied: what changed until now was not changed by an update."""
         if self.active and self._every == 1:
             self._before = self._sum()

@@ -61,6 +61,8 @@ def classify(
     message = str(error) or type(error).__name__
     if isinstance(error, CheckpointError):  # the fix is the advice
         message = str(CheckpointError(error.path, error.problems))
+    elif not isinstance(error, NonFiniteLoss | DataExhausted) and (notes := _notes(error)):
+        message = f"{message} ({notes})"
     return ExitInfo(
         code=code,
         reason=reason,
@@ -71,6 +73,11 @@ def classify(
         details=details,
         finished=now(),
     )
+
+
+def _notes(error: BaseException) -> str:
+    """What was noted on the error's way, as the callback that it comes from."""
+    return ", ".join(getattr(error, "__notes__", ()))
 
 
 def killed(rank: int, signal_name: str, log_tail: str, evidence: str) -> ExitInfo:

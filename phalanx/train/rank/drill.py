@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from phalanx.train.callback import Callback, TrainingRun
+
 if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer
 
@@ -26,7 +28,7 @@ FLIPPED_BIT = 22  # the highest of a float32's fraction: a plausible number, and
 log = logging.getLogger(__name__)
 
 
-class Drill:
+class Drill(Callback):
     """What was ordered of one worker."""
 
     def __init__(self, folder: Path, index: int) -> None:
@@ -34,22 +36,22 @@ class Drill:
             folder / f"{name}-{index}" for name in ("flip", "nan", "deadlock", "slow", "err")
         )
 
-    def before_step(self, trainer: Trainer) -> None:
+    def before_step(self, run: TrainingRun) -> None:
         """Carry out what lies in the folder."""
         if _taken(self._deadlock):
             log.warning("drill: standing still")
             threading.Event().wait()
         if _taken(self._flip):
-            _flip_bit(trainer)
+            _flip_bit(run.trainer)
         if _taken(self._nan):
-            _spoil(trainer)
+            _spoil(run.trainer)
         with suppress(OSError, ValueError):
             time.sleep(float(self._slow.read_text()))
 
-    def before_update(self, trainer: Trainer) -> None:
+    def before_update(self, run: TrainingRun) -> None:
         """A processor that errs: the sum of the weights was right until this update."""
         if self._err.exists():
-            _flip_bit(trainer)
+            _flip_bit(run.trainer)
 
 
 def ordered_drill() -> Drill | None:

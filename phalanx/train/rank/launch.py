@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ keep_single_threaded()
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when ranks are forked
 from phalanx.config import ConfigError, Job
 from phalanx.hardware import count_cuda
+from phalanx.train.callback import Callback
 from phalanx.train.rank.exits import ExitCode
 from phalanx.train.rank.gang import ForkedRanks, die_with_parent
 from phalanx.train.rank.stop import STOP_SIGNALS
@@ -53,10 +55,12 @@ def launch(
     folder: RunFolder | None = None,
     json: bool = False,
     waited_seconds: float = 0.0,
+    callbacks: Sequence[Callback] = (),
 ) -> int:
     """Run a resolved job on ``world_size`` ranks of this machine; returns the exit code.
 
-    ``waited_seconds`` is what a person has waited already; it counts for the first step.
+    ``waited_seconds`` is what a person has waited already; it counts for the first step. Each rank
+    has its own copies of ``callbacks``, forked with all that they hold.
     """
     clock = WaitClock(waited_seconds)
     output: Output = "json" if json else "auto"
@@ -69,7 +73,7 @@ def launch(
         print_refusal(error, output)
         return ExitCode.CONFIG
     gang = ForkedRanks(folder)
-    reader = start_ranks(job, world_size, folder, gang)
+    reader = start_ranks(job, world_size, folder, gang, callbacks)
     display = LosableDisplay(partial(open_display, output, job, folder, clock), folder)
     try:
         gang.watch(reader, display.write)
@@ -101,7 +105,13 @@ def available_bytes() -> int:
     return kibibytes["MemAvailable"] << 10
 
 
-def start_ranks(job: Job, world_size: int, folder: RunFolder, gang: ForkedRanks) -> int:
+def start_ranks(
+    job: Job,
+    world_size: int,
+    folder: RunFolder,
+    gang: ForkedRanks,
+    callbacks: Sequence[Callback] = (),
+) -> int:
     """Fork the ranks; returns the pipe on which rank 0 reports."""
     # Bound here and listening already: the port cannot be taken, and no rank comes too early.
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(world_size, 128))
@@ -114,7 +124,7 @@ def start_ranks(job: Job, world_size: int, folder: RunFolder, gang: ForkedRanks)
         pid = os.fork()
         if pid == 0:
             os.close(reader)
-            _be_rank(job, rank, world_size, folder, listener, writer, launcher)
+            _be_rank(job, rank, world_size, folder, listener, writer, launcher, callbacks)
         gang.add(rank, pid)
     os.close(writer)
     listener.close()
@@ -131,6 +141,7 @@ def _be_rank(
     listener: socket.socket,
     reports: int,
     launcher: int,
+    callbacks: Sequence[Callback],
 ) -> NoReturn:
     """The life of a forked child; it never returns into the launcher's code."""
     code: int = ExitCode.OTHER
@@ -142,7 +153,7 @@ def _be_rank(
         watcher = PipeSink(reports) if rank == 0 else None
         if rank != 0:
             os.close(reports)
-        worker = Worker(job, folder, listener, watcher)
+        worker = Worker(job, folder, listener, watcher, callbacks)
         worker.stop.install()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         code = worker.run()

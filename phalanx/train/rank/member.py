@@ -179,13 +179,7 @@ class Member:
             log.warning(words, left_out[0], left_out[1] - 1, point.skip_step)
         self._asks_leave, self._told = formation.asks_leave, point.told
         self._saves = point.saves
-        if formation.asks_leave:
-            trainer.may_write = lambda: self._orders.may_write() is not None
         trainer.rebalance(formation.shares)
-        trainer.wanted_shares = self._orders.shares
-        if self._drill is not None:
-            drill = self._drill
-            trainer.before_step = lambda: drill.before_step(trainer)
         return left_out
 
     def _restore(self, checkpointer: Checkpointer, laps: FormationTimes) -> RestorePoint:
@@ -270,21 +264,19 @@ class Member:
             own.append(Plain(self.job, self.folder, self._clock))
         sinks = Sinks([*own, *self._sinks, self._recent])
         try:
-            prints = Fingerprints(trainer, self.job.train.compare_every, self._told)
-            copied = trainer.before_update
-
-            def before_update() -> None:
-                copied()
-                prints.before_update()
-                if self._drill is not None:
-                    self._drill.before_update(trainer)
-
-            trainer.before_update = before_update
-            if self._saves:
-                orders = self._orders
-                info = loop.save_only(trainer, sinks, checkpointer, orders.stepped, orders.busy)
-            else:
-                info = self._make_steps(trainer, checkpointer, sinks, prints)
+            run = loop.attach(
+                trainer,
+                self.folder,
+                sinks,
+                checkpointer,
+                self._orders,
+                callbacks=[Fingerprints(trainer, self.job.train.compare_every, self._told)],
+                innermost=[] if self._drill is None else [self._drill],
+                ask=self.ask,
+                lease=self._orders if self._asks_leave else None,
+                saves_only=self._saves,
+            )
+            info = loop.train(run)
         finally:
             sinks.close()
         trainer.close()
@@ -292,22 +284,6 @@ class Member:
         dist.destroy_process_group()
         lost = {f"{sink} failed": error for sink, error in sinks.failures.items()}
         return msgspec.structs.replace(info, details={**info.details, **lost})
-
-    def _make_steps(
-        self, trainer: Trainer, checkpointer: Checkpointer, sinks: Sinks, prints: Fingerprints
-    ) -> ExitInfo:
-        return loop.train(
-            trainer,
-            self.folder,
-            sinks,
-            self._orders.stop,
-            checkpointer,
-            self._orders.stepped,
-            prints.compare,
-            self.ask,
-            self._orders if self._asks_leave else None,
-            self._orders.busy,
-        )
 
     def _failure(self, error: BaseException) -> ExitInfo:
         traceback.print_exception(error)

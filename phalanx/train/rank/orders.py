@@ -39,10 +39,58 @@ class GenerationOver(BaseException):
     """The generation was aborted, or a newer one has formed."""
 
 
-class Orders(Protocol):
-    """Where a member's orders come from and where its facts go."""
+class StepOrders(Protocol):
+    """What the loop hears and tells while it makes steps."""
 
     stop: StopFlag
+
+    def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
+        """A step is complete.
+
+        ``durable``: the newest checkpoint that is; the seconds that saving held this step up, and
+        that data let it wait.
+        """
+
+    def busy(self, what: str, step: int) -> None:
+        """No step comes for a while after this one: a validation or a checkpoint is under way."""
+
+    def shares(self) -> tuple[int, ...]:
+        """Micro-batches by replica that somebody wants; (): as they are."""
+
+
+class WriteLease(Protocol):
+    """Whoever shares out the storage's time among jobs."""
+
+    def ask_lease(self) -> None:
+        """The gang wants to write a durable checkpoint; said again until there is an answer."""
+
+    def may_write(self) -> int | None:
+        """Bytes a second that this rank may write now (0: any); None: it has no leave."""
+
+    def used_lease(self) -> None:
+        """The checkpoint is being written: the next one needs leave of its own."""
+
+
+class LocalOrders:
+    """Steps that nobody orders or watches; a signal may stop them."""
+
+    def __init__(self, stop: StopFlag | None = None) -> None:
+        self.stop = stop or StopFlag()
+
+    def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
+        """Nobody wants to know: the records tell."""
+
+    def busy(self, what: str, step: int) -> None:
+        """Nobody wonders."""
+
+    def shares(self) -> tuple[int, ...]:
+        """As the job says."""
+        return ()
+
+
+class Orders(StepOrders, WriteLease, Protocol):
+    """Where a member's orders come from and where its facts go."""
+
     keeps_process: bool  # once a generation is over; False: a new process takes this one's place
 
     def formation(self) -> Formation | None:
@@ -66,24 +114,6 @@ class Orders(Protocol):
 
     def go(self) -> None:
         """Waits until everybody is ready. Raises ``GenerationOver``."""
-
-    def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
-        """A step is complete."""
-
-    def busy(self, what: str, step: int) -> None:
-        """No step comes for a while after this one: a validation or a checkpoint is under way."""
-
-    def shares(self) -> tuple[int, ...]:
-        """Micro-batches by replica that somebody wants; (): as they are."""
-
-    def ask_lease(self) -> None:
-        """The gang wants to write a durable checkpoint; said again until there is an answer."""
-
-    def may_write(self) -> int | None:
-        """Bytes a second that this rank may write now (0: any); None: it has no leave."""
-
-    def used_lease(self) -> None:
-        """The checkpoint is being written: the next one needs leave of its own."""
 
     def diverged(self, finding: ReplicaDivergence) -> None:
         """Replicas disagree: this rank waits for what is decided about it."""

@@ -25,10 +25,12 @@ from torch._C._distributed_c10d import Store, TCPStore
 from phalanx.checkpoint import latest
 from phalanx.config import ConfigError, Job, check, load_job, resolve
 from phalanx.parallel.mesh import build_mesh
+from phalanx.train.callback import Callback
 from phalanx.train.measure.memory import device_memory_error
 from phalanx.train.rank import loop
 from phalanx.train.rank.diagnose import classify
 from phalanx.train.rank.exits import ExitCode, ExitInfo, now
+from phalanx.train.rank.orders import LocalOrders
 from phalanx.train.rank.stop import StopFlag, StoppedEarly
 from phalanx.train.report import run_folder
 from phalanx.train.report.progress import (
@@ -62,6 +64,7 @@ class Worker:
         folder: RunFolder | None = None,
         listener: socket.socket | None = None,
         watcher: Sink | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.job = job
         self.rank = int(os.environ["RANK"])
@@ -71,6 +74,7 @@ class Worker:
         self._folder = folder
         self._listener = listener
         self._watcher = watcher
+        self._callbacks = callbacks
         self._device = torch.device("cpu")
         self._trainer: Trainer | None = None
 
@@ -128,7 +132,11 @@ class Worker:
             prepare_saves(self.job, trainer, checkpointer)
         sinks = Sinks(self._sinks(folder, start))
         try:
-            info = loop.train(trainer, folder, sinks, self.stop, checkpointer)
+            orders = LocalOrders(self.stop)
+            run = loop.attach(
+                trainer, folder, sinks, checkpointer, orders, callbacks=self._callbacks
+            )
+            info = loop.train(run)
         finally:
             sinks.close()
             trainer.close()
@@ -235,7 +243,7 @@ def choose_device(job: Job, local_rank: int) -> torch.device:
     return device
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) -> int:
     """Entry point under ``torchrun``: reads the job and runs this process's rank of it."""
     parser = argparse.ArgumentParser(prog="torchrun -m phalanx.train.rank.worker")
     parser.add_argument("job", help="the job's TOML file")
@@ -247,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = prepare(load_job(options.job, options.set), int(os.environ["WORLD_SIZE"]))
     except ConfigError as error:
         return _refused(error)
-    worker = Worker(job)
+    worker = Worker(job, callbacks=callbacks)
     worker.stop.install()
     code = worker.run()
     worker.say_ended()

@@ -91,7 +91,7 @@ def prepare_saves(job: Job, trainer: Trainer, checkpointer: Checkpointer) -> Non
     settings = job.checkpoint
     if settings.mode == "sync" or checkpointer.in_background:
         return
-    if checkpointer.prepare_background(
+    checkpointer.prepare_background(
         trainer.tensors(),
         generation=trainer.generation,
         step=trainer.step,
@@ -101,8 +101,7 @@ def prepare_saves(job: Job, trainer: Trainer, checkpointer: Checkpointer) -> Non
         home=keepers_home(job),
         replicate=settings.replicas > 0,
         overlap=True,
-    ):
-        trainer.before_update = checkpointer.before_update
+    )
 
 
 def seal(job: Job, trainer: Trainer, checkpointer: Checkpointer, buddy_shift: int) -> None:
@@ -125,7 +124,5 @@ def seal(job: Job, trainer: Trainer, checkpointer: Checkpointer, buddy_shift: in
         overlap=True,
     ):
         return
-    trainer.before_update = checkpointer.before_update
-    trainer.keeper_late = lambda: checkpointer.late
     checkpointer.save(trainer.step, trainer.tensors(), trainer.extra(), write=False)
     checkpointer.wait_acknowledged()

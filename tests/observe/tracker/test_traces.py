@@ -47,13 +47,15 @@ def test_steps_that_somebody_asks_for_while_the_job_runs_are_traced(tmp_path: Pa
     folder = RunFolder(tmp_path)
     folder.logs.mkdir()
     ask, timer = ProfileAsk(), StepTimer(torch.device("cpu"))
-    with StepProfiler(Log(), folder, timer, 1, ask) as profiler:
-        for step in range(1, 8):
-            if step == 3:
-                ask.ask(2)
-            with profiler.step(step):
-                torch.ones(8) @ torch.ones(8)
-            timer.close_step()
+    profiler = StepProfiler(Log(), folder, timer, 1, ask)
+    for step in range(1, 8):
+        if step == 3:
+            ask.ask(2)
+        profiler.start(step)
+        torch.ones(8) @ torch.ones(8)
+        profiler.stop(step)
+        timer.close_step()
+    profiler.close()
     found = sorted(path.name for path in folder.logs.glob("trace-*.json"))
     assert asked_path(folder, 3, 0).name in found
     events = trace_of(asked_path(folder, 3, 0).read_bytes(), "it")["traceEvents"]

@@ -19,7 +19,7 @@ from phalanx.train import trainer
 from phalanx.train.measure.exposure import DeviceActivity, activity_of, communication
 from phalanx.train.measure.profile import WARM_UP_STEPS, StepProfiler
 from phalanx.train.rank import loop
-from phalanx.train.rank.stop import StopFlag
+from phalanx.train.rank.orders import LocalOrders
 from phalanx.train.report.records import StepRecord
 from phalanx.train.report.run_folder import create
 from phalanx.train.trainer import Trainer
@@ -138,7 +138,7 @@ def run_loop(
     sinks = Kept()
     run_folder = create(job)
     saves = Checkpointer(run_folder.checkpoints)
-    loop.train(made, run_folder, sinks, StopFlag(), saves)  # type: ignore[arg-type]
+    loop.train(loop.attach(made, run_folder, sinks, saves, LocalOrders()))  # type: ignore[arg-type]
     made.close()
     return sinks.records
 
@@ -207,7 +207,7 @@ def traced_and_sampled(folder: Path) -> tuple[list[StepRecord], list[str]]:
     made = Trainer(job, build_mesh(job, CPU), CPU)
     sinks = Kept()
     saves = Checkpointer(run_folder.checkpoints)
-    loop.train(made, run_folder, sinks, StopFlag(), saves)  # type: ignore[arg-type]
+    loop.train(loop.attach(made, run_folder, sinks, saves, LocalOrders()))  # type: ignore[arg-type]
     made.close()
     return sinks.records, sorted(path.name for path in run_folder.logs.iterdir())
 
@@ -232,6 +232,7 @@ def test_one_rank_has_nobody_to_talk_to(tmp_path: Path) -> None:
     job = small_job(tmp_path, 1, log__communication_every=1)
     profiler = StepProfiler(job.log, create(job), trainer.StepTimer(CPU), first_step=1)
     for step in range(1, 9):
-        with profiler.step(step):
-            torch.ones(2).sum()
+        profiler.start(step)
+        torch.ones(2).sum()
+        profiler.stop(step)
         assert profiler.exposed_seconds is None

@@ -38,12 +38,11 @@ def compare(prints: Fingerprints, step: int) -> ReplicaDivergence | None:
 def _flip_one(world: int, culprit: int) -> tuple[int, int, Copies, tuple[int, ...]]:
     trainer = make_trainer(world)
     prints = Fingerprints(trainer, 1)
-    trainer.before_update = prints.before_update
-    trainer.train_step()
+    trainer.train_step(before_update=prints.note_sum)
     assert compare(prints, 1) is None
     if dist.get_rank() == culprit:
         _flip_bit(trainer)
-    trainer.train_step()
+    trainer.train_step(before_update=prints.note_sum)
     found = compare(prints, 2)
     assert found is not None
     return found.step, found.clean_step, found.copies, found.changed
