@@ -275,10 +275,10 @@ def break_rank_one() -> None:
 
     original = worker.Trainer.train_step
 
-    def broken(self, stop_requested=False):  # type: ignore[no-untyped-def]
+    def broken(self, *args):  # type: ignore[no-untyped-def]
         if self.mesh.rank == 1 and self.step == 2:
             raise RuntimeError("a wire came loose")
-        return original(self, stop_requested)
+        return original(self, *args)
 
     worker.Trainer.train_step = broken  # type: ignore[method-assign]
 
