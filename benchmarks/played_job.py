@@ -30,7 +30,7 @@ from phalanx.cluster.protocol.events import (
     Tick,
 )
 from phalanx.cluster.protocol.hang_limits import fixed_limits
-from phalanx.cluster.watch import StepWatch
+from phalanx.cluster.protocol.step_watch import StepWatch
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.policy_file import read_policy
 from phalanx.control.server.shell_memory import Memory

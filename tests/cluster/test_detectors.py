@@ -22,7 +22,7 @@ from phalanx.cluster.detectors.trends import gradient_explosion
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.protocol.events import NoProgress, SlowRank
 from phalanx.cluster.protocol.hang_limits import fixed_limits
-from phalanx.cluster.watch import GangRecord, StepWatch
+from phalanx.cluster.protocol.step_watch import GangRecord, StepWatch
 
 MS = 1_000_000
 

@@ -15,8 +15,8 @@ from phalanx.cluster.jobs.job import GangShape, Job, JobSpec, Placement
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.events import LossSpike, Progress, SlowRank
 from phalanx.cluster.protocol.hang_limits import fixed_limits
+from phalanx.cluster.protocol.step_watch import StepWatch
 from phalanx.cluster.reasons import Reason
-from phalanx.cluster.watch import StepWatch
 from phalanx.control.agent.jobs.keeper_watch import ward_ranks
 from phalanx.control.server.agent_link.gang_watch import slowness
 from phalanx.control.server.agent_link.step_records import Metrics

@@ -95,8 +95,8 @@ LIES: dict[type, Lie] = {
         m.KeeperChanged(node=n, job=j, state="replaced", seconds=9_999)
     ],
     wire.OrderRefused: lambda n, j, g: [wire.OrderRefused(node=n, problem="x" * 2000)],
-    wire.Seen: lambda n, j, g: [
-        wire.Seen(node=n, job=j, generation=g, ranks={0: 0, 1: 0, 99: 5}, folder="/evil")
+    m.Seen: lambda n, j, g: [
+        m.Seen(node=n, job=j, generation=g, ranks={0: 0, 1: 0, 99: 5}, folder="/evil")
     ],
     wire.LogPart: lambda n, j, g: [wire.LogPart(request=r, data=b"evil") for r in range(20)],
     ShellOutput: lambda n, j, g: [ShellOutput(request=r, data=b"evil") for r in range(20)],

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.cluster.protocol.messages import LookAt
 from phalanx.control.agent.hooks import Hook, run_hook
 from phalanx.control.agent.inspect.evidence import Evidence
 from phalanx.control.agent.inspect.log_keeping import compress_ended, cut, expire
@@ -24,7 +25,7 @@ from phalanx.control.agent.jobs.keeper_watch import is_listened_to, keeper_pid, 
 from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.safe_files import Owner, UnsafeFileError, files_as, make_folder, open_log
-from phalanx.control.wire.agent_messages import LogPart, LookAt, ReadLog
+from phalanx.control.wire.agent_messages import LogPart, ReadLog
 from phalanx.observe.node.ring import RingReader, RingWriter
 from tests.security.agents import as_user
 

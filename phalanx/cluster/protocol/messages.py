@@ -234,6 +234,16 @@ class KeeperChanged(Message, frozen=True, tag=True):
     seconds: int
 
 
+class Seen(Message, frozen=True, tag=True):
+    """The answer to ``LookAt``. ``ranks``: how far each has come; -1: it does not answer."""
+
+    node: int
+    job: int
+    generation: int
+    ranks: dict[int, int]
+    folder: str  # on the node: stacks and flight recorders
+
+
 AgentMessage = (
     Heartbeat
     | Hello
@@ -254,7 +264,18 @@ AgentMessage = (
     | Noticed
     | Checked
     | KeeperChanged
+    | Seen
 )
+
+
+# Controller to agent, beside its commands.
+
+
+class LookAt(Message, frozen=True, tag=True):
+    """A gang makes no steps: save what its ranks are doing, and say how far each has come."""
+
+    job: int
+    generation: int
 
 
 # Workers, keeper and devices to their agent.

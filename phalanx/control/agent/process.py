@@ -27,6 +27,7 @@ from phalanx.cluster.protocol.messages import (
     Inventory,
     KeeperChange,
     LocalFact,
+    LookAt,
     Message,
     RunCheck,
     SiteNotice,
@@ -340,7 +341,7 @@ class AgentProcess:
                 self.logs.read(message)
             case wire.StopLog():
                 self.logs.stop(message.request, finish=message.finish)
-            case wire.LookAt():
+            case LookAt():
                 self.evidence.look(message, self.agent.node if self.agent else -1)
             case OpenShell() | ShellInput() | CloseShell():
                 self.shells.hear(message)

@@ -146,7 +146,7 @@ class Server:
             await asyncio.sleep(JOIN_POLL_SECONDS)
             began, passed = time.monotonic(), time.monotonic() - began
             if self.leading is not None:
-                self.leading.hub.liveness.forgive(int(passed * 1e9))
+                self.leading.hub.machine.forgive(int(passed * 1e9))
                 connected = len(self.leading.hub.connections)
         self.complete.set()
         return connected

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.commands import Command
-from phalanx.cluster.protocol.messages import AgentMessage, Inventory
+from phalanx.cluster.protocol.messages import AgentMessage, Inventory, LookAt
 from phalanx.control.wire.shell_messages import ShellDown, ShellOutput
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
@@ -166,26 +166,7 @@ class ReadTrace(AgentFrame, frozen=True, tag=True):
     offset: int = 0
 
 
-class LookAt(AgentFrame, frozen=True, tag=True):
-    """A gang makes no steps: save what its ranks are doing, and say how far each has come."""
-
-    job: int
-    generation: int
-
-
-class Seen(AgentFrame, frozen=True, tag=True):
-    """The answer to ``LookAt``. ``ranks``: how far each has come; -1: it does not answer."""
-
-    node: int
-    job: int
-    generation: int
-    ranks: dict[int, int]
-    folder: str  # on the node: stacks and flight recorders
-
-
-Up = (
-    Register | OrderRefused | LogPart | ShellOutput | NodeRecords | NodeSample | Seen | AgentMessage
-)
+Up = Register | OrderRefused | LogPart | ShellOutput | NodeRecords | NodeSample | AgentMessage
 Down = (
     Welcome
     | Rejected

@@ -258,10 +258,10 @@ class ChaosInjector:
         if self.world.network.open(node):
             return
         host = self.world.hosts[node]
-        controller = host.controller
+        controller, connection = host.controller, host.connection
         host.disconnect()
         if controller is not None:
-            controller.connections.pop(node, None)
+            controller.broke(node, connection)
 
     def _message_storm(self) -> None:
         self.world.network.storm = 10.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.messages import (
@@ -12,10 +11,12 @@ from phalanx.cluster.protocol.messages import (
     Disconnected,
     FlushAsk,
     LocalFact,
+    LookAt,
     Message,
     Restored,
     RunCheck,
     Sealed,
+    Seen,
     Wake,
     WardSealed,
     WorkerAbort,
@@ -31,9 +32,6 @@ from phalanx.cluster.protocol.messages import (
 from phalanx.simulate.chaos.machine import SimulatedMachine
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.workers import SECOND, NodeWorkers
-
-if TYPE_CHECKING:
-    pass
 
 ACTIONS = (
     WorkerForm,
@@ -61,7 +59,6 @@ class SimulatedHost(SimulatedMachine):
             self.world.connections += 1
             self.connection = self.world.connections
             self.controller = leader
-            leader.connections[self.node] = self.connection
             self.feed(Connected())
         else:
             self.world.agenda.after(self._pause(), self.connect)
@@ -86,6 +83,23 @@ class SimulatedHost(SimulatedMachine):
                 self.world.agenda.after(5 * SECOND, self.command, connection, command)
                 return
             self._out(self.agent.handle(command, self.clock()))
+
+    def look(self, connection: int, order: LookAt) -> None:
+        """The controller asks what the ranks of a gang do."""
+        worker = self._worker(order.job, order.generation)
+        if not self.alive or self.agent is None or connection != self.connection:
+            return
+        if self.frozen or worker is None:
+            return
+        entered = self.world.workers.entered(self, worker)
+        seen = Seen(
+            node=self.node,
+            job=order.job,
+            generation=order.generation,
+            ranks=dict.fromkeys(worker.ranks, entered),
+            folder="",
+        )
+        self._out([seen])
 
     def feed(self, fact: LocalFact) -> None:
         """Tells the agent of something that happened on this node."""

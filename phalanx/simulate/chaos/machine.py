@@ -138,14 +138,13 @@ class SimulatedMachine(ABC):
         )
 
     def _unplug(self) -> None:
-        controller, self.controller, self.connection = self.controller, None, 0
+        controller, connection = self.controller, self.connection
+        self.controller, self.connection = None, 0
         self._armed_ns = None
         if controller is not None and self.world.luck.chance(0.5):
             # The kernel closed the socket: the controller sees it at once. Otherwise it is silent.
             delay = SECOND * (1 + self.world.luck.below(2))
-            self.world.agenda.after(delay, self.world.noticed, controller, self.node)
-        elif controller is not None:
-            controller.connections.pop(self.node, None)
+            self.world.agenda.after(delay, controller.broke, self.node, connection)
 
     def fault(self, cause: str, rail: int = -1) -> None:
         """A device reports an error."""

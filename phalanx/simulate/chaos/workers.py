@@ -43,6 +43,11 @@ class Collective(Struct, kw_only=True):
     running: bool = False
     hung: bool = False
 
+    @property
+    def culprit(self) -> int:
+        """The node that the others wait for when the gang hangs."""
+        return self.form.nodes[self.step % len(self.form.nodes)]
+
 
 class Workers:
     """All gangs' collectives."""
@@ -245,6 +250,15 @@ class Workers:
             host = self.world.hosts[node]
             self.world.agenda.after(delay, host.lost_peer, gang.form.job, gang.form.generation)
         return True
+
+    def entered(self, host: SimulatedHost, worker: NodeWorkers) -> int:
+        """Twice the step that a node's ranks have completed, one more where they wait for others.
+
+        In a gang that hangs, one node has not come as far as the others.
+        """
+        gang = self.gangs.get((worker.job, worker.generation))
+        waits = gang is not None and gang.hung and host.node != gang.culprit
+        return 2 * worker.step + waits
 
     def hang(self, job: int) -> bool:
         """A running gang stops making steps, and nobody says why."""

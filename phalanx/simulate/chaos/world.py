@@ -55,6 +55,7 @@ from phalanx.simulate.world.seed_counts import SeedCounts
 SWEEP_EVENTS = 40
 REPLAY_EVENTS = 120
 LEADERSHIP = 30 * SECOND  # a leader looks so often whether it still is one
+FAREWELL = 5 * SECOND  # a controller waits so long for the other side to close
 MOST_CALLS = 400_000  # a seed that needs more is going round in circles
 
 
@@ -273,12 +274,10 @@ class ChaosWorld:
     def controller_gone(self, controller: SimulatedController) -> None:
         """A controller's process ended: its connections break, and another one takes over."""
         self.story.say(self.agenda.now_ns, f"controller {controller.epoch} is gone")
-        for node in list(controller.connections):
-            host = self.hosts[node]
+        for host in self.hosts:
             if host.controller is controller:
                 delay = SECOND * self.luck.below(4)
                 self.agenda.after(delay, self._broken, host, host.connection)
-        controller.connections = {}
         if controller is self.leader:
             self.agenda.after(SECOND * (1 + self.luck.below(30)), self.take_over)
 
@@ -299,28 +298,20 @@ class ChaosWorld:
         self.leader.start()
         self.agenda.after(LEADERSHIP, old.die)  # if it has not tried to store anything before
 
-    def hang_up(self, controller: SimulatedController, node: int) -> None:
-        """A controller wants to hear from a node anew."""
-        connection = controller.connections.pop(node, None)
-        host = self.hosts[node]
-        if connection is not None and host.connection == connection:
-            host.disconnect()
+    def hang_up(self, controller: SimulatedController, node: int, connection: int) -> None:
+        """A controller closes a connection: the node sees it in its own time, then it is over."""
+        near = self.network.open(node)
+        delay = SECOND * self.luck.below(2) if near else SECOND * (1 + self.luck.below(20))
+        self.agenda.after(delay, self._broken, self.hosts[node], connection)
+        self.agenda.after(min(delay, FAREWELL), controller.broke, node, connection)
 
-    def hang_up_later(self, controller: SimulatedController, node: int) -> None:
-        """A controller closes the connection of a silent node, which sees it in its own time."""
-        connection = controller.connections.pop(node, None)
-        if connection is not None:
-            delay = SECOND * (1 + self.luck.below(20))
-            self.agenda.after(delay, self._broken, self.hosts[node], connection)
+    def reset(self, controller: SimulatedController, node: int, connection: int) -> None:
+        """A node spoke on a connection that the controller does not have, or not yet."""
+        self.agenda.after(SECOND, self._unknown, controller, node, connection)
 
-    def reset(self, node: int, connection: int) -> None:
-        """A node spoke on a connection that the controller does not have."""
-        self.agenda.after(SECOND, self._broken, self.hosts[node], connection)
-
-    def noticed(self, controller: SimulatedController, node: int) -> None:
-        """A controller learns that a connection broke, unless there is a new one."""
-        if self.hosts[node].controller is None:
-            controller.lost(node)
+    def _unknown(self, controller: SimulatedController, node: int, connection: int) -> None:
+        if controller.connections.get(node) != connection:
+            self._broken(self.hosts[node], connection)
 
     def _technician(self) -> None:
         """Nodes that the core put away are repaired and offered again."""

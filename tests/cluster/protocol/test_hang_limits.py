@@ -11,7 +11,7 @@ from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import NoProgress
 from phalanx.cluster.protocol.hang_limits import fixed_limits, hang_limits
 from phalanx.cluster.protocol.messages import Activity, Busy
-from phalanx.cluster.watch import StepWatch
+from phalanx.cluster.protocol.step_watch import StepWatch
 from tests.cluster.drive import SECOND, Drive
 
 MINUTE = 60 * SECOND

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from phalanx.cluster.jobs.job import Expected, GangShape
-from phalanx.cluster.watch import StepWatch
+from phalanx.cluster.protocol.step_watch import StepWatch
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.expectation import Expectations
 from phalanx.control.server.helper_process import Helper

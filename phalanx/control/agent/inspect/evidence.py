@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from phalanx.cluster.protocol.messages import LookAt, Seen
 from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.safe_files import Owner, make_folder, replace_at
-from phalanx.control.wire.agent_messages import LookAt, Seen
 from phalanx.control.wire.worker_messages import Look
 
 ANSWER_SECONDS = 0.7

@@ -1,22 +1,17 @@
-"""Running gangs as their nodes measure them: who is slow, who hangs, and what is kept of it."""
+"""Running gangs as their nodes measure them: who is slow, and what is kept of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import numpy as np
 from msgspec import structs
 
-from phalanx.cluster.protocol.events import EventBody, NoProgress, Progress
-from phalanx.cluster.protocol.messages import Activity, Busy
-from phalanx.cluster.watch import GangRecord, StepWatch, WatchedGang
+from phalanx.cluster.protocol.step_watch import StepWatch, WatchedGang
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.controller import Controller
-from phalanx.control.server.hang_diagnosis import HangDiagnosis
-from phalanx.control.server.http.views import job_of, names_of
-from phalanx.control.wire.agent_messages import Seen
+from phalanx.control.server.http.views import names_of
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
 from phalanx.observe.store.recorder import Recorder
@@ -27,37 +22,22 @@ LAST_WORDS_SECONDS = 15.0  # nodes of an ended job may still tell of its last st
 RECENT_STEPS = 8  # that a node's pace is judged by
 ENDED = ("done", "failed", "cancelled")
 
-Measured = Seen | NodeRecords | NodeSample | Activity | Busy
-
 
 class GangWatch:
-    """Judges what agents measure. ``push`` sends a frame to a node."""
+    """Judges and keeps what agents measure. ``watch`` is the controller machine's."""
 
-    def __init__(
-        self,
-        controller: Controller,
-        push: Callable[[int, bytes], bool],
-        recorder: Recorder | None,
-    ) -> None:
+    def __init__(self, controller: Controller, watch: StepWatch, recorder: Recorder | None) -> None:
         self._controller = controller
-        self.watch = StepWatch()
-        self.metrics = Metrics(self.watch, controller.tell, recorder)
-        self._diagnosis = HangDiagnosis(self.watch, push, controller.tell, controller.clock.now_ns)
+        self.watch = watch
+        self.metrics = Metrics(watch, controller.tell, recorder)
         self._failed = False  # a fault of ours in judging records was told
 
-    def receive(self, message: Measured, now: int) -> None:
+    def receive(self, message: NodeRecords | NodeSample, now: int) -> None:
         """What an agent has measured."""
-        match message:
-            case Seen():
-                self._diagnosis.receive(message)
-            case NodeRecords():
-                self._records(message, now)
-            case NodeSample():
-                self._sampled(message, now)
-            case Activity():
-                self.watch.active(message, now)
-            case Busy():
-                self.watch.busy(message, now)
+        if isinstance(message, NodeRecords):
+            self._records(message, now)
+        else:
+            self._sampled(message, now)
 
     def _records(self, message: NodeRecords, now: int) -> None:
         """What a node tells of steps; whatever is wrong with it must not cost its connection."""
@@ -67,6 +47,8 @@ class GangWatch:
             message = structs.replace(message, run=None)  # where a run comes from, rank 0 says
         try:
             self.metrics.receive(message, now)
+            if self.metrics.tells_steps(message.job, message.generation):
+                self.watch.tells_each(message.job, message.generation)
         except Exception:
             self.metrics.steps.refused += len(message.steps)
             if not self._failed:
@@ -84,53 +66,23 @@ class GangWatch:
                 self._failed = True
                 logger.exception("samples of %s cannot be kept; told once", name)
 
-    def follow(self, number: int) -> None:
-        """Watches a gang for as long as it runs."""
+    def begin(self, number: int) -> None:
+        """A gang runs from now on."""
         view = self._controller.core.view
-        job, known = view.jobs.get(number), self.watch.gangs.get(number)
-        if job is None or job.placement is None or job.gang is None or job.gang.phase != "running":
-            if known is not None:
-                self.watch.end(number)
-                if job is None or job.state in ENDED:
-                    loop = asyncio.get_running_loop()
-                    loop.call_later(LAST_WORDS_SECONDS, self._forget, number)
-        elif known is None or known.generation != job.generation:
-            self.watch.follow(job, view.policy.timeouts, self._controller.clock.now_ns())
-            self.metrics.begin(job, names_of(view.fleet, job.placement.nodes))
+        job = view.jobs[number]
+        assert job.placement is not None
+        self.metrics.begin(job, names_of(view.fleet, job.placement.nodes))
+
+    def end(self, number: int) -> None:
+        """A gang runs no more; if its job is over, what was measured of it is closed."""
+        job = self._controller.core.view.jobs.get(number)
+        if job is None or job.state in ENDED:
+            loop = asyncio.get_running_loop()
+            loop.call_later(LAST_WORDS_SECONDS, self._forget, number)
 
     def _forget(self, number: int) -> None:
         if number not in self.watch.gangs:
             self.metrics.end(number)
-
-    def progressed(self, body: Progress, now_ns: int) -> None:
-        """A gang has made steps; where its nodes tell of each, that is all this says."""
-        if self.metrics.tells_steps(body.job, body.generation):
-            self.watch.alive(body.job, body.generation, body.step, now_ns)
-            return
-        job = self._controller.core.view.jobs.get(body.job)
-        record = GangRecord(
-            job=body.job,
-            generation=body.generation,
-            step=body.step,
-            step_ns=job.step_ns if job else 0,
-            data_wait_ns=body.data_wait_ns,
-        )
-        found = self.watch.record(record, now_ns)
-        if found:
-            self._controller.tell(found)
-
-    def sweep(self, now: int) -> None:
-        """Looks at deadlines of gangs."""
-        for fact in self.watch.due(now):
-            self._look_at(fact)
-
-    def _look_at(self, fact: EventBody) -> None:
-        """Before anything is done about a gang that hangs, its ranks are asked what they do."""
-        job = self._controller.core.view.jobs.get(job_of(fact))
-        if isinstance(fact, NoProgress) and job is not None and job.placement is not None:
-            self._diagnosis.begin(fact, job.placement.nodes)
-        else:
-            self._controller.tell([fact])
 
 
 def slowness(watch: StepWatch, nodes: int) -> list[float | None]:

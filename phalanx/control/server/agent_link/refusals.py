@@ -9,7 +9,6 @@ from collections import Counter
 from msgspec import Struct
 
 from phalanx.cluster.fleet.membership import MessageRefusal, refusal
-from phalanx.cluster.protocol.messages import LastSteps, Steps
 from phalanx.cluster.state import View
 from phalanx.control.server.security.rate_limits import RateLimit
 from phalanx.observe.node.node_messages import NodeRecords
@@ -31,18 +30,28 @@ class Refusals:
         self._told: dict[int, float] = {}
 
     def refused(self, view: View, node: int, message: Struct) -> bool:
-        """Whether a message is not for this node to say; who says such things is told of."""
-        now = time.monotonic()
-        late = isinstance(message, LastSteps | Steps | NodeRecords)
-        why = refusal(view, node, message, last_word=late)
-        if self._rate.take(node, now):
-            why = MessageRefusal.TOO_MANY
-        if why is None:
+        """Whether a message of the server's own kinds is not for this node to say."""
+        if self.too_many(view, node, message):
+            return True
+        why = refusal(view, node, message, last_word=isinstance(message, NodeRecords))
+        if why is not None:
+            self.note(view, node, message, why)
+        return why is not None
+
+    def too_many(self, view: View, node: int, message: Struct) -> bool:
+        """Whether a node says more than anybody needs to."""
+        if not self._rate.take(node, time.monotonic()):
             return False
+        self.note(view, node, message, MessageRefusal.TOO_MANY)
+        return True
+
+    def note(self, view: View, node: int, message: Struct, why: MessageRefusal) -> None:
+        """A message is not believed; who says such things is told of."""
         self.counts[why] += 1
         if why is MessageRefusal.OVER:
-            return True  # an honest node may be late
+            return  # an honest node may be late
         self._of_node[node] += 1
+        now = time.monotonic()
         if now - self._told.get(node, -QUIET_SECONDS) >= QUIET_SECONDS:
             self._told[node] = now
             logger.warning(
@@ -52,4 +61,3 @@ class Refusals:
                 why,
                 self._of_node[node],
             )
-        return True

@@ -10,7 +10,7 @@ from msgspec import structs
 from phalanx.cluster.detectors.robust import Ints
 from phalanx.cluster.jobs.job import Expected, Job
 from phalanx.cluster.protocol.events import EventBody, Progress
-from phalanx.cluster.watch import GangRecord, StepWatch
+from phalanx.cluster.protocol.step_watch import GangRecord, StepWatch
 from phalanx.control.server.history.run_history import RunHistory
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_records import PARTS, Floats

@@ -67,6 +67,7 @@ class WatchedGang(Struct):
     activity: ActivityWindow
     members: dict[int, None] = {}  # the nodes of its placement
     reports: bool = True  # steps; False: its processes alone tell whether it does anything
+    told_of_each: bool = False  # of its steps, one by one
     stepped: bool = False  # in this generation
     phase: str = ""  # what it does between two steps, where it said so
     phase_step: int = 0  # after which
@@ -151,6 +152,17 @@ class StepWatch:
         if gang is None or not 0 <= rank < gang.shape.gpus(gang.placement.replicas):
             return False
         return self._node(gang, rank) == node
+
+    def tells_each(self, job: int, generation: int) -> None:
+        """The nodes of a gang report its steps one by one."""
+        gang = self.gangs.get(job)
+        if gang is not None and gang.generation == generation:
+            gang.told_of_each = True
+
+    def told_of_each(self, job: int, generation: int) -> bool:
+        """Whether the steps of a gang are reported one by one."""
+        gang = self.gangs.get(job)
+        return gang is not None and gang.generation == generation and gang.told_of_each
 
     def restored(self, job: int, generation: int, step: int) -> None:
         """The gang goes on from a step, which it has not made itself."""
