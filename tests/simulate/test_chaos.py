@@ -64,7 +64,9 @@ def test_each_gray_fault_alone_many_times_over_is_survived(kind: str) -> None:
     for seed in range(3):
         result = run_seed(load_scenario("chaos", few), seed)
         assert result.found == []
-        assert result.jobs_done == result.jobs and result.faults[kind] > 5
+        # A job that hangs at one step again and again is given up, whoever made it hang.
+        given_up = result.jobs_failed if kind == "frozen_node" else 0
+        assert result.jobs_done + given_up == result.jobs and result.faults[kind] > 5
 
 
 def test_a_busy_site_has_all_that_people_can_ask_for() -> None:

@@ -55,6 +55,7 @@ class Workers:
     def __init__(self, world: ChaosWorld) -> None:
         self.world = world
         self.gangs: dict[tuple[int, int], Collective] = {}
+        self.hangs: dict[int, int] = {}  # by job: how often faults made it hang
 
     def restored(self, host: SimulatedHost, worker: NodeWorkers, step: int, branch: int) -> None:
         """A node of a gang was told to go on from a step; when all were, steps begin."""
@@ -265,5 +266,6 @@ class Workers:
         for gang in self.gangs.values():
             if gang.form.job == job and gang.running and not gang.broken and not gang.hung:
                 gang.hung = True
+                self.hangs[job] = self.hangs.get(job, 0) + 1
                 return True
         return False

@@ -56,6 +56,8 @@ SWEEP_EVENTS = 40
 REPLAY_EVENTS = 120
 LEADERSHIP = 30 * SECOND  # a leader looks so often whether it still is one
 FAREWELL = 5 * SECOND  # a controller waits so long for the other side to close
+OWN_FAILURES = ("same_step", "retries")
+HANGS = 3  # of a job without progress that the core takes for the job's own
 MOST_CALLS = 400_000  # a seed that needs more is going round in circles
 
 
@@ -194,6 +196,8 @@ class ChaosWorld:
         """Whether a job had a reason to end before it was done."""
         if job.state == "cancelled" and job.id in self.cancelled:
             return True
+        if job.why.code in OWN_FAILURES:  # which it seems to be, where faults happen to repeat
+            return self.workers.hangs.get(job.id, 0) >= HANGS
         match LeaveCause.of(job.why):
             case LeaveCause.TIME_LIMIT:
                 return bool(job.spec.time_limit_ns) and not job.spec.requeue_at_limit
