@@ -78,7 +78,6 @@ class ControllerMachine(Generic[Connection]):
         self._reconnect_ns = min(policy.reconnect_ns, self.timeouts.silent_ns)
         self._heard: dict[int, None] = {}  # nodes that have connected to this controller
         self._absent = AbsentNodes()
-        self._ticked_ns = 0
 
     # A leadership begins.
 
@@ -260,9 +259,7 @@ class ControllerMachine(Generic[Connection]):
     # Time.
 
     def tick(self, now_ns: int, late_ns: int = 0) -> Iterator[Output[Connection]]:
-        """Looks at all deadlines. ``late_ns``: how much later than asked for this tick comes."""
-        late_ns = min(late_ns, now_ns - self._ticked_ns)  # the rest was forgiven by the last one
-        self._ticked_ns = now_ns
+        """Looks at all deadlines. ``late_ns``: how long the shell could not, and heard nobody."""
         if late_ns > LATE_NS:  # a busy controller hears its agents late
             self.forgive(late_ns)
         for node in self._absent.due(now_ns):

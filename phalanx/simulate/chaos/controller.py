@@ -176,7 +176,7 @@ class SimulatedController:
             return
         self._armed_ns = None
         now = self.world.agenda.now_ns
-        self._act(self.machine.tick(now, now - asked_ns))
+        self._act(self.machine.tick(now))
         deadline = self.core.next_deadline_ns()
         if self.alive and deadline is not None and deadline <= now:
             self.tell(Tick())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("phalanx.server")
 
 SWEEP_SECONDS = 0.25  # between two looks at deadlines
+SWEEP_NS = int(SWEEP_SECONDS * 1e9)
 UNLIMITED = (Heartbeat, Applied)  # messages that nothing is stored of
 CLOSED = {  # what an agent is told: the code, the words, and whether it connects again
     CloseReason.REPLACED: ("replaced", "this agent has connected again", False),
@@ -95,6 +95,7 @@ class Hub:
         self._timer: asyncio.TimerHandle | None = None  # for the machine's next deadline
         self._armed_ns: int | None = None
         self._leads = True
+        self._ticked_ns = self._now_ns()  # when the machine last looked at deadlines
         controller.listeners.append(self.deliver)
         self._take_over()
 
@@ -213,12 +214,11 @@ class Hub:
         self._armed_ns, self._timer = at_ns, None
         if at_ns is not None:
             seconds = max(0.0, (at_ns - self._now_ns()) / 1e9)
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_time, at_ns)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_time)
 
-    def _on_time(self, asked_ns: int) -> None:
+    def _on_time(self) -> None:
         self._armed_ns = self._timer = None
-        now = self._now_ns()
-        self._act(self.machine.tick(now, now - asked_ns))
+        self._tick()
 
     def _frame(self, command: Command) -> bytes:
         body = command.body
@@ -244,11 +244,15 @@ class Hub:
 
     async def sweep(self) -> None:
         """Looks at deadlines until it is cancelled."""
+        self._ticked_ns = self._now_ns()
         while True:
-            began = time.monotonic()
             await asyncio.sleep(SWEEP_SECONDS)
-            late_seconds = time.monotonic() - began - SWEEP_SECONDS
-            self._act(self.machine.tick(self._now_ns(), int(late_seconds * 1e9)))
+            self._tick()
+
+    def _tick(self) -> None:
+        now, before = self._now_ns(), self._ticked_ns
+        self._ticked_ns = now
+        self._act(self.machine.tick(now, now - before - SWEEP_NS))
 
     def close(self, leader: str) -> None:
         """This server leads no more: agents look for the one that does."""
