@@ -13,6 +13,7 @@ from typing import Generic
 
 from msgspec import structs
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.fleet.membership import refusal
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Expected
@@ -181,7 +182,7 @@ class ControllerMachine(Generic[Connection]):
                 return ()
             case Hello(node=node, inventory=inventory):
                 self.liveness.watch(node, now_ns, inventory.incarnation)
-            case Exited(cause="lost_peer"):
+            case Exited(cause=Cause.LOST_PEER):
                 lost = self._confirm_lost(message, now_ns)
                 return [*lost, *self.gather.receive(message, now_ns)]
         return self.gather.receive(_not_in_future(message, now_ns), now_ns)
