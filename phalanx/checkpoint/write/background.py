@@ -21,6 +21,7 @@ from phalanx.checkpoint.write.snapshot import ShardSnapshot
 ARCHIVE_SECONDS = 600.0  # that a run waits at its end for copies; the keeper goes on after
 COMMIT_SECONDS = 60.0  # for the manifest, once every rank's shard is known to be durable
 OVERLAP_BYTES = 32 << 20  # less is copied on the spot: a thread would cost more
+MARK_BYTES = 128 << 20  # copied by a device between two words to the keeper
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,6 @@ class Background:
         self._copying: Future[None] | None = None
         self.waited_seconds = 0.0  # for the last copy, before an update
         self.lost = False  # the keeper is gone
-        self._sealing: tuple[int, int] | None = None  # slot and bytes, not told to be whole yet
         self._failed: SaveOutcome | None = None  # of the newest save
         self._late = False  # said
 
@@ -61,37 +61,61 @@ class Background:
         any where the keeper does not answer within the snapshot deadline.
         """
         with self._keeper_needed():
-            self._seal(wait=True)
+            self._finish_copy(wait=True)
             found = self._memory_for(order, patient)
             if found is None:
                 return
             slot, buffer = found
             self._failed = None
-            self._sealing = (slot, self._snapshot.bytes)
             self._kept.hand_over(slot, order)
             if slot not in self._buffers:
                 self._buffers[slot] = self._snapshot.buffers(buffer)
-            buffers = self._buffers[slot]
             if self._stream is None:
-                # The keeper writes while we copy: it is told how far we are.
-                told = partial(self._kept.filled, slot)
-                copy = partial(self._snapshot.copy_into, buffers, tensors, told)
-                if self._overlap and self._snapshot.bytes >= OVERLAP_BYTES:
-                    self._copying = self._copier.submit(copy)
-                else:
-                    copy()
+                self._copy_from_host(slot, tensors)
             else:
-                self._stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(self._stream):
-                    self._snapshot.copy_into(buffers, tensors, lambda _: None)
-                    self._copied = torch.cuda.Event()
-                    self._copied.record()
-                if not self._overlap:
-                    torch.cuda.current_stream().wait_event(self._copied)
-            self._seal(wait=False)
+                self._copy_from_device(slot, tensors, self._stream)
+            self._finish_copy(wait=False)
             if self._kept.behind:
-                self._seal(wait=True)
+                self._finish_copy(wait=True)
                 self._kept.catch_up()
+
+    def _copy_from_host(self, slot: int, tensors: dict[str, Tensor]) -> None:
+        """The keeper seals and writes while we copy: it is told how far we are."""
+        told = partial(self._kept.filled, slot)
+
+        def copy() -> None:
+            self._snapshot.copy_into(self._buffers[slot], tensors, told)
+            told(self._snapshot.bytes)
+
+        if self._overlap and self._snapshot.bytes >= OVERLAP_BYTES:
+            self._copying = self._copier.submit(copy)
+        else:
+            copy()
+
+    def _copy_from_device(
+        self, slot: int, tensors: dict[str, Tensor], stream: torch.cuda.Stream
+    ) -> None:
+        """The device copies behind the step; a thread tells the keeper how far it is."""
+        marks: list[tuple[int, torch.cuda.Event]] = []
+
+        def mark(count: int) -> None:
+            if count == self._snapshot.bytes or count >= MARK_BYTES * (len(marks) + 1):
+                marks.append((count, _recorded()))
+
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._snapshot.copy_into(self._buffers[slot], tensors, mark)
+            mark(self._snapshot.bytes)
+        self._copied = marks[-1][1]
+        if not self._overlap:
+            torch.cuda.current_stream().wait_event(self._copied)
+
+        def follow() -> None:
+            for count, event in marks:
+                event.synchronize()
+                self._kept.filled(slot, count)
+
+        self._copying = self._copier.submit(follow)
 
     def _memory_for(self, order: SaveOrder, patient: bool) -> tuple[int, Tensor] | None:
         if not order.prompt:
@@ -133,14 +157,14 @@ class Background:
         elif self._copying is not None:
             began = time.perf_counter()
             with suppress(KeeperLostError), self._keeper_needed():  # the next poll tells
-                self._seal(wait=True)
+                self._finish_copy(wait=True)
             self.waited_seconds = time.perf_counter() - began
 
     def poll(self, timeout_seconds: float = 0.0) -> list[SaveOutcome]:
         """What became of saves since the last call; failures are logged here, loudly."""
         try:
             with self._keeper_needed():
-                self._seal(wait=False)
+                self._finish_copy(wait=False)
                 outcomes = self._kept.outcomes(timeout_seconds)
         except KeeperLostError as error:
             self.lost = True
@@ -157,13 +181,13 @@ class Background:
     def wait_durable(self) -> None:
         """Until this rank's shards are on disk or have failed."""
         with self._keeper_needed():
-            self._seal(wait=True)
+            self._finish_copy(wait=True)
             self._kept.wait_durable()
 
     def wait_acknowledged(self) -> None:
         """Until the last prompt snapshot is sealed, here and at the buddy."""
         with self._keeper_needed():
-            self._seal(wait=True)
+            self._finish_copy(wait=True)
             self._kept.wait_acknowledged()
 
     def failure(self) -> CheckpointError | None:
@@ -198,35 +222,24 @@ class Background:
     def close(self) -> None:
         """Leave the keeper to its work."""
         with suppress(EOFError, OSError):  # it is gone already
-            self._seal(wait=True)
+            self._finish_copy(wait=True)
         self._copier.shutdown()
         self._buffers.clear()
         self._kept.close()
 
     def abandon(self) -> None:
         """Leave, as if this process were killed."""
-        self._copier.shutdown()
+        # A device that hangs never ends its copy.
+        self._copier.shutdown(wait=self._stream is None)
         self._buffers.clear()
         self._kept.abandon()
 
-    def _seal(self, wait: bool) -> None:
-        """Tell the keeper that the copy is done."""
-        if self._sealing is None:
+    def _finish_copy(self, wait: bool) -> None:
+        """Take note that the copy is done and the keeper told."""
+        if self._copying is None or not (wait or self._copying.done()):
             return
-        if self._copied is not None:
-            if wait:
-                self._copied.synchronize()
-            elif not self._copied.query():
-                return
-            self._copied = None
-        if self._copying is not None:
-            if not wait and not self._copying.done():
-                return
-            copying, self._copying = self._copying, None
-            copying.result()
-        slot, size = self._sealing
-        self._sealing = None
-        self._kept.filled(slot, size)
+        copying, self._copying, self._copied = self._copying, None, None
+        copying.result()
 
     @contextmanager
     def _keeper_needed(self) -> Iterator[None]:
@@ -235,3 +248,9 @@ class Background:
         except (EOFError, OSError) as error:
             problem = "the keeper process of this node is gone, and what it had not written"
             raise KeeperLostError(self._folder, problem, "see why it was killed") from error
+
+
+def _recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event(blocking=True)  # whoever waits for it lets go of its core
+    event.record()
+    return event
