@@ -95,7 +95,7 @@ GPU = (
         command="python -m benchmarks.recovery --device cuda --only snapshots",
         figures=(
             Figure(
-                "step_ratio", "longer steps, 3.2 GB a snapshot", "x", at_most=1.8, regression=0.2
+                "step_ratio", "longer steps, 3.2 GB a snapshot", "x", at_most=1.6, regression=0.2
             ),
         ),
         minutes=2,
