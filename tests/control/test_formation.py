@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
+from phalanx.checkpoint.keeper.frames import Unframer, framed
 from phalanx.cluster.protocol.messages import Restored, WorkerAbort, WorkerRestore
 from phalanx.config import Job, Train
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.worker_messages import Fact, Take, decode_fact
-from phalanx.control.wire.zygote_messages import Ended, Spawn, Unframer, framed
+from phalanx.control.wire.zygote_messages import Ended, Spawn
 from phalanx.control.worker.orders import AgentOrders
 from phalanx.train.rank.member import join_group
 from phalanx.train.rank.orders import Formation

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.checkpoint.keeper.frames import framed
 from phalanx.control.agent.config import AgentConfig, ContainmentOptions
 from phalanx.control.agent.spawn.cgroups import KILL, Cgroups, own_group
 from phalanx.control.agent.spawn.containment import (
@@ -16,7 +17,7 @@ from phalanx.control.agent.spawn.containment import (
     contain,
     memory_share,
 )
-from phalanx.control.wire.zygote_messages import Containment, Spawn, decode_to_zygote, framed
+from phalanx.control.wire.zygote_messages import Containment, Spawn, decode_to_zygote
 from tests.control.servers import ServerProcess
 from tests.security.agents import RootAgent, wait_for
 from tests.security.test_jobs_apart import submit

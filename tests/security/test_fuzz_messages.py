@@ -19,6 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from phalanx.checkpoint.keeper import wire as keeper_wire
+from phalanx.checkpoint.keeper.frames import LENGTH, Unframer
 from phalanx.checkpoint.keeper.messages import FromKeeper, ToKeeper
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Command
@@ -30,7 +31,6 @@ from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire import worker_messages as worker_link
 from phalanx.control.wire import zygote_messages as zygote_wire
 from phalanx.control.wire.websocket_frames import FrameError, Frames
-from phalanx.control.wire.zygote_messages import LENGTH, Unframer
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 from tests.security.values import HOSTILE, of_type
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from torch.distributed import TCPStore
 
+from phalanx.checkpoint.keeper.frames import framed
 from phalanx.cluster.protocol.messages import WorkerLeft
 from phalanx.control.agent.config import read_agent_config
 from phalanx.control.agent.jobs.local_job import LocalJob
@@ -28,7 +29,7 @@ from phalanx.control.agent.safe_files import Owner
 from phalanx.control.agent.spawn.job_environment import passed_on
 from phalanx.control.agent.spawn.start import Processes
 from phalanx.control.wire.worker_messages import Present
-from phalanx.control.wire.zygote_messages import Child, framed
+from phalanx.control.wire.zygote_messages import Child
 from tests.control.servers import ServerProcess
 from tests.security.agents import RootAgent, as_user, wait_for
 
@@ -37,7 +38,7 @@ import os, socket, sys
 sys.path.insert(0, {path!r})
 from phalanx.cluster.protocol.messages import WorkerLeft
 from phalanx.control.wire.worker_messages import Present
-from phalanx.control.wire.zygote_messages import framed
+from phalanx.checkpoint.keeper.frames import framed
 link = socket.socket(socket.AF_UNIX)
 link.connect({socket!r})
 link.sendall(framed(Present(job={job}, index=0, pid={pid}, generation=1, rank=0, running=True)))

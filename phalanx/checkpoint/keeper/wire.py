@@ -7,26 +7,18 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 from typing import TypeVar
 
 import msgspec
 
 from phalanx.checkpoint.keeper.channel import ByteStream
+from phalanx.checkpoint.keeper.frames import LENGTH, MOST_BYTES, Unframer, framed
 from phalanx.checkpoint.keeper.messages import FromKeeper, Refused, ToKeeper
 
-LENGTH = struct.Struct("<I")
-MOST_BYTES = 64 << 20  # of one message; bytes of snapshots are no part of it
 T = TypeVar("T")
 
 _to_keeper: msgspec.msgpack.Decoder[ToKeeper] = msgspec.msgpack.Decoder(ToKeeper)
 from_keeper: msgspec.msgpack.Decoder[FromKeeper] = msgspec.msgpack.Decoder(FromKeeper)
-
-
-def framed(message: ToKeeper | FromKeeper) -> bytes:
-    """A message with its length before it."""
-    body = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(body)) + body
 
 
 def send_together(connection: ByteStream, *messages: FromKeeper) -> None:
@@ -89,17 +81,15 @@ class KeeperStream:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._rest = b""
+        self._unframer = Unframer()
 
     def welcome(self) -> tuple[FromKeeper | None, list[int]]:
         """The answer to Hello, with the memory."""
         data, files, _, _ = socket.recv_fds(self._connection, 1 << 16, 1)
-        self._rest = data
-        messages = self.take()
+        messages = self._take(data)
         while data and not messages:
             data = self._connection.recv(1 << 16)
-            self._rest += data
-            messages = self.take()
+            messages = self._take(data)
         return (messages[0] if messages else None), files
 
     def read(self, timeout_seconds: float | None) -> list[FromKeeper]:
@@ -115,19 +105,10 @@ class KeeperStream:
             data = b""
         if not data:
             raise EOFError
-        self._rest += data
-        return self.take()
+        return self._take(data)
 
-    def take(self) -> list[FromKeeper]:
-        """The whole messages received so far."""
-        messages = []
-        while len(self._rest) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._rest)[0]
-            if len(self._rest) < end:
-                break
-            messages.append(from_keeper.decode(self._rest[LENGTH.size : end]))
-            self._rest = self._rest[end:]
-        return messages
+    def _take(self, data: bytes) -> list[FromKeeper]:
+        return [from_keeper.decode(body) for body in self._unframer.feed(data)]
 
 
 def receive_bytes(connection: ByteStream, count: int) -> bytes | None:

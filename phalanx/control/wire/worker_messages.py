@@ -14,6 +14,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
+from phalanx.checkpoint.keeper.frames import Unframer, framed
 from phalanx.cluster.protocol.messages import (
     Differs,
     FlushAsk,
@@ -29,7 +30,6 @@ from phalanx.cluster.protocol.messages import (
     WorkerRestore,
     WorkerUp,
 )
-from phalanx.control.wire.zygote_messages import Unframer, framed
 
 AGAIN_SECONDS = 0.1  # between two tries to reach the agent
 GIVE_WAY = 75  # exit code of a process that leaves its place to another one (EX_TEMPFAIL)

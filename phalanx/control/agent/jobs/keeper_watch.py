@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from phalanx.checkpoint.keeper.frames import LENGTH, framed
 from phalanx.checkpoint.keeper.messages import (
     FromKeeper,
     Noted,
@@ -21,7 +22,7 @@ from phalanx.checkpoint.keeper.messages import (
     ToKeeper,
     Watch,
 )
-from phalanx.checkpoint.keeper.wire import LENGTH, framed, from_keeper
+from phalanx.checkpoint.keeper.wire import from_keeper
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.messages import (

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from phalanx.checkpoint.keeper.frames import framed
 from phalanx.cluster.protocol.commands import Form
 from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.jobs.keeper_watch import KeeperWatch
@@ -15,7 +16,7 @@ from phalanx.control.agent.rendezvous import meeting_name
 from phalanx.control.agent.safe_files import Owner, make_folder
 from phalanx.control.wire.payload import Script, Train
 from phalanx.control.wire.worker_messages import Looked, Order, Passed, Take
-from phalanx.control.wire.zygote_messages import Child, framed
+from phalanx.control.wire.zygote_messages import Child
 
 KEEPER_SOCKET = "keeper"  # in the folder of a job's sockets
 

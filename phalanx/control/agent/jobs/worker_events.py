@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 from msgspec import structs
 
+from phalanx.checkpoint.keeper.frames import Unframer
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.messages import (
     LocalFact,
@@ -30,7 +31,7 @@ from phalanx.control.host.users import known_user
 from phalanx.control.wire.payload import Script, Train
 from phalanx.control.wire.socket_peer import SocketPeer, peer_of
 from phalanx.control.wire.worker_messages import GIVE_WAY, Fact, Looked, Present, decode_fact
-from phalanx.control.wire.zygote_messages import Ended, Unframer
+from phalanx.control.wire.zygote_messages import Ended
 from phalanx.control.worker.exit_causes import SHELL, cause_of_signal, explained
 
 log = logging.getLogger("phalanx.agent")

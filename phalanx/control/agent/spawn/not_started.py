@@ -6,10 +6,10 @@ import os
 import socket
 from typing import NoReturn
 
+from phalanx.checkpoint.keeper.frames import framed
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.messages import WorkerLeft
 from phalanx.control.wire.worker_messages import Present
-from phalanx.control.wire.zygote_messages import framed
 
 NOT_STARTED = 127  # as a shell says it
 TELL_SECONDS = 10.0  # for an agent to have heard it

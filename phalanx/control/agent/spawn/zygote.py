@@ -23,6 +23,7 @@ from phalanx.train.rank.threads import keep_single_threaded, require_single_thre
 keep_single_threaded()
 
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when it forks
+from phalanx.checkpoint.keeper.frames import Unframer, framed
 from phalanx.control.agent.inspect.output_pump import Pump, Pumps
 from phalanx.control.agent.spawn.cgroups import Cgroups
 from phalanx.control.agent.spawn.child import Inherited, ParentZygote, be_child, owner_of
@@ -40,9 +41,7 @@ from phalanx.control.wire.zygote_messages import (
     Signal,
     Spawn,
     ToZygote,
-    Unframer,
     decode_to_zygote,
-    framed,
 )
 
 START_SECONDS = 600.0  # for the first agent to come

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from phalanx.checkpoint.keeper.frames import Unframer, framed
 from phalanx.control.agent.spawn.job_environment import passed_on
 from phalanx.control.wire.zygote_messages import (
     Child,
@@ -23,9 +24,7 @@ from phalanx.control.wire.zygote_messages import (
     Signal,
     Spawn,
     ToZygote,
-    Unframer,
     decode_from_zygote,
-    framed,
 )
 
 START_SECONDS = 120.0  # importing torch on a busy machine
