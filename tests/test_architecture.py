@@ -49,7 +49,6 @@ LOADS_TORCH = {  # modules of other rooms that load torch when they are imported
 # away, there is no circle between sub-packages.
 CORE = "the core's parts share one state; narrow protocols would end it"
 STRUCTS = "structs that lie with what fills them"
-GRID = "search.grid is the search's table of mappings, which everything is priced over"
 EXITS = "rank.exits has the codes that every report of an end names"
 KNOTS: dict[str, dict[str, str]] = {
     "checkpoint": {
@@ -88,12 +87,6 @@ KNOTS: dict[str, dict[str, str]] = {
         "order -> reader": "readings are counted by reading",
     },
     "plan": {
-        "question -> memory": STRUCTS,
-        "question -> cost": STRUCTS,
-        "question -> search": STRUCTS,
-        "memory -> cost": "the deciding stage follows from the pipeline's schedule",
-        "memory -> search": GRID,
-        "cost -> search": GRID,
         "show -> search": STRUCTS,
     },
     "simulate": {

@@ -13,7 +13,7 @@ from phalanx.hardware import catalogue, cluster
 from phalanx.plan import Mapping, Prediction, mapping_of, predict, propose, understand, workload_of
 from phalanx.plan.cost.money import Range
 from phalanx.plan.question.request import PlanRequest
-from phalanx.plan.question.workload import PRECISIONS
+from phalanx.plan.workload import PRECISIONS
 
 
 class Choices(Struct, frozen=True):

@@ -21,7 +21,7 @@ from phalanx.parallel.engine import build_parts, local_part
 from phalanx.parallel.mesh import Mesh, build_mesh
 from phalanx.parallel.pipeline import stages_of_rank
 from phalanx.parallel.precision import compute_dtype
-from phalanx.plan.memory.gpus_that_fit import MemoryFit, activation_bytes, fit_of
+from phalanx.plan.search.gpus_that_fit import MemoryFit, activation_bytes, fit_of
 
 _MODEL_AXES = ("tensor", "expert")  # these divide the model itself; the others are ZeRO's
 

@@ -24,15 +24,15 @@ from phalanx.plan.cost.traffic import AxisTraffic, traffic
 from phalanx.plan.evidence.calibrate import Calibration, calibrate
 from phalanx.plan.evidence.check import CheckReport, check_rows
 from phalanx.plan.memory.model_counts import ParameterCount, StepFlops, flops_per_token, parameters
-from phalanx.plan.question.contract import Plan, plan_of
 from phalanx.plan.question.emit import job_of, mapping_of, workload_of
 from phalanx.plan.question.request import PlanQuestion, PlanRequest, understand
-from phalanx.plan.question.workload import Mapping, Software, Workload
+from phalanx.plan.search.contract import Plan, plan_of
 from phalanx.plan.search.explain import Explanation, explain_plan
 from phalanx.plan.search.proposal import PlanProposal, emitted, propose
 from phalanx.plan.search.search import MappingCandidate, SearchResult, search
 from phalanx.plan.search.space import Pins
 from phalanx.plan.search.sweep import Sweep, sweep
+from phalanx.plan.workload import Mapping, Software, Workload
 
 __all__ = [
     "AxisTraffic",

@@ -13,9 +13,9 @@ from phalanx.model import Block, ForwardContext, Transformer
 from phalanx.model.layers import rope_tables
 from phalanx.parallel.recompute import apply_recompute
 from phalanx.plan import Mapping, Software, Workload
+from phalanx.plan.grid import grid_of
 from phalanx.plan.memory.kept_activations import block_bytes
-from phalanx.plan.question.workload import RECOMPUTES
-from phalanx.plan.search.grid import grid_of
+from phalanx.plan.workload import RECOMPUTES
 
 pytestmark = pytest.mark.gpu
 

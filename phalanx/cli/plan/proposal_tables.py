@@ -14,10 +14,10 @@ from phalanx.plan.cost.failures import DAY_SECONDS, LEAST_RECOVERY_SECONDS, Fail
 from phalanx.plan.cost.money import Range
 from phalanx.plan.cost.predict import Prediction
 from phalanx.plan.question.quantities import duration, short, size
-from phalanx.plan.question.workload import Mapping
 from phalanx.plan.search.explain import WORDS, Explanation, PlanChange
 from phalanx.plan.search.proposal import PlanProposal, describe, not_run
 from phalanx.plan.search.search import MappingCandidate
+from phalanx.plan.workload import Mapping
 
 BAR = 24  # columns
 

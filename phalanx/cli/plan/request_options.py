@@ -9,7 +9,7 @@ import typer
 
 from phalanx.cli.option_struct import option, with_options
 from phalanx.plan.question.request import OBJECTIVES, PlanRequest
-from phalanx.plan.question.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
+from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
 
 PIN = "Fix a part of the mapping"
 

@@ -77,7 +77,7 @@ def check_command(
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
         job = resolve(job, ranks)
-        from phalanx.plan.memory.gpus_that_fit import fit_of
+        from phalanx.plan.search.gpus_that_fit import fit_of
         from phalanx.train.resume.refusal import refuse_files, refuse_rate
 
         refuse_rate(job)

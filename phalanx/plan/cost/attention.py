@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from phalanx.plan.cost.constants import Constants
-from phalanx.plan.question.machine import Machine
-from phalanx.plan.search.grid import Floats
+from phalanx.plan.grid import Floats
+from phalanx.plan.machine import Machine
 
 if TYPE_CHECKING:
     from phalanx.plan.cost.layer import Pricing, Split

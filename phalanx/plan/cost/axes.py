@@ -24,7 +24,7 @@ from phalanx.plan.cost.collectives import (
     pod_share,
 )
 from phalanx.plan.cost.layer import NARROW, BlockTime, Pricing, Split, tokens_of
-from phalanx.plan.search.grid import Floats, Grid
+from phalanx.plan.grid import Floats, Grid
 
 
 @dataclass(frozen=True)

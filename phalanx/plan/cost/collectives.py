@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.plan.cost.constants import Constants
-from phalanx.plan.question.machine import Machine
-from phalanx.plan.search.grid import Floats
+from phalanx.plan.grid import Floats
+from phalanx.plan.machine import Machine
 
 RING_LL = (6.6e-6, 0.6e-6, 2.7e-6)
 RING_SIMPLE = (8.4e-6, 3.4e-6, 14e-6)

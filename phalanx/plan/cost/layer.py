@@ -13,9 +13,9 @@ import numpy as np
 from phalanx.plan.cost.attention import attention_seconds
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.matmul import matmul_seconds
-from phalanx.plan.question.machine import Machine
-from phalanx.plan.question.workload import Precision, Software, Workload
-from phalanx.plan.search.grid import Floats
+from phalanx.plan.grid import Floats
+from phalanx.plan.machine import Machine
+from phalanx.plan.workload import Precision, Software, Workload
 
 NARROW = ("fp8", "mxfp8", "nvfp4")
 

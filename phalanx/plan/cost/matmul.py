@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from phalanx.plan.cost.constants import Constants
-from phalanx.plan.question.machine import Machine
-from phalanx.plan.search.grid import Floats
+from phalanx.plan.grid import Floats
+from phalanx.plan.machine import Machine
 
 # Rows, columns, and the share of a large tile's speed (a small one loads more per product).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.78), (64, 64, 0.6))

@@ -7,7 +7,7 @@ from msgspec import Struct, structs
 from phalanx.config import ConfigError
 from phalanx.hardware import Gpu, lookup
 from phalanx.plan.cost.constants import Constants
-from phalanx.plan.question.machine import family_of, power_of
+from phalanx.plan.machine import family_of, power_of
 
 # The planner's name for the fused kernels of each family that torch chooses today.
 KERNELS = {"volta": "flash", "ampere": "flash2"}

@@ -11,13 +11,13 @@ from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants, shipped
 from phalanx.plan.cost.step import step_time
 from phalanx.plan.cost.uncertainty import Z80, spread
+from phalanx.plan.grid import Grid, grid_of
+from phalanx.plan.machine import machine_of
 from phalanx.plan.memory.deciding_stages import rank_at
 from phalanx.plan.memory.model_counts import flops_per_token
 from phalanx.plan.memory.offload import ROOM_SHARE
 from phalanx.plan.memory.peak import memory, rank_memory
-from phalanx.plan.question.machine import machine_of
-from phalanx.plan.question.workload import Mapping, Software, Workload
-from phalanx.plan.search.grid import Grid, grid_of
+from phalanx.plan.workload import Mapping, Software, Workload
 
 
 class StageMemory(Struct, frozen=True, kw_only=True):

@@ -18,13 +18,14 @@ from phalanx.plan.cost.axes import block_exposed, gathered_block_seconds, left_o
 from phalanx.plan.cost.collectives import send_seconds
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.layer import Pricing, Split, block_time, head_time, tokens_of
-from phalanx.plan.cost.pipeline import Bottleneck, bottleneck, first_moe_layer, idle_share
+from phalanx.plan.cost.pipeline import Bottleneck, bottleneck, idle_share
+from phalanx.plan.grid import Floats, Grid, Ints
+from phalanx.plan.machine import Machine
 from phalanx.plan.memory.kept_activations import block_bytes
 from phalanx.plan.memory.offload import activation_seconds, fetch_seconds, update_seconds
 from phalanx.plan.memory.rank_parameters import block_tensors, head_tensors, held
-from phalanx.plan.question.machine import Machine
-from phalanx.plan.question.workload import RECOMPUTES, SCHEDULES, Software, Workload
-from phalanx.plan.search.grid import Floats, Grid, Ints
+from phalanx.plan.memory.stages import first_moe_layer
+from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 
 OPTIMIZER_BYTES = 34.0  # read and write fp32 weight and moments, read gradient twice, write bf16
 SPLIT_BACKWARD = [SCHEDULES.index(name) for name in ("zb-h1", "zero-bubble", "dualpipe")]

@@ -7,9 +7,9 @@ from msgspec import Struct
 
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.collectives import pod_share
+from phalanx.plan.machine import machine_of
 from phalanx.plan.memory.model_counts import parameters
-from phalanx.plan.question.machine import machine_of
-from phalanx.plan.question.workload import Mapping, Software, Workload
+from phalanx.plan.workload import Mapping, Software, Workload
 
 
 class AxisTraffic(Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,9 +13,9 @@ import numpy as np
 
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.step import StepSeconds
-from phalanx.plan.question.machine import Machine
-from phalanx.plan.question.workload import Workload
-from phalanx.plan.search.grid import Floats
+from phalanx.plan.grid import Floats
+from phalanx.plan.machine import Machine
+from phalanx.plan.workload import Workload
 
 Z80 = 1.2815515655446004  # deviations to either side that hold 80 %; above: the 90th percentile
 COMMUNICATION = ("tensor", "context", "expert", "data", "pipeline", "offload")

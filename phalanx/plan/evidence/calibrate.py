@@ -28,7 +28,7 @@ from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.uncertainty import Z80
 from phalanx.plan.evidence.published import PublishedRun, read_runs
 from phalanx.plan.evidence.replay import Replay
-from phalanx.plan.search.grid import Bools, Floats
+from phalanx.plan.grid import Bools, Floats
 
 NOISE = 0.06
 OFFSET_WIDTH = 0.05

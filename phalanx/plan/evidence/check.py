@@ -12,8 +12,8 @@ from phalanx.plan.cost.constants import Constants, shipped
 from phalanx.plan.cost.uncertainty import Z80
 from phalanx.plan.evidence.published import PublishedRun, Skipped, read_runs
 from phalanx.plan.evidence.replay import Replay
+from phalanx.plan.grid import Floats, grid_of
 from phalanx.plan.memory.peak import memory
-from phalanx.plan.search.grid import Floats, grid_of
 
 
 class CheckedRow(Struct, frozen=True, kw_only=True):

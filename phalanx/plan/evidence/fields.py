@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from phalanx.plan.question.workload import Precision, Recompute
+from phalanx.plan.workload import Precision, Recompute
 
 LARGEST = 10**9
 MOST = {"layers": 4096, "hidden": 2**18, "heads": 8192, "kv_heads": 8192, "experts": 2**16}

@@ -30,7 +30,7 @@ from phalanx.plan.evidence.fields import (
 )
 from phalanx.plan.evidence.traits import Traits, traits_of
 from phalanx.plan.memory.model_counts import flops_per_token, parameters
-from phalanx.plan.question.workload import Mapping, Recompute, Software, Workload
+from phalanx.plan.workload import Mapping, Recompute, Software, Workload
 
 GB = 2.0**30
 LONG_SEQUENCE = 16384  # tokens; nobody puts two such samples into one micro-batch by choice

@@ -12,9 +12,9 @@ from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.step import step_time
 from phalanx.plan.cost.uncertainty import spread
 from phalanx.plan.evidence.published import PublishedRun
-from phalanx.plan.question.machine import Machine, machine_of
-from phalanx.plan.question.workload import Software, Workload
-from phalanx.plan.search.grid import Floats, Grid, grid_of
+from phalanx.plan.grid import Floats, Grid, grid_of
+from phalanx.plan.machine import Machine, machine_of
+from phalanx.plan.workload import Software, Workload
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from phalanx.plan.question.workload import Software
+from phalanx.plan.workload import Software
 
 MEGATRON_2021 = Software(
     attention="unfused",

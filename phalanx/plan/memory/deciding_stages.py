@@ -7,9 +7,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from phalanx.plan.cost.pipeline import RankLayers, is_folded, rank_layers
-from phalanx.plan.question.workload import SCHEDULES, Software, Workload
-from phalanx.plan.search.grid import Grid, Ints
+from phalanx.plan.grid import Grid, Ints
+from phalanx.plan.memory.stages import RankLayers, is_folded, rank_layers
+from phalanx.plan.workload import SCHEDULES, Software, Workload
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.plan.question.workload import RECOMPUTES, SCHEDULES, Software, Workload
-from phalanx.plan.search.grid import Floats, Grid, Ints
+from phalanx.plan.grid import Floats, Grid, Ints
+from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 
 SCORE_BYTES = 5.0
 ROUTER_INPUTS = 3  # the normed input for the experts, and in fp32 for the router

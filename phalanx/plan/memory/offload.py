@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.plan.question.machine import Machine
-from phalanx.plan.question.workload import OFFLOADS
-from phalanx.plan.search.grid import Bools, Floats, Grid, Ints
+from phalanx.plan.grid import Bools, Floats, Grid, Ints
+from phalanx.plan.machine import Machine
+from phalanx.plan.workload import OFFLOADS
 
 OPTIMIZER_AWAY = np.array([("optimizer" in name or "parameters" in name) for name in OFFLOADS])
 PARAMETERS_AWAY = np.array(["parameters" in name for name in OFFLOADS])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.plan.cost.pipeline import first_moe_layer
+from phalanx.plan.grid import Bools, Floats, Grid, Ints
 from phalanx.plan.memory.deciding_stages import StagePosition, candidates
 from phalanx.plan.memory.kept_activations import (
     block_bytes,
@@ -38,8 +38,8 @@ from phalanx.plan.memory.rank_parameters import (
     held,
     sharded,
 )
-from phalanx.plan.question.workload import Software, Workload
-from phalanx.plan.search.grid import Bools, Floats, Grid, Ints
+from phalanx.plan.memory.stages import first_moe_layer
+from phalanx.plan.workload import Software, Workload
 
 CONTEXT_BYTES = 2.0e9  # the driver's context and the libraries' workspaces
 CHANNEL_BYTES = 0.6e9  # NCCL's buffers, for each axis that communicates

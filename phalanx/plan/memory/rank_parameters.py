@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from phalanx.config import Model
-from phalanx.plan.search.grid import Ints
+from phalanx.plan.grid import Ints
 
 
 @dataclass(frozen=True)

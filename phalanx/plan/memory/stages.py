@@ -1,4 +1,4 @@
-"""Which layers each pipeline stage holds.
+"""Which layers each pipeline stage holds, and each rank.
 
 Stages are contiguous and the costliest is as cheap as possible; embedding and output head ride
 on the outer ones. Among equals a stage takes as many layers as it can, from the last one on.
@@ -7,6 +7,7 @@ on the outer ones. Among equals a stage takes as many layers as it can, from the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -14,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.config import Model
+from phalanx.plan.grid import Bools, Grid
 from phalanx.plan.memory.model_counts import forward_flops_per_token
+from phalanx.plan.workload import SCHEDULES, Workload
 
 FOLDED = ("zero-bubble", "dualpipe")  # the second half of the stages comes back: a V
 
@@ -88,3 +91,60 @@ def rank_stages(schedule: str, pipeline: int, virtual_stages: int, rank: int) ->
     if schedule in FOLDED:
         return [rank, 2 * pipeline - 1 - rank]
     return [rank + turn * pipeline for turn in range(virtual_stages)]
+
+
+@dataclass(frozen=True)
+class RankLayers:
+    """What a pipeline rank holds."""
+
+    dense: int
+    moe: int
+    first: bool  # the embedding
+    last: bool  # the head
+    stages: tuple[int, ...]  # layers of each of its stages, in the order of its stages
+
+
+def rank_layers(
+    workload: Workload, schedule: str, pipeline: int, virtual: int, *, balanced: bool
+) -> list[RankLayers]:
+    """What each pipeline rank holds under a schedule."""
+    folded = schedule in FOLDED
+    return _rank_layers(workload.model, workload.sequence, folded, pipeline, virtual, balanced)
+
+
+@lru_cache(maxsize=8192)
+def _rank_layers(
+    model: Model, sequence: int, folded: bool, pipeline: int, virtual: int, balanced: bool
+) -> list[RankLayers]:
+    total = pipeline * virtual
+    if balanced or model.layers % total:
+        split = stage_layers(model, sequence, total)
+    else:
+        each = model.layers // total
+        split = [range(i * each, (i + 1) * each) for i in range(total)]
+    first_moe = first_moe_layer(model)
+    ranks = []
+    for rank in range(pipeline):
+        numbers = rank_stages(FOLDED[0] if folded else "", pipeline, virtual, rank)
+        layers = [layer for number in numbers for layer in split[number]]
+        dense = sum(layer < first_moe for layer in layers)
+        ranks.append(
+            RankLayers(
+                dense,
+                len(layers) - dense,
+                0 in numbers,
+                total - 1 in numbers,
+                tuple(len(split[number]) for number in numbers),
+            )
+        )
+    return ranks
+
+
+def first_moe_layer(model: Model) -> int:
+    """Index of the first layer with experts; the number of layers where there is none."""
+    return model.moe.first_dense_layers if model.moe is not None else model.layers
+
+
+def is_folded(grid: Grid) -> Bools:
+    """Where a rank holds a stage of each half of a V."""
+    return np.isin(grid.schedule, [SCHEDULES.index(name) for name in FOLDED])

@@ -1,1 +1,1 @@
-"""What a person asks of the planner, and the answer as other packages read it."""
+"""What a person asks of the planner, as a question that it can answer, and as a job file."""

@@ -22,7 +22,7 @@ from phalanx.config import (
     to_toml,
 )
 from phalanx.config.errors import written
-from phalanx.plan.question.workload import Mapping, Workload
+from phalanx.plan.workload import Mapping, Workload
 
 # What the planner can price and the trainer does not run, with the nearest that it does.
 NEAREST_SCHEDULE = {"zb-h1": "zero-bubble", "dualpipe": "zero-bubble"}

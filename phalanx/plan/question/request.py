@@ -17,7 +17,7 @@ from phalanx.plan.cost.constants import Constants, read_constants, shipped
 from phalanx.plan.cost.failures import FailureSettings, rate_named
 from phalanx.plan.memory.model_counts import parameters
 from phalanx.plan.question.quantities import quantity, short
-from phalanx.plan.question.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, Workload
+from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, Workload
 
 Objective = Literal["tokens", "dollars", "days", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)

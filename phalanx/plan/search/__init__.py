@@ -1,1 +1,1 @@
-"""The best mapping of a workload, and why it is the best."""
+"""The best mapping of a workload, why it is the best, and the answer as other packages read it."""

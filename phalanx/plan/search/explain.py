@@ -11,7 +11,7 @@ from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.predict import Prediction, predict
 from phalanx.plan.question.emit import job_of
-from phalanx.plan.question.workload import OFFLOADS, Mapping, Software, Workload
+from phalanx.plan.workload import OFFLOADS, Mapping, Software, Workload
 
 WORDS = {
     "matmul": "matrix products",

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from phalanx.plan.grid import Bools, Floats, Grid
 from phalanx.plan.memory.offload import OffloadedBytes
-from phalanx.plan.question.workload import Mapping
-from phalanx.plan.search.grid import Bools, Floats, Grid
+from phalanx.plan.workload import Mapping
 
 SHOWN = 10
 FRONT_SLOWER = 2.0  # the front ends at this multiple of the fastest step

@@ -13,17 +13,17 @@ from phalanx.plan.cost.failures import FailureOutlook, outlook
 from phalanx.plan.cost.money import Bill, Range, bill
 from phalanx.plan.cost.predict import Prediction
 from phalanx.plan.cost.traffic import AxisTraffic, traffic
+from phalanx.plan.machine import machine_of
 from phalanx.plan.memory.model_counts import parameters
 from phalanx.plan.question.emit import job_of, job_toml
-from phalanx.plan.question.machine import machine_of
 from phalanx.plan.question.quantities import duration, short
 from phalanx.plan.question.request import PlanQuestion
-from phalanx.plan.question.workload import Mapping, Precision
 from phalanx.plan.search.search import MappingCandidate, SearchResult, search
 from phalanx.plan.search.space import Pins
 from phalanx.plan.show.plot import Picture, Point
 from phalanx.plan.show.roofline import kernels
 from phalanx.plan.show.textbook import CHECKPOINT_BYTES_PER_PARAMETER
+from phalanx.plan.workload import Mapping, Precision
 
 # Where fewer GPUs may be better (failures and batch limits can make the last ones cost more than
 # they bring), round numbers down to this share of the cluster are tried.

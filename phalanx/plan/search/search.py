@@ -22,12 +22,11 @@ from phalanx.plan.cost.constants import Constants, shipped
 from phalanx.plan.cost.predict import Prediction, predict
 from phalanx.plan.cost.step import floor_seconds, step_time
 from phalanx.plan.cost.uncertainty import Z80, least_spread, spread
+from phalanx.plan.grid import Bools, Floats, Grid, Ints
+from phalanx.plan.machine import Machine, machine_of
 from phalanx.plan.memory.offload import ROOM_SHARE, fits_host
 from phalanx.plan.memory.peak import memory
-from phalanx.plan.question.machine import Machine, machine_of
 from phalanx.plan.question.quantities import size
-from phalanx.plan.question.workload import Mapping, Precision, Software, Workload
-from phalanx.plan.search.grid import Bools, Floats, Grid, Ints
 from phalanx.plan.search.pareto_front import (
     ParetoFront,
     PricedMapping,
@@ -35,6 +34,7 @@ from phalanx.plan.search.pareto_front import (
     SmallestMapping,
 )
 from phalanx.plan.search.space import Pins, Space, least_held, offloaded
+from phalanx.plan.workload import Mapping, Precision, Software, Workload
 
 Objective = Literal["tokens", "dollars", "days", "memory"]
 CHUNK = 16384  # mappings priced at once: their arrays stay in the cache

@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from phalanx.config import Model, gate_up_groups
 from phalanx.hardware import Cluster
+from phalanx.plan.grid import Bools, Grid, Ints
 from phalanx.plan.memory.offload import PARAMETERS_AWAY
-from phalanx.plan.question.workload import OFFLOADS, RECOMPUTES, SCHEDULES, Precision, Workload
-from phalanx.plan.search.grid import Bools, Grid, Ints
+from phalanx.plan.workload import OFFLOADS, RECOMPUTES, SCHEDULES, Precision, Workload
 
 MOST_MICRO_BATCH = 64
 LEAST_TOKENS = 128  # that a rank is left with when context parallelism divides a sequence

@@ -6,8 +6,8 @@ from phalanx.config import Model
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.predict import Prediction
+from phalanx.plan.machine import machine_of
 from phalanx.plan.memory.model_counts import flops_per_token
-from phalanx.plan.question.machine import machine_of
 from phalanx.plan.show.plot import Kernel
 
 # A memory-bound pass does about one operation on each 16-bit value that it moves.

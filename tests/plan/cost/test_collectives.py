@@ -15,7 +15,7 @@ from phalanx.plan.cost.collectives import (
     send_seconds,
 )
 from phalanx.plan.cost.constants import shipped
-from phalanx.plan.question.machine import machine_of
+from phalanx.plan.machine import machine_of
 
 LARGE = np.array([64e9])
 

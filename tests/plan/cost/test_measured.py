@@ -15,7 +15,7 @@ from phalanx.plan.cost.attention import attention_rate
 from phalanx.plan.cost.constants import constants_toml, shipped
 from phalanx.plan.cost.matmul import sustained_rate
 from phalanx.plan.cost.measured import Measured, constants_from
-from phalanx.plan.question.machine import machine_of
+from phalanx.plan.machine import machine_of
 from phalanx.plan.question.request import load_constants
 
 H200 = Measured(

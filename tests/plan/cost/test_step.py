@@ -12,9 +12,9 @@ from phalanx.hardware import Cluster, cluster
 from phalanx.plan import Mapping, Workload, predict
 from phalanx.plan.cost.constants import shipped
 from phalanx.plan.cost.step import step_time
-from phalanx.plan.question.machine import machine_of
-from phalanx.plan.question.workload import Software
-from phalanx.plan.search.grid import grid_of
+from phalanx.plan.grid import grid_of
+from phalanx.plan.machine import machine_of
+from phalanx.plan.workload import Software
 
 MODELS = ("llama3-8b", "llama3-70b", "mixtral-8x7b", "deepseek-v3")
 

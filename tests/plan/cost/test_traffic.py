@@ -7,7 +7,7 @@ import pytest
 from phalanx.config import PRESETS, resolve_model
 from phalanx.hardware import cluster
 from phalanx.plan.cost.traffic import AxisTraffic, traffic
-from phalanx.plan.question.workload import Mapping, Software, Workload
+from phalanx.plan.workload import Mapping, Software, Workload
 
 ON = cluster("h100-1k")
 LLAMA = Workload(model=resolve_model(PRESETS["llama3-8b"]), sequence=8192, global_batch=512)

@@ -9,8 +9,8 @@ from phalanx.config import PRESETS, ConfigError
 from phalanx.hardware import ClusterFile, cluster, make_cluster
 from phalanx.plan import Mapping, Prediction, Workload, predict, search
 from phalanx.plan.question.emit import job_of
-from phalanx.plan.question.workload import OFFLOADS
 from phalanx.plan.search.space import Pins
+from phalanx.plan.workload import OFFLOADS
 
 WORKLOAD = Workload(model=PRESETS["llama3-70b"], sequence=4096, global_batch=64)
 MAPPING = Mapping(data=16, zero=3, recompute="full")

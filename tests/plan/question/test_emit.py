@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.config import PRESETS, ConfigError, check, load_job, resolve_model
 from phalanx.plan.question.emit import job_of, job_toml
-from phalanx.plan.question.workload import Mapping, Workload
+from phalanx.plan.workload import Mapping, Workload
 
 LLAMA = Workload(model=resolve_model(PRESETS["llama3-70b"]), sequence=8192, global_batch=512)
 MAPPING = Mapping(

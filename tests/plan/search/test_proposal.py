@@ -11,11 +11,11 @@ from msgspec import structs
 from phalanx.config import ConfigError, check, load_job
 from phalanx.plan.cost.predict import predict
 from phalanx.plan.question.request import PlanRequest, changed, understand
-from phalanx.plan.question.workload import Mapping, Software
 from phalanx.plan.search.explain import WORDS, best_changes, explain_plan
 from phalanx.plan.search.proposal import PlanProposal, describe, emitted, picture, propose
 from phalanx.plan.search.sweep import counts_of, sweep
 from phalanx.plan.show.plot import check_path
+from phalanx.plan.workload import Mapping, Software
 
 
 def plan(**changes: Any) -> PlanProposal:

@@ -14,12 +14,12 @@ from msgspec import structs
 from phalanx.config import PRESETS, ConfigError, resolve
 from phalanx.hardware import Cluster, cluster
 from phalanx.plan import Mapping, Pins, Workload, predict, search
+from phalanx.plan.grid import Grid
 from phalanx.plan.memory.peak import memory
 from phalanx.plan.question.emit import job_of
-from phalanx.plan.question.workload import Precision, Software
-from phalanx.plan.search.grid import Grid
 from phalanx.plan.search.search import Objective
 from phalanx.plan.search.space import Space
+from phalanx.plan.workload import Precision, Software
 
 SMALL = Workload(model=PRESETS["llama3-8b"], sequence=8192, global_batch=256)
 

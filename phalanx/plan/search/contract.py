@@ -7,8 +7,8 @@ from msgspec import Struct
 from phalanx.plan.cost.money import Range
 from phalanx.plan.cost.predict import StageMemory
 from phalanx.plan.cost.traffic import AxisTraffic
-from phalanx.plan.question.workload import Mapping, Workload
 from phalanx.plan.search.proposal import PlanProposal
+from phalanx.plan.workload import Mapping, Workload
 
 VERSION = 1
 

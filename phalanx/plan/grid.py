@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.plan.question.workload import OFFLOADS, RECOMPUTES, SCHEDULES, Mapping, Precision
+from phalanx.plan.workload import OFFLOADS, RECOMPUTES, SCHEDULES, Mapping, Precision
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -8,11 +8,11 @@ from msgspec import Struct, structs
 
 from phalanx.config import ConfigError, Job, check
 from phalanx.hardware.gpus import gpu
+from phalanx.plan.grid import grid_of
 from phalanx.plan.memory.deciding_stages import rank_at
 from phalanx.plan.memory.peak import memory, rank_memory
 from phalanx.plan.question.emit import mapping_of, workload_of
-from phalanx.plan.question.workload import Software
-from phalanx.plan.search.grid import grid_of
+from phalanx.plan.workload import Software
 
 GIB = 2**30
 SHOWN = ("h100", "h200", "b200", "b300")  # that large models train on, by their memory
