@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import re
 import socket
 import time
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from phalanx.control.server.http import http_connection
+from phalanx.control.server.http.front import Turns
 from phalanx.control.server.http.live import FIRST_SECONDS
 from phalanx.control.server.security.connection_gate import GRACE_SECONDS, ConnectionGate
 from phalanx.control.server.security.rate_limits import RateLimit
@@ -67,6 +72,29 @@ def test_one_address_makes_room_for_itself() -> None:
 def test_far_too_many_are_turned_away_at_once() -> None:
     gate = ConnectionGate(2, 100, lambda: 0.0)
     assert [gate.enter(Connection(), str(n)) for n in range(17)] == [True] * 16 + [False]
+
+
+def test_strangers_take_turns_and_an_error_of_one_holds_nobody_up() -> None:
+    served: list[int] = []
+    rounds: list[int] = []
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        errors: list[dict[str, Any]] = []
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        turns = Turns(4)
+        for number in range(10):
+            turns.wait(partial(served.append, number))
+        turns.wait(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+        turns.wait(partial(served.append, 10))
+        while len(served) < 11:
+            rounds.append(len(served))
+            await asyncio.sleep(0)
+        assert len(errors) == 1
+
+    asyncio.run(play())
+    assert served == list(range(11))
+    assert max(after - before for before, after in pairwise([*rounds, 11])) <= 4
 
 
 def test_a_limit_counts_by_cost_and_can_be_asked() -> None:
@@ -146,6 +174,10 @@ def test_heads_without_end_are_refused_and_others_are_served(tmp_path: Path) -> 
             with socket.create_connection(("127.0.0.1", server.port)) as opened:
                 opened.sendall(line)
                 assert closed_within(opened, 30, b"a: " + b"b" * 8000 + b"\r\n") < 9
+        with socket.create_connection(("127.0.0.1", server.port)) as opened:
+            opened.sendall(b"\x16\x03\x01")  # TLS where there is none is told at once
+            opened.settimeout(8)
+            assert b" 400 " in opened.recv(4096)
         idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
         assert server.call("GET", "/v1/status")[0] == 200
         text = server.call("GET", "/metrics")[1]

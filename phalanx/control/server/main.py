@@ -21,7 +21,7 @@ from uvicorn.config import Config
 from phalanx import __version__
 from phalanx.control.server.agent_link.connection import AgentSocket
 from phalanx.control.server.http.app import make_app
-from phalanx.control.server.http.front import NewConnection
+from phalanx.control.server.http.front import NewConnection, Turns
 from phalanx.control.server.http.http_connection import HEAD_SECONDS
 from phalanx.control.server.process import Options, Server
 from phalanx.control.server.store.interface import StoreError
@@ -77,7 +77,7 @@ def serve(
     server.url = options.url or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     config = Config(
         make_app(server),
-        http=partial(NewConnection, partial(AgentSocket, server), server.gate),  # type: ignore[arg-type]
+        http=partial(NewConnection, partial(AgentSocket, server), server.gate, Turns()),  # type: ignore[arg-type]
         ws="websockets-sansio",
         ws_max_size=MOST_FRAME_BYTES,
         ws_ping_interval=None,
