@@ -21,7 +21,7 @@ demo: $(STAMP)
 	$(BIN)/phalanx demo
 
 test: lint postgres chromium slurm
-	$(BIN)/pytest --durations=15
+	$(BIN)/python -m tests.run --durations=15
 	$(BIN)/python -m proof --quick
 
 # Before every push: the pure rooms, in a minute or so.

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return FORKING_ROOMS.index(room) if room in FORKING_ROOMS else len(FORKING_ROOMS)
 
     items.sort(key=place)
+
+
+_seconds: Counter[str] = Counter()  # by room
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count where the time goes."""
+    _seconds[report.nodeid.split("/")[1] if "/" in report.nodeid else "tests"] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say where the time went, when it was worth a minute."""
+    if sum(_seconds.values()) > 60:
+        rooms = ", ".join(f"{room} {seconds:.0f}" for room, seconds in _seconds.most_common())
+        terminalreporter.write_line(f"seconds by room: {rooms}")
 
 
 @pytest.fixture(scope="session", autouse=True)
