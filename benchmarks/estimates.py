@@ -20,6 +20,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from benchmarks.queue_decisions import Load
+from phalanx.cluster.forecast.why import explain, explainer
 from phalanx.cluster.jobs.job import HOUR_NS, Array, Dependency, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Qos
 from phalanx.cluster.protocol.commands import Command, Form
@@ -84,7 +85,7 @@ class Asking(World):
     def _ordered(self, event: Event, commands: list[Command]) -> None:
         super()._ordered(event, commands)
         if isinstance(event.body, Submit):
-            answers = self.core.queue.answers(self.view)
+            answers = explainer(self.core.queue, self.view)
             for job in reversed(self.view.jobs.values()):
                 if job.id in self.guesses:
                     break
@@ -151,11 +152,11 @@ def cost() -> None:
         started = load.starts
         load.look()
     waiting, rng = list(load.view.pending), random.Random(2)
-    load.queue.explain(load.view, waiting[0])
+    explain(load.queue, load.view, waiting[0])
 
     def milliseconds(numbers: list[int]) -> float:
         start = time.process_time()
-        answers = load.queue.answers(load.view)
+        answers = explainer(load.queue, load.view)
         for number in numbers:
             answers.of(number)
         return 1e3 * (time.process_time() - start)

@@ -65,12 +65,10 @@ KNOTS: dict[str, dict[str, str]] = {
             ],
             STRUCTS,
         ),
-        "protocol -> detectors": "answers about replicas that disagree are put to the vote",
         **dict.fromkeys(
             [
-                *("fleet -> placement", "fleet -> recovery", "gang -> forecast"),
-                *("gang -> recovery", "jobs -> fleet", "jobs -> forecast", "jobs -> placement"),
-                *("jobs -> queue", "jobs -> recovery", "queue -> forecast"),
+                *("fleet -> placement", "fleet -> recovery", "jobs -> fleet"),
+                *("jobs -> placement", "jobs -> queue", "jobs -> recovery"),
             ],
             CORE,
         ),

@@ -9,7 +9,7 @@ from phalanx.cluster import sense
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import evacuation as vacate
 from phalanx.cluster.fleet import node_events as nodes
-from phalanx.cluster.gang import draining, formation, progress
+from phalanx.cluster.gang import draining, formation, losses, progress
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import budget, departure, elastic, requests, submission
@@ -61,7 +61,7 @@ from phalanx.cluster.protocol.events import (
 )
 from phalanx.cluster.queue import site_orders as orders
 from phalanx.cluster.reasons import reason
-from phalanx.cluster.recovery import agent_ends, incidents, losses, own_failures
+from phalanx.cluster.recovery import agent_ends, incidents, own_failures
 
 
 def _on_joined(ctx: Context, fact: GangJoined) -> None:

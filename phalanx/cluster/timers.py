@@ -13,12 +13,13 @@ from phalanx.cluster.fleet import evacuation as vacate
 from phalanx.cluster.fleet import health, renewal
 from phalanx.cluster.fleet import node_events as nodes
 from phalanx.cluster.fleet import spare_pool as pool
+from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.phases import token
 from phalanx.cluster.jobs import budget, departure, elastic, lifecycle
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.queue.decisions import Preempt, Resize, Start
-from phalanx.cluster.recovery import incidents, left_memory
+from phalanx.cluster.recovery import incidents
 from phalanx.cluster.recovery import recover as recovery
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import HOUR_NS
 from phalanx.cluster.ledger.accounts import TRAINING
 from phalanx.cluster.ledger.report import Share, report
@@ -82,7 +83,7 @@ def _queued(scenario: Scenario, world: World) -> tuple[int, str]:
     queued_ns = max(0, until - job.submitted_ns - world.record.held_ns)
     if job.state != "pending":
         return queued_ns, ""
-    why = world.core.queue.explain(world.view, job.id).reason
+    why = explain(world.core.queue, world.view, job.id).reason
     return queued_ns, f"job {job.spec.name} waits: {why}"
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import GangShape
 from phalanx.cluster.protocol.events import NodeJoined, SetQuota, SetReservation
 from phalanx.cluster.protocol.messages import Inventory
@@ -29,7 +30,7 @@ def played(*, curious: bool) -> Drive:
     for _ in range(20):
         drive.train(first, 300)
         if curious:
-            drive.core.queue.explain(drive.core.view, waits.id)
+            explain(drive.core.queue, drive.core.view, waits.id)
     drive.submit(gang=nodes(1), team="a")
     return drive
 
@@ -44,7 +45,7 @@ def test_asking_after_a_restore_changes_no_state() -> None:
     asked = Core.restore(drive.core.snapshot())
     before = asked.snapshot()
     for number in asked.view.pending:
-        assert asked.queue.explain(asked.view, number).priority
+        assert explain(asked.queue, asked.view, number).priority
     assert asked.snapshot() == before
 
 
@@ -76,5 +77,5 @@ def test_a_larger_node_counts_for_those_who_wait_already() -> None:
     drive.tell(NodeJoined(node=node, inventory=Inventory()))
     drive.tell(SetQuota(team="a", gpus=8, ceiling=8))
     twin = Core.restore(drive.core.snapshot())
-    told = [str(core.queue.explain(core.view, waits.id).reason) for core in (drive.core, twin)]
+    told = [str(explain(core.queue, core.view, waits.id).reason) for core in (drive.core, twin)]
     assert told[0] == told[1] and "needs 16" in told[0]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import Job, JobSpec
 from phalanx.cluster.policy import Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.events import GangDrained, Hold, JobFinished, Requeue
@@ -178,10 +179,10 @@ def test_why_tells_an_owner_how_long_the_borrowers_may_stay() -> None:
     site.view.now_ns = 20 * MINUTE
     owner = site.submit(32, team="owner", run=HOUR)
     site.look()
-    told = str(site.queue.explain(site.view, owner).reason)
+    told = str(explain(site.queue, site.view, owner).reason)
     assert "run on what team owner lent: 1" in told and "can be asked to leave in 1 h" in told
     site.play(80 * MINUTE + MINUTE // 2)
-    assert "asked to leave for it" in str(site.queue.explain(site.view, owner).reason)
+    assert "asked to leave for it" in str(explain(site.queue, site.view, owner).reason)
 
 
 def test_a_job_that_was_sent_away_has_waited_as_long_as_before() -> None:

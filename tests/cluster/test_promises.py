@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import Array, Expected, GangShape, Job
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.commands import Notify
@@ -27,7 +28,7 @@ def gang(nodes: int) -> GangShape:
 
 
 def says(drive: Drive, job: Job) -> str:
-    return str(drive.core.queue.explain(drive.core.view, job.id).reason)
+    return str(explain(drive.core.queue, drive.core.view, job.id).reason)
 
 
 def finish(drive: Drive, job: Job) -> None:
@@ -132,7 +133,7 @@ def test_why_tells_for_whom_a_limit_is_kept_and_an_endless_job_keeps_nobody() ->
     site.play(2 * HOUR)
     small = site.submit(8, team="a", run=HOUR, time_limit_ns=HOUR)
     site.play(3 * HOUR)
-    told = str(site.queue.explain(site.view, small).reason)
+    told = str(explain(site.queue, site.view, small).reason)
     assert told == f"what team a may hold is saved for job {large}, which has waited 3 h"
     other = Site(fleet_of(4), policy_of(quotas=quotas, starving_ns=HOUR))
     other.submit(8, team="a", run=10**6 * HOUR)  # nobody knows when it ends

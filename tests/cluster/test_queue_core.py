@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import GangShape, Job, JobSpec
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Accept, Drain, Proposal, Refuse
@@ -46,12 +47,12 @@ def test_a_lender_gets_its_gpus_back_through_a_drain() -> None:
     (order,) = drive.bodies(Drain)
     (leaving,) = [job for job in borrowers if job.state == "draining"]
     assert order.job == leaving.id and "owns 0" in str(leaving.why)
-    found = drive.core.queue.explain(drive.core.view, owner.id)
+    found = explain(drive.core.queue, drive.core.view, owner.id)
     assert found.reason.code == "others_leave" and found.estimated_start_ns is not None
     drained(drive, leaving)
     assert owner.state == "forming" and leaving.state == "pending"
     # It comes back when there is room, with what it had saved: nobody says when that is.
-    found = drive.core.queue.explain(drive.core.view, leaving.id)
+    found = explain(drive.core.queue, drive.core.view, leaving.id)
     assert found.reason.code == "waits_for_room" and "neither a time limit" in found.unknown
 
 
@@ -280,7 +281,7 @@ class Contested(World):
         super().run(events)
         core = self.drive.core
         for number in core.view.pending:
-            found = core.queue.explain(core.view, number)
+            found = explain(core.queue, core.view, number)
             assert "{" not in str(found.reason)
 
 
@@ -337,7 +338,7 @@ def test_spares_count_against_the_limits_of_a_team() -> None:
         gang=structs.replace(ELASTIC, least_replicas=0, replicas=1), team="red", spares=1
     )
     assert refused.state == "pending"
-    why = drive.core.queue.explain(drive.core.view, refused.id).reason
+    why = explain(drive.core.queue, drive.core.view, refused.id).reason
     assert "ceiling" in why.code or "24" in str(why)
 
 

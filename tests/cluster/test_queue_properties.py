@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phalanx.cluster.fleet.node import lowest_bits
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec, Placement
 from phalanx.cluster.placement.request import PlacementRequest, request_of
 from phalanx.cluster.policy import Qos, Quota
@@ -146,8 +147,8 @@ def test_a_queue_from_a_snapshot_decides_as_the_one_that_went_on(seed: int) -> N
         assert other.decisions == site.decisions
         assert other.queue.state == site.queue.state
         for number in list(site.view.pending)[:3]:
-            mine = site.queue.explain(site.view, number)
-            assert mine == other.queue.explain(other.view, number)
+            mine = explain(site.queue, site.view, number)
+            assert mine == explain(other.queue, other.view, number)
 
 
 @settings(max_examples=25, deadline=None)

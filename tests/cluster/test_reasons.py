@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 import phalanx.cluster
+from phalanx.cluster.gang.way_taken import WayTaken
 from phalanx.cluster.jobs.feasibility import RuleBroken
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.way_taken import WayTaken
 from phalanx.cluster.sentences import SENTENCES, TABLES
 
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import Node, bad_node
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Notify, Refuse
@@ -278,7 +279,7 @@ def test_a_job_that_would_train_for_centuries_stands_in_nobodys_way() -> None:
     job = drive.running(expected=Expected(steps=10**9, step_ns=10 * SECOND))
     drive.submit(expected=Expected(steps=1 << 62, step_ns=10 * SECOND))
     for number in drive.core.view.pending:
-        drive.core.queue.explain(drive.core.view, number)
+        explain(drive.core.queue, drive.core.view, number)
     drive.train(job, 10)
     assert Core.restore(drive.core.snapshot()).snapshot() == drive.core.snapshot()
 

@@ -5,14 +5,7 @@ from msgspec import structs
 
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import Expected, GangShape
-from phalanx.cluster.placement.constraints import matches, parse
-from phalanx.cluster.policy import TimeoutPolicy
-from phalanx.cluster.protocol.events import NodeSilent
-from phalanx.cluster.protocol.liveness import Liveness
-from phalanx.cluster.protocol.timeouts import derive
-from phalanx.cluster.reasons import reason
-from phalanx.cluster.recovery.layout import (
+from phalanx.cluster.gang.layout import (
     buddy_shift,
     column_of,
     column_replicas,
@@ -20,6 +13,13 @@ from phalanx.cluster.recovery.layout import (
     with_columns,
     without_columns,
 )
+from phalanx.cluster.jobs.job import Expected, GangShape
+from phalanx.cluster.placement.constraints import matches, parse
+from phalanx.cluster.policy import TimeoutPolicy
+from phalanx.cluster.protocol.events import NodeSilent
+from phalanx.cluster.protocol.liveness import Liveness
+from phalanx.cluster.protocol.timeouts import derive
+from phalanx.cluster.reasons import reason
 from phalanx.config import ConfigError
 from tests.cluster.drive import SECOND, fleet_of
 
@@ -153,11 +153,11 @@ def test_a_column_cut_out_and_put_back_leaves_the_others_in_place(tensor):
 def test_buddies_stand_in_another_rack():
     fleet = fleet_of(64, per_leaf=4)  # a leaf is a rack here
     nodes = tuple(range(8, 48))
-    shift = buddy_shift(fleet, nodes)
+    shift = buddy_shift(fleet.columns, nodes)
     racks = fleet.columns.rack
     for slot, node in enumerate(nodes):
         assert racks[node] != racks[nodes[(slot + shift) % len(nodes)]]
-    assert buddy_shift(fleet, (3,)) == 0
+    assert buddy_shift(fleet.columns, (3,)) == 0
 
 
 def test_a_reason_reads_as_a_sentence_even_without_one():
@@ -170,7 +170,7 @@ def test_a_buddy_stands_below_another_switch_where_there_is_one() -> None:
         Node(name=f"n{i}", rack=f"r{i // 2}", power=f"p{i // 2}", leaf=f"l{i // 8}")
         for i in range(32)
     )
-    shift = buddy_shift(fleet, tuple(range(32)))
+    shift = buddy_shift(fleet.columns, tuple(range(32)))
     leaves = [i // 8 for i in range(32)]
     assert all(leaves[i] != leaves[(i + shift) % 32] for i in range(32))
 
@@ -191,7 +191,7 @@ def test_buddies_stay_apart_when_spares_have_taken_slots_anywhere() -> None:
         nodes[slot] = spare
     changed = tuple(nodes)
     assert not any(apart(fleet, changed, shift) for shift in (1, 8, 240))
-    assert apart(fleet, changed, buddy_shift(fleet, changed))
+    assert apart(fleet, changed, buddy_shift(fleet.columns, changed))
 
 
 def test_what_fails_together_may_be_named_apart_from_the_network() -> None:
@@ -200,14 +200,14 @@ def test_what_fails_together_may_be_named_apart_from_the_network() -> None:
         Node(name=f"n{i}", rack=f"r{i // 2}", leaf=f"l{i // 4}", switch=f"s{i // 8}")
         for i in range(32)
     )
-    shift = buddy_shift(fleet, tuple(range(32)))
+    shift = buddy_shift(fleet.columns, tuple(range(32)))
     assert all(i // 8 != (i + shift) % 32 // 8 for i in range(32))
 
 
 def test_the_shift_of_before_is_kept_where_it_will_do() -> None:
     fleet, nodes = fleet_of(64, per_leaf=4), tuple(range(64))
-    assert buddy_shift(fleet, nodes, before=24) == 24
-    assert buddy_shift(fleet, nodes, before=1) != 1
+    assert buddy_shift(fleet.columns, nodes, before=24) == 24
+    assert buddy_shift(fleet.columns, nodes, before=1) != 1
 
 
 def test_who_has_a_process_standing_by_must_join_sooner() -> None:

@@ -175,6 +175,11 @@ class Fleet:
         self._columns["rails_down"][node] = mask
         self.changed[node] = None
 
+    def names(self, nodes: Sequence[int], most: int = 3) -> str:
+        """Nodes for a person: the first few by name, and how many more."""
+        shown = ", ".join(self.nodes[node].name for node in nodes[:most])
+        return shown + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
+
     def free_mask(self, node: int) -> int:
         """The GPUs of a node that no job holds."""
         return self._columns["free_mask"][node]
@@ -283,9 +288,3 @@ def _free_row(node: Node) -> dict[str, int]:
         "free_cpus": node.cpus,
         "free_memory": node.memory_bytes,
     }
-
-
-def names(fleet: Fleet, nodes: Sequence[int], most: int = 3) -> str:
-    """Nodes for a person: the first few by name, and how many more."""
-    shown = ", ".join(fleet.nodes[node].name for node in nodes[:most])
-    return shown + (f" and {len(nodes) - most} more" if len(nodes) > most else "")

@@ -11,7 +11,6 @@ import numpy as np
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context, Question
 from phalanx.cluster.detectors import score
-from phalanx.cluster.fleet.fleet import names
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.policy import MILLION
@@ -86,7 +85,7 @@ def ask(ctx: Context, number: int) -> None:
         "breaker",
         count=len(nodes) + len(ctx.health.evictions),
         minutes=ctx.policy.health.breaker_window_ns // (60 * 10**9),
-        nodes=names(ctx.fleet, nodes),
+        nodes=ctx.fleet.names(nodes),
     )
     ctx.emit((), Ask(reason=why, question=number, nodes=nodes))
 

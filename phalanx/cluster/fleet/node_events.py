@@ -8,6 +8,7 @@ from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.evacuation import OUT, drain, forget
 from phalanx.cluster.fleet.node import NodeState, bad_node
 from phalanx.cluster.fleet.renewal import renew
+from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.orders import go_order, outstanding, stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Job
@@ -27,7 +28,7 @@ from phalanx.cluster.protocol.events import (
 )
 from phalanx.cluster.protocol.messages import Holding, Inventory
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery import agent_ends, left_memory
+from phalanx.cluster.recovery import agent_ends
 from phalanx.cluster.recovery.recover import broken, degrade
 
 # Causes after which nobody knows how a node is.

@@ -12,9 +12,9 @@ from heapq import heapify, heappop, heapreplace
 from msgspec import structs
 
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.forecast.horizon import length_ns, likely_end_ns
 from phalanx.cluster.forecast.queue_position import QueueView
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When, latest
+from phalanx.cluster.jobs.horizon import length_ns, likely_end_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.reasons import reason

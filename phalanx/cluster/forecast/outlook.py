@@ -12,8 +12,8 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.forecast.horizon import NEVER_NS, likely_end_ns
 from phalanx.cluster.forecast.supply import Supply, Wanted
+from phalanx.cluster.jobs.horizon import NEVER_NS, likely_end_ns
 from phalanx.cluster.jobs.job import SECOND_NS
 from phalanx.cluster.placement.choose import never_fits
 from phalanx.cluster.placement.free_index import free_index_of

@@ -9,10 +9,10 @@ from enum import Enum, auto
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.forecast.horizon import NEVER_NS, bound_ns
 from phalanx.cluster.forecast.outlook import OrderKey, Outlook, least_of
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When, latest
 from phalanx.cluster.jobs.feasibility import never_starts
+from phalanx.cluster.jobs.horizon import NEVER_NS, bound_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.choose import PlacementRefusal, place
 from phalanx.cluster.placement.free_index import free_index_of

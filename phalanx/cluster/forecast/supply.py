@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
-from phalanx.cluster.forecast.horizon import NEVER_NS
+from phalanx.cluster.jobs.horizon import NEVER_NS
 from phalanx.cluster.jobs.job import SECOND_NS
 
 Wanted = dict[tuple[str, str, int], tuple[int, int]]  # GPUs and work, by team, class and length

@@ -10,10 +10,21 @@ from phalanx.cluster.queue.claims import on_loan, stays_until_ns
 from phalanx.cluster.queue.decisions import Pending
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import base_parts
+from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.reasons import Fact, Reason, about, reason, span_of
 from phalanx.cluster.state import View
 
 OVERTAKEN = "others may still go before it"
+
+
+def explain(queue: Queue, view: View, job: int) -> Pending:
+    """What a pending job waits for, and until when. Asking changes nothing that is logged."""
+    return explainer(queue, view).of(job)
+
+
+def explainer(queue: Queue, view: View) -> WaitExplainer:
+    """What pending jobs wait for, to ask about many; good until the next event."""
+    return WaitExplainer(queue.copy_to_ask(view), view)
 
 
 class WaitExplainer:

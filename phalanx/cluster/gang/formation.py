@@ -7,15 +7,15 @@ Every formation has a new generation. The nodes that kept snapshots of the last 
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang.layout import buddy_shift
+from phalanx.cluster.gang.losses import in_memory, tell_restored
 from phalanx.cluster.gang.orders import form_order, go_order, restore_order, stop_on
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
+from phalanx.cluster.gang.way_taken import once_it_runs
 from phalanx.cluster.jobs.job import SKIPS_KEPT, Job
 from phalanx.cluster.protocol.events import GangJoined, GangReady, RestoreFailed
 from phalanx.cluster.protocol.messages import Source
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.layout import buddy_shift
-from phalanx.cluster.recovery.losses import in_memory, tell_restored
-from phalanx.cluster.recovery.way_taken import once_it_runs
 
 
 def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:
@@ -115,7 +115,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     same = gang.keepers == placement.nodes
     gang.kept_from = min(gang.kept_from, fact.step) if same else fact.step
     gang.keepers, gang.kept_generation = placement.nodes, job.generation
-    gang.buddy_shift = buddy_shift(ctx.fleet, placement.nodes, gang.buddy_shift)
+    gang.buddy_shift = buddy_shift(ctx.fleet.columns, placement.nodes, gang.buddy_shift)
     left = tuple(node for node in gang.leftover if node not in placement.nodes)
     stop_on(ctx, job, left, keep_snapshots=False)
     gang.leftover = ()

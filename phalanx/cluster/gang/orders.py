@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang.layout import buddy_shift
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.commands import Drain, Form, Go, Restore, Stop
 from phalanx.cluster.reasons import reason
-from phalanx.cluster.recovery.layout import buddy_shift
 
 
 def form_order(ctx: Context, job: Job) -> Form:
@@ -28,7 +28,7 @@ def form_order(ctx: Context, job: Job) -> Form:
         kept_generation=gang.kept_generation,
         kept_nodes=() if gang.keepers == placement.nodes else gang.keepers,
         kept_shift=gang.buddy_shift,
-        buddy_shift=buddy_shift(ctx.fleet, placement.nodes, gang.buddy_shift),
+        buddy_shift=buddy_shift(ctx.fleet.columns, placement.nodes, gang.buddy_shift),
         deadline_ns=gang.deadline_ns,
         micro_batches=gang.micro_batches,
         asks_leave=ctx.policy.storage.flushes > 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.forecast.horizon import leave_ns
+from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import Gang, Job, Phase
 from phalanx.cluster.protocol.timeouts import Timeouts, derive
 

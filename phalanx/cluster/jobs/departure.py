@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.forecast.horizon import leave_ns
+from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.draining import drain, hurry
+from phalanx.cluster.gang.losses import tell_left, unsaved, why_gone
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of, timeouts_of
+from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.jobs.leave_cause import FOR_OTHERS, LeaveCause
 from phalanx.cluster.jobs.lifecycle import end, let_in, release
 from phalanx.cluster.reasons import Reason
-from phalanx.cluster.recovery import left_memory
-from phalanx.cluster.recovery.losses import tell_left, unsaved, why_gone
 
 
 def leave(

@@ -8,6 +8,13 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import form
+from phalanx.cluster.gang.layout import (
+    column_replicas,
+    column_slots,
+    grid,
+    with_columns,
+    without_columns,
+)
 from phalanx.cluster.gang.orders import form_order, stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import write_leases as storage
@@ -20,13 +27,6 @@ from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Scale
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.layout import (
-    column_replicas,
-    column_slots,
-    grid,
-    with_columns,
-    without_columns,
-)
 from phalanx.cluster.recovery.options import horizon_ns
 from phalanx.cluster.recovery.recover import occupy
 

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies
@@ -14,7 +15,6 @@ from phalanx.cluster.jobs.job import Job, JobState, Placement
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.queue.decisions import Start
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery import left_memory
 
 
 def let_in(ctx: Context, job: Job) -> None:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.forecast.horizon import earliest, length_ns
+from phalanx.cluster.jobs.horizon import earliest, length_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.placement.request import PlacementRequest

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster.forecast.horizon import leave_ns, length_ns
+from phalanx.cluster.jobs.horizon import leave_ns, length_ns
 from phalanx.cluster.jobs.job import Job, Placement
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.placement.choose import place

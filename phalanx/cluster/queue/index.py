@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.forecast.horizon import RunningEnds
+from phalanx.cluster.jobs.horizon import RunningEnds
 from phalanx.cluster.jobs.job import Job, Placement
 from phalanx.cluster.placement.request import held_by
 from phalanx.cluster.queue.decisions import QueueState

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 
-from phalanx.cluster.forecast.horizon import bound_ns, length_ns
+from phalanx.cluster.jobs.horizon import bound_ns, length_ns
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.placement.free_index import FreeIndex
 from phalanx.cluster.placement.request import PlacementRequest, barred_from, request_of

@@ -13,10 +13,10 @@ import numpy as np
 from msgspec import Struct
 
 from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.gang.layout import column_replicas, column_slots, grid
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, numbers
 from phalanx.cluster.placement.request import PlacementRequest, tensor_slots
-from phalanx.cluster.recovery.layout import column_replicas, column_slots, grid
 from phalanx.cluster.state import View
 
 MOST_PRUNED = 64  # offers that are tried to be done without, those that lose most first

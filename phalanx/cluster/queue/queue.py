@@ -11,14 +11,13 @@ where they cannot be in its way.
 
 from __future__ import annotations
 
-from phalanx.cluster.forecast.horizon import leave_ns
-from phalanx.cluster.forecast.why import WaitExplainer
+from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.free_index import Nodes
 from phalanx.cluster.queue import wakes
 from phalanx.cluster.queue.claims import collected, collector
 from phalanx.cluster.queue.cycle import Pass
-from phalanx.cluster.queue.decisions import Decision, Pending, QueueState
+from phalanx.cluster.queue.decisions import Decision, QueueState
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import Lane, PriorityOrder, base_parts
 from phalanx.cluster.state import View
@@ -67,13 +66,9 @@ class Queue:
         """When to look again although nothing happened (a window opens, a promise falls due)."""
         return wakes.next_wake_ns(self._index, view)
 
-    def explain(self, view: View, job: int) -> Pending:
-        """What a pending job waits for, and until when. Asking changes nothing that is logged."""
-        return self.answers(view).of(job)
-
-    def answers(self, view: View) -> WaitExplainer:
-        """What pending jobs wait for, to ask about many; good until the next event."""
-        return WaitExplainer(self._index.copy_to_ask(view), view)
+    def copy_to_ask(self, view: View) -> QueueIndex:
+        """What may be asked about the future without changing anything that is logged."""
+        return self._index.copy_to_ask(view)
 
     def priority(self, view: View, job: Job, since_ns: int) -> int:
         """The priority of a job if it had waited since then."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import node_events as nodes
-from phalanx.cluster.fleet.fleet import names
 from phalanx.cluster.jobs.feasibility import quota_problems
 from phalanx.cluster.policy import Quota
 from phalanx.cluster.protocol.events import SetQuota, SetReservation
@@ -102,7 +101,7 @@ def _kept_by_others(ctx: Context, wanted: Reservation) -> Reason | None:
     for other in windows.beside(ctx.view, wanted):
         both = [node for node in ctx.queue.windows.members(ctx.view, other.name) if node in mine]
         if both and sorted(other.teams) != sorted(wanted.teams):
-            return reason("reserved_already", nodes=names(ctx.fleet, both), other=other.name)
+            return reason("reserved_already", nodes=ctx.fleet.names(both), other=other.name)
     return None
 
 

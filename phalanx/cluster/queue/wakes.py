@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from phalanx.cluster.forecast.horizon import leave_ns
+from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.claims import askable_times
 from phalanx.cluster.queue.index import QueueIndex

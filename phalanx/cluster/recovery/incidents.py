@@ -6,7 +6,6 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.detectors import told_wrong
 from phalanx.cluster.fleet import health
-from phalanx.cluster.fleet.fleet import names
 from phalanx.cluster.fleet.node_events import mark_node_lost
 from phalanx.cluster.gang.draining import tell_bare
 from phalanx.cluster.gang.orders import outstanding
@@ -90,7 +89,7 @@ def on_no_progress(ctx: Context, fact: NoProgress) -> None:
     culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
     if _withheld(ctx, job):
         return
-    shown = names(ctx.fleet, culprits) or "nobody is behind"
+    shown = ctx.fleet.names(culprits) or "nobody is behind"
     code = "idle_hang" if fact.limit == "idle" else "hang"
     why = reason(code, step=fact.step, nodes=shown, evidence=_evidence(fact))
     told = str(why) + (f"; {fact.detail}" if fact.detail else "")
@@ -168,7 +167,7 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
         if why_failed is not None:
             give_up(ctx, job, placement.nodes[0], Cause.NO_ANSWER, why_failed)
             return
-    shown = names(ctx.fleet, missing) or "nobody knows which of its nodes"
+    shown = ctx.fleet.names(missing) or "nobody knows which of its nodes"
     ctx.notify(reason("stuck", nodes=shown), job=job.id, level="warning")
     for node in missing:
         health.incident(ctx, node, Cause.STUCK)
@@ -276,7 +275,7 @@ def _disputed(ctx: Context, job: Job, dispute: Dispute, fact: Corruption) -> Non
     """
     assert job.placement is not None
     suspects = dict.fromkeys(node for node, _ in fact.claims if node in job.placement.nodes)
-    who = names(ctx.fleet, tuple(suspects)) or "nobody is suspected"
+    who = ctx.fleet.names(tuple(suspects)) or "nobody is suspected"
     ctx.notify(reason("corrupt_unknown", step=fact.step), job=job.id, level="error")
     if len({said for _, said in fact.claims}) == 1:  # they agree now, on what nobody said before
         job.dispute = None
@@ -340,7 +339,7 @@ def on_keeper_silent(ctx: Context, fact: KeeperSilent) -> None:
     job = ctx.view.jobs.get(fact.job)
     if job is None or job.placement is None or fact.node not in job.placement.nodes:
         return
-    node = names(ctx.view.fleet, (fact.node,))
+    node = ctx.view.fleet.names((fact.node,))
     facts: dict[str, Fact] = {"node": node, "seconds": fact.seconds, "step": job.committed}
     level: Level = "info" if fact.state == "answers" else "warning"
     ctx.notify(Reason(f"keeper_{fact.state}", facts), job=job.id, node=fact.node, level=level)

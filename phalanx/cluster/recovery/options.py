@@ -13,6 +13,8 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import choose_source
+from phalanx.cluster.gang.layout import column_of, column_replicas
+from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.choose import (
@@ -24,8 +26,6 @@ from phalanx.cluster.placement.choose import (
 )
 from phalanx.cluster.placement.free_index import array_of
 from phalanx.cluster.policy import MILLION
-from phalanx.cluster.recovery.layout import column_of, column_replicas
-from phalanx.cluster.recovery.losses import in_memory
 
 
 class Rung(StrEnum):

@@ -6,9 +6,13 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.node import NodeState, lowest_bits
+from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.formation import form
+from phalanx.cluster.gang.layout import column_slots, without_columns
+from phalanx.cluster.gang.losses import unsaved
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of, last_call_ns, timeouts_of, token
+from phalanx.cluster.gang.way_taken import WayTaken
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.departure import depart_safely, leave
 from phalanx.cluster.jobs.job import SECOND_NS, Job, Placement
@@ -17,12 +21,8 @@ from phalanx.cluster.jobs.lifecycle import drop_spare, held_gpus, spare_gpus
 from phalanx.cluster.placement.choose import held_by
 from phalanx.cluster.protocol.commands import Abort, Rebalance
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery import left_memory
-from phalanx.cluster.recovery.layout import column_slots, without_columns
-from phalanx.cluster.recovery.losses import unsaved
 from phalanx.cluster.recovery.options import Option, Rung, degraded_ways, options, slow_ways
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, back_off_ns
-from phalanx.cluster.recovery.way_taken import WayTaken
 
 MORE_SAVES = 1  # times that a gang which is to leave forms again to save what it has
 

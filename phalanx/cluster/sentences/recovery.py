@@ -29,21 +29,6 @@ SENTENCES = {
     "it goes back to its last snapshot",
     "stuck": "did not answer twice ({nodes})",
     "drain_on": "its last {steps} steps are not safe yet: it is given more time to leave",
-    # left_memory
-    "kept_memory": "its nodes keep its newest steps in memory for {seconds} s, unless others "
-    "get them",
-    "kept_too_long": "its nodes kept them in memory for {seconds} s: it did not start again",
-    "kept_elsewhere": "it starts again without nodes that kept them in memory",
-    "kept_for_nobody": "others got the nodes that kept them in memory",
-    # losses
-    "given_up": "{steps} committed steps ({first} to {last}) are lost, and are made again: {why}",
-    "lost_steps": "{steps} committed steps ({first} to {last}) are lost: {why}",
-    "memory_gone": "{nodes} went with what they kept in memory, and nobody has another copy",
-    "memory_refused": "what its nodes keep in memory cannot be restored ({detail})",
-    "memory_unused": "the site's policy restores nothing from memory",
-    "memory_too_new": "its nodes keep nothing as old as step {step}, which it goes back behind",
-    "no_common_step": "its nodes have no later step in common",
-    "left_unsaved": "it left its nodes before they were written ({why})",
     # own_failures
     "same_step": "failed {times} times in a row at step {step}, the same way and without "
     "progress; last: {evidence}",
@@ -67,11 +52,4 @@ SENTENCES = {
     "drain_broken": "broke while it was asked to leave ({cause})",
     "saves_again": "broke while it was asked to leave ({cause}): it forms once more to save"
     " its newest steps",
-    # way_taken
-    "recover": "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
-    "next best: {other}",
-    "bear": "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; next best: {other}",
-    "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
-    "recovered_with_loss": "goes on from step {step}, {lost} committed steps back: {rung} "
-    "after {cause} on {node}",
 }

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.commands import Command, Form, Restore
 from phalanx.cluster.protocol.events import Event
@@ -262,7 +263,7 @@ class Invariants:
         waiting = (number for number, job in core.view.jobs.items() if job.state == "pending")
         for number in list(islice(waiting, ASKED)):
             before = msgspec.json.encode(core.queue.state)
-            core.queue.explain(core.view, number)
+            explain(core.queue, core.view, number)
             if msgspec.json.encode(core.queue.state) != before:
                 self.add("asking", f"about job {number}")
 

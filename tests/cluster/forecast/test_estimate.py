@@ -12,7 +12,8 @@ from msgspec import structs
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.forecast.horizon import length_ns
+from phalanx.cluster.forecast.why import explain, explainer
+from phalanx.cluster.jobs.horizon import length_ns
 from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Partition, Policy, Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.events import (
@@ -58,7 +59,7 @@ def nodes(count: int) -> GangShape:
 
 def why(drive: Drive, job: Job | int) -> Pending:
     number = job if isinstance(job, int) else job.id
-    return drive.core.queue.explain(drive.core.view, number)
+    return explain(drive.core.queue, drive.core.view, number)
 
 
 def ends(drive: Drive, job: Job) -> int:
@@ -75,7 +76,7 @@ def finish(drive: Drive, job: Job) -> None:
 def tidy(drive: Drive) -> None:
     """What must hold of every answer, in any state."""
     core = drive.core
-    before, answers = core.snapshot(), core.queue.answers(core.view)
+    before, answers = core.snapshot(), explainer(core.queue, core.view)
     restored = Core.restore(before)
     pending = [job for job in core.view.jobs.values() if job.state == "pending"]
     for job in pending:
@@ -90,7 +91,7 @@ def tidy(drive: Drive) -> None:
             assert found.estimated_start_ns >= core.view.now_ns
             assert found.reason.code not in NOBODY_CODES
         assert answers.of(job.id) == found == why(drive, job)
-        assert restored.queue.explain(restored.view, job.id) == found
+        assert explain(restored.queue, restored.view, job.id) == found
     assert core.snapshot() == before
 
 
@@ -145,9 +146,9 @@ def test_what_is_saved_for_another_job_is_there_when_that_one_has_started() -> N
     site.play(2 * HOUR)
     small = site.submit(8, team="a", run=HOUR, time_limit_ns=HOUR)
     site.look()
-    found = site.queue.explain(site.view, small)
+    found = explain(site.queue, site.view, small)
     assert found.reason.code == "saved_for"
-    first = site.queue.explain(site.view, starves).estimated_start_ns
+    first = explain(site.queue, site.view, starves).estimated_start_ns
     assert first == 3 * HOUR and found.estimated_start_ns >= first
     site.play(20 * HOUR)
     assert site.started[small] == 4 * HOUR >= found.estimated_start_ns
@@ -474,9 +475,9 @@ def test_many_answers_of_a_moment_are_those_that_each_job_gets_alone(seed: int) 
             gpus = rng.choice(SIZES[:-2])
             site.submit(gpus, run=HOUR, team=team, qos=kind, time_limit_ns=limit)
         site.play(hour * HOUR)
-    answers = site.queue.answers(site.view)
+    answers = explainer(site.queue, site.view)
     for number in site.view.pending:
-        assert answers.of(number) == site.queue.explain(site.view, number)
+        assert answers.of(number) == explain(site.queue, site.view, number)
 
 
 RULES_OF_ANY_SITE = Policy(

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.feasibility import admit, policy_problems
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
@@ -53,7 +54,7 @@ def test_priority_is_the_sum_of_its_parts() -> None:
     site.look()
     waiting = site.submit(priority=3, qos="urgent", team="a")
     site.view.now_ns += 24 * HOUR
-    found = site.queue.explain(site.view, waiting).priority
+    found = explain(site.queue, site.view, waiting).priority
     assert found["job"] == 3 and found["qos"] == 70 and found["quota"] == 10_000
     assert found["age"] == 1000 // 7 and 0 < found["fair_share"] <= 1000 and found["size"] > 0
     site.look()
@@ -124,7 +125,7 @@ def test_a_team_borrows_but_never_above_its_ceiling() -> None:
     jobs = [site.submit(team="a") for _ in range(4)]
     site.look()
     assert site.held("a") == 24
-    found = site.queue.explain(site.view, jobs[-1])
+    found = explain(site.queue, site.view, jobs[-1])
     assert found.reason.code == "at_ceiling" and "may hold 24" in str(found.reason)
 
 
@@ -206,7 +207,7 @@ def test_preemption_takes_the_job_that_loses_least() -> None:
     (found,) = site.look()
     assert isinstance(found, Preempt) and found.job == cheap and found.grace_ns == MINUTE
     assert site.look() == []  # it waits for them, and asks nobody else
-    assert site.queue.explain(site.view, urgent).reason.code == "others_leave"
+    assert explain(site.queue, site.view, urgent).reason.code == "others_leave"
     site.play(site.view.now_ns + MINUTE)
     assert urgent in site.started and {kept, costly} <= set(site.view.active)
 
@@ -233,7 +234,7 @@ def test_a_class_of_service_may_not_hold_more_than_its_limit() -> None:
     site.submit(qos="debug")
     second = site.submit(qos="debug")
     site.look()
-    found = site.queue.explain(site.view, second)
+    found = explain(site.queue, site.view, second)
     assert found.reason.code == "at_qos_limit" and second not in site.started
     site.play(2 * HOUR)
     assert site.started[second] == HOUR
@@ -249,7 +250,7 @@ def test_maintenance_finds_its_nodes_empty() -> None:
     assert site.started.keys() == {endless[0], short}
     assert site.view.jobs[endless[0]].placement.nodes == (1,)
     site.play(4 * HOUR)
-    waiting = site.queue.explain(site.view, endless[1])
+    waiting = explain(site.queue, site.view, endless[1])
     assert waiting.reason.code == "waits_for_window" and "repair" in str(waiting.reason)
     site.play(5 * HOUR + MINUTE)
     assert not site.view.fleet.held[0]
@@ -313,7 +314,7 @@ def test_a_job_returns_to_the_queue_and_keeps_what_is_left_of_its_limit() -> Non
     urgent = site.submit(qos="urgent", run=HOUR, time_limit_ns=9 * HOUR)
     site.play(2 * HOUR)
     assert urgent in site.view.active and first in site.view.pending
-    found = site.queue.explain(site.view, first)
+    found = explain(site.queue, site.view, first)
     assert found.estimated_start_ns is not None
     site.play(9 * HOUR)
     assert site.view.jobs[first].state == "done"
@@ -329,11 +330,11 @@ def test_every_pending_job_has_a_sentence() -> None:
     site.look()
     codes = []
     for number in site.view.pending:
-        found = site.queue.explain(site.view, number)
+        found = explain(site.queue, site.view, number)
         codes.append(found.reason.code)
         assert "{" not in str(found.reason) and not str(found.reason).startswith(found.reason.code)
     assert codes == ["promised_about", "kept_for_others", "at_ceiling"]
-    head = site.queue.explain(site.view, 2)
+    head = explain(site.queue, site.view, 2)
     assert head.estimated_start_ns == 5 * HOUR and "in 4 to 8 h" in str(head.reason)
 
 

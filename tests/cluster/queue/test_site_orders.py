@@ -7,6 +7,7 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota, SparePolicy
 from phalanx.cluster.protocol.commands import Accept, Notify, Refuse
@@ -224,7 +225,7 @@ def test_asking_why_chooses_no_nodes_for_a_reservation() -> None:
     lost = members(drive, "w")[0]
     drive.core.view.fleet.set_state(lost, NodeState.DEAD, drive.now_ns, reason("x"))
     before = drive.core.snapshot()
-    drive.core.queue.explain(drive.core.view, job.id)
+    explain(drive.core.queue, drive.core.view, job.id)
     assert drive.core.snapshot() == before
 
 

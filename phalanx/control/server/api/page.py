@@ -11,6 +11,7 @@ import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.forecast.why import explainer
 from phalanx.control.server.agent_link.gang_watch import slowness
 from phalanx.control.server.api.server import token_out
 from phalanx.control.server.history.fleet_history import FleetFrame, frame_of
@@ -220,10 +221,10 @@ async def queue(call: Call) -> QueueOut:
         if job.state == "pending" and job.id not in core.view.pending and call.sees(job.spec.team)
     ]
     rows = []
-    asked, answers = core.sequence, core.queue.answers(core.view)
+    asked, answers = core.sequence, explainer(core.queue, core.view)
     for job in [*seen[:QUEUE_SHOWN], *held[:QUEUE_SHOWN]][:QUEUE_SHOWN]:
         if asked != core.sequence:
-            asked, answers = core.sequence, core.queue.answers(core.view)
+            asked, answers = core.sequence, explainer(core.queue, core.view)
         now = call.leading.controller.clock.now_ns()
         rows.append(QueueRow(job=job_out(core, job), waits=waits(core, job, [], now, answers)))
         await asyncio.sleep(0)  # a long queue must not hold up the sockets

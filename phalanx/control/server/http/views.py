@@ -10,7 +10,7 @@ import msgspec
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.forecast.why import WaitExplainer
+from phalanx.cluster.forecast.why import WaitExplainer, explainer
 from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
@@ -108,7 +108,7 @@ def waits(
     """Why a job is in its state; ``answers``: what was asked about others at the same moment."""
     pending, start_ns = None, None
     if job.state == "pending":
-        pending = (answers or core.queue.answers(core.view)).of(job.id)
+        pending = (answers or explainer(core.queue, core.view)).of(job.id)
         start_ns = pending.estimated_start_ns
     start = f"unknown, because {pending.unknown}" if pending and pending.unknown else ""
     if start_ns is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.fleet import names
 from phalanx.cluster.jobs.job import Gang, Job, Loss
 from phalanx.cluster.protocol.events import GangStopped
 from phalanx.cluster.reasons import Reason, reason
@@ -101,7 +100,7 @@ def _why(ctx: Context, gang: Gang) -> Reason:
     if "peer" in gang.refused:
         return reason("memory_refused", detail=gang.refusal)
     if gone := without_copy(gang):
-        return reason("memory_gone", nodes=names(ctx.fleet, tuple(gone)))
+        return reason("memory_gone", nodes=ctx.fleet.names(tuple(gone)))
     if not ctx.policy.recovery.peer_memory:
         return reason("memory_unused")
     if 0 <= gang.rollback < gang.memory_step:

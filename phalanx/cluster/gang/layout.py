@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.jobs.job import GangShape
 
+Places = npt.NDArray[np.int64]  # by node
 SHIFTS = 256  # parts of a gang by which buddies may be apart
 
 
@@ -73,7 +75,20 @@ def with_columns(
     return tuple(slots)
 
 
-def buddy_shift(fleet: Fleet, nodes: Sequence[int], before: int = 0) -> int:
+class FailureDomains(Protocol):
+    """What may fail as a whole, as numbers: whose rack, power feed and switch a node shares."""
+
+    @property
+    def rack(self) -> Places: ...
+
+    @property
+    def power(self) -> Places: ...
+
+    @property
+    def switch(self) -> Places: ...
+
+
+def buddy_shift(domains: FailureDomains, nodes: Sequence[int], before: int = 0) -> int:
     """A shift at which every slot's buddy stands in another failure domain, if there is one.
 
     That is, in another rack, on another power feed and below another switch: what takes one of them
@@ -85,8 +100,7 @@ def buddy_shift(fleet: Fleet, nodes: Sequence[int], before: int = 0) -> int:
     if count < 2:
         return 0
     where = np.asarray(nodes, np.int64)
-    columns = fleet.columns
-    places = [columns.rack[where], columns.power[where], columns.switch[where]]
+    places = [domains.rack[where], domains.power[where], domains.switch[where]]
     sizes = [int(np.bincount(place).max()) for place in places]
     longer = (count * part // SHIFTS for part in range(SHIFTS // 2, 0, -1))
     best, least = 1, (count + 1, count + 1)

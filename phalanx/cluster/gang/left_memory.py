@@ -7,11 +7,11 @@ again. Their keepers hold its newest steps meanwhile, for a while, unless others
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang.losses import in_memory, tell_left
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Gang, Job, Kept
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.losses import in_memory, tell_left
 
 
 def keep(ctx: Context, job: Job) -> Kept | None:
