@@ -15,7 +15,7 @@ FAST_PLAN := tests/plan tests/simulate/rules tests/simulate/scenario tests/simul
 # Rooms with properties, which a soak tries on examples of its own.
 PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate
 
-.PHONY: demo test test-fast test-fast-core test-fast-plan test-k8s lint soak proof proof-quick proof-gpu clean postgres chromium slurm
+.PHONY: demo test test-fast test-fast-core test-fast-plan test-k8s lint docs soak proof proof-quick proof-gpu clean postgres chromium slurm
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
@@ -68,6 +68,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
+
+# What docs/reference repeats of the code; a test fails while it is stale.
+docs: $(STAMP)
+	$(BIN)/python -m docs.generator
 
 soak: $(SOAK_STAMP) postgres chromium slurm
 	$(BIN)/pytest -m soak --hypothesis-profile=explore --timeout=1800 -rs

@@ -22,8 +22,8 @@ class PolicySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Quota(PolicySection, frozen=True):
     """GPUs that a team owns; unused ones of others may be borrowed up to ``ceiling``."""
 
-    gpus: int
-    ceiling: int = 0  # 0: no limit on borrowing
+    gpus: int  # that the team owns
+    ceiling: int = 0  # GPUs that it may hold, borrowed ones too; 0: no limit on borrowing
     weight: int = 1  # of its fair share
 
 
@@ -33,9 +33,9 @@ class Qos(PolicySection, frozen=True):
     priority: int = 0  # added to the job's own
     teams: tuple[str, ...] = ()  # that may use it; (): all
     preempts: bool = False  # may evict preemptible jobs of lower priority
-    most_gpus_per_job: int = 0  # 0: no limit
+    most_gpus_per_job: int = 0  # of one job; 0: no limit
     most_gpus: int = 0  # of all its running jobs together; 0: no limit
-    most_time_ns: int = 0
+    most_time_ns: int = 0  # longest time limit of its jobs; 0: no limit
 
 
 class Partition(PolicySection, frozen=True):
@@ -43,49 +43,50 @@ class Partition(PolicySection, frozen=True):
 
     priority: int = 0  # added to the job's own
     teams: tuple[str, ...] = ()  # that may use it; (): all
-    most_time_ns: int = 0  # 0: no limit
+    most_time_ns: int = 0  # longest time limit of its jobs; 0: no limit
 
 
 class QueuePolicy(PolicySection, frozen=True):
     """Order of the queue."""
 
     quotas: dict[str, Quota] = {}  # a team that is not here owns nothing and may borrow
+    # Classes of service by name.
     qos: dict[str, Qos] = field(default_factory=lambda: {"normal": Qos()})
-    partitions: dict[str, Partition] = {}
+    partitions: dict[str, Partition] = {}  # rules by name; nodes name their partition
     half_life_ns: int = 7 * DAY_NS  # of usage, in the fair share
     age_weight: int = 1000  # priority gained by waiting ``age_full_ns``
-    age_full_ns: int = 7 * DAY_NS
-    fair_share_weight: int = 1000
-    size_weight: int = 100
-    quota_weight: int = 10_000  # of a job that fits into what its team owns
+    age_full_ns: int = 7 * DAY_NS  # waiting longer gains nothing more
+    fair_share_weight: int = 1000  # priority of a team that used nothing of its share
+    size_weight: int = 100  # priority of a job of 100,000 GPUs; smaller ones by their logarithm
+    quota_weight: int = 10_000  # priority of a job that fits into what its team owns
     backfill_depth: int = 1000  # jobs looked at behind the first that does not fit; 0: none start
     reservations: int = 1  # blocked jobs that get a reserved start
     grace_ns: int = 60 * SECOND_NS  # of a preempted job, to make a checkpoint
-    least_run_ns: int = 10 * 60 * SECOND_NS  # nobody is preempted before
-    # That time doubles whenever a job is sent away, up to this; one that starved has all of it.
+    least_run_ns: int = 10 * 60 * SECOND_NS  # no job is preempted before it ran so long
+    # ``least_run_ns`` doubles whenever a job is sent away, up to this; a starved job has all of it.
     most_stay_ns: int = 12 * HOUR_NS
     starving_ns: int = 2 * DAY_NS  # a job that waited this long gets a reservation of its own
     starving_reservations: int = 8  # jobs that have one for that reason at a time
     replan_ns: int = 30 * SECOND_NS  # a reserved start is looked for anew this often
     unbounded_ns: int = 30 * DAY_NS  # assumed of a job without limit or number of steps
     delay_ns: int = 100_000_000  # changes are gathered this long before the queue is looked at
-    most_jobs: int = 500_000  # that have not ended, of all users and operators
+    most_jobs: int = 500_000  # jobs that have not ended, of all users and operators
     most_array: int = 5_000  # jobs of one array, and of all arrays of a workflow
 
 
 class UserPolicy(PolicySection, frozen=True):
     """What users may ask for; operators (the role admin) may ask for anything."""
 
-    most_priority: int = 100  # of their jobs; they may be as modest as they like
-    most_retries: int = 100
-    most_jobs: int = 50_000  # of one user that have not ended
+    most_priority: int = 100  # of their jobs; lower ones are always allowed
+    most_retries: int = 100  # of one job
+    most_jobs: int = 50_000  # jobs of one user that have not ended
 
 
 class SparePolicy(PolicySection, frozen=True):
     """Nodes kept free to replace others."""
 
-    nodes: int = 0  # of the fleet's pool; -1: from failure rate and repair time (binomial)
-    quantile_ppm: int = 990_000
+    nodes: int = 0  # in the fleet's pool; -1: from failure rate and repair time (binomial)
+    quantile_ppm: int = 990_000  # chance that the pool suffices, where ``nodes`` is -1
     down_ppm: int = 5_000  # chance of a node to be away at a moment: failure rate * repair time
     # Each such part of the fleet keeps its own; what they share, a failure can take at once.
     per: Literal["fleet", "pod", "leaf", "rack", "power", "switch"] = "fleet"
@@ -96,30 +97,29 @@ class FabricPolicy(PolicySection, frozen=True):
 
     domain_bytes_per_second: int = 450_000_000_000  # NVLink 4, one way
     nic_bytes_per_second: int = 50_000_000_000  # 400 Gbit/s
-    # Rate of the NICs below over the rate of the links above: of a leaf's uplinks, of a pod's.
-    # The default of a pod is Llama 3's fabric ("The Llama 3 Herd of Models", 3.3.1).
-    leaf_oversubscription_ppm: int = MILLION
+    leaf_oversubscription_ppm: int = MILLION  # rate of the NICs below over that of a leaf's uplinks
+    # The same of a pod's uplinks, as in Llama 3's fabric ("The Llama 3 Herd of Models", 3.3.1).
     pod_oversubscription_ppm: int = 7 * MILLION
-    hop_ns: int = 800  # a switch
+    hop_ns: int = 800  # latency of a switch
 
 
 class TimeoutPolicy(PolicySection, frozen=True):
     """What timeouts are derived from; see ``timeouts.derive``."""
 
-    heartbeat_ns: int = 5 * SECOND_NS
-    missed_heartbeats: int = 4
+    heartbeat_ns: int = 5 * SECOND_NS  # an agent is heard of this often
+    missed_heartbeats: int = 4  # so many in a row mean that a node is silent
     round_trip_ns: int = SECOND_NS  # of a message, at the 99.9th percentile
     reconnect_ns: int = 5 * SECOND_NS  # an agent may be restarted, unless peers miss its workers
     hang_steps: int = 5  # a step may take this many times its usual time
-    least_hang_ns: int = 60 * SECOND_NS
-    # Programs of a user's own evaluate and save between steps, and nobody knows for how long.
+    least_hang_ns: int = 60 * SECOND_NS  # no missing step is a hang before
+    # The same of programs that report steps: they evaluate and save, nobody knows for how long.
     least_program_hang_ns: int = 600 * SECOND_NS
-    first_step_ns: int = 1800 * SECOND_NS  # compilation, start of NCCL, first read of the data
-    # A program that reports no steps: without CPU, GPU and output activity for so long it is
-    # told of (0: never), and restarted where the site or its job wants that.
+    first_step_ns: int = 1800 * SECOND_NS  # for compilation, start of NCCL, first read of data
+    # A program that reports no steps and has no CPU, GPU or output activity for so long is
+    # reported (0: never), and restarted where the site or its job wants that.
     idle_ns: int = 1800 * SECOND_NS
-    idle_restart: bool = False
-    lease_margin_ns: int = 30 * SECOND_NS
+    idle_restart: bool = False  # restart such a program
+    lease_margin_ns: int = 30 * SECOND_NS  # added to leases of keepers and workers
     slack_ppm: int = 2 * MILLION  # a phase may take this many times what is expected
 
 
@@ -128,71 +128,72 @@ class HealthPolicy(PolicySection, frozen=True):
 
     test_ns: int = 5 * 60 * SECOND_NS  # a check may take this long
     strikes: int = 2  # suspicions within ``strike_window_ns`` that mean quarantine
-    strike_window_ns: int = DAY_NS
-    breaker_nodes_ppm: int = 20_000  # of the fleet that may be evicted within the window
-    breaker_least_nodes: int = 4
-    breaker_window_ns: int = HOUR_NS
-    false_alarms_per_week: int = 1  # of each detector, before it only warns
+    strike_window_ns: int = DAY_NS  # for counting strikes
+    breaker_nodes_ppm: int = 20_000  # of the fleet that may be evicted before a person is asked
+    breaker_least_nodes: int = 4  # so many may always be evicted
+    breaker_window_ns: int = HOUR_NS  # within which evictions count
+    false_alarms_per_week: int = 1  # of a detector; beyond that it only warns
     # A node with one of these is quarantined until somebody repairs it, whatever a test says.
     harmful: tuple[str, ...] = ("silent_corruption",)
     # A node with one of these is quarantined until it passes a test.
     doubtful: tuple[str, ...] = ("slow_compute", "slow_network")
-    lemon_score: int = 3_000  # thousandths of an incident, decayed
-    lemon_half_life_ns: int = 14 * DAY_NS
+    lemon_score: int = 3_000  # thousandths of an incident, decayed, that make a node a lemon
+    lemon_half_life_ns: int = 14 * DAY_NS  # of that score
 
 
 class RecoveryPolicy(PolicySection, frozen=True):
     """Which ways out of a failure a site allows."""
 
-    in_place: bool = True
-    swap: bool = True
-    shrink: bool = True
-    rebalance: bool = True
-    degraded: bool = True
-    peer_memory: bool = True
-    keep_memory_ns: int = 600 * SECOND_NS  # of a job that waits for nodes; 0: it is dropped at once
+    in_place: bool = True  # workers restart where they are
+    swap: bool = True  # another node takes the slot
+    shrink: bool = True  # an elastic job goes on with fewer replicas
+    rebalance: bool = True  # a slow replica gets fewer micro-batches
+    degraded: bool = True  # a slow node is kept
+    peer_memory: bool = True  # state is restored from the memory of nodes
+    # Snapshots in memory of a job that waits for nodes are kept this long; 0: dropped at once.
+    keep_memory_ns: int = 600 * SECOND_NS
     settle_ns: int = 50_000_000  # failures that belong together are gathered this long
-    room_retry_ns: int = 30 * SECOND_NS  # after a full disk, longer each time
-    room_tries: int = 8  # to write a last checkpoint that there is no room for
+    room_retry_ns: int = 30 * SECOND_NS  # pause after a full disk, longer each time
+    room_tries: int = 8  # attempts to write a last checkpoint that there is no room for
     # Storage that fails (an I/O error, a mount that is away or read-only) is tried again after
-    # this, twice as long each time up to ``most_back_off_ns``; so many in a row end the job.
+    # this, twice as long each time up to ``most_back_off_ns``.
     storage_retry_ns: int = SECOND_NS
-    storage_tries: int = 12
+    storage_tries: int = 12  # so many failures of storage in a row end the job
     repair_ns: int = DAY_NS  # until a node that left is back, usually
     # The same step failing so often in a row, at the same rank or with the same error, and without
     # a step that became safe in between, stops the job.
     same_step_failures: int = 3
-    failed_formations: int = 10  # so many in a row, for no part's fault, stop it too
-    # A job's retries (``JobSpec.retries``) are for this long; progress gives them back at once.
+    failed_formations: int = 10  # formations in a row that fail for no part's fault stop it too
+    # A job's retries (``submit --retries``) are for this long; progress gives them back at once.
     retry_interval_ns: int = 24 * HOUR_NS
-    healthy_ns: int = 10 * 60 * SECOND_NS  # a gang that ran so long before it failed has all again
+    healthy_ns: int = 10 * 60 * SECOND_NS  # a gang that ran so long has all retries again
     # The first failure is recovered from at once, the second after this, each further one after
     # twice as long. What comes from outside (a signal, a lost node or peer) never waits.
     back_off_ns: int = 10 * SECOND_NS
-    most_back_off_ns: int = 5 * 60 * SECOND_NS
+    most_back_off_ns: int = 5 * 60 * SECOND_NS  # longest pause
     # An agent that ends within this after it was told to start a job, before a step, may have ended
     # through it: at the second, the job is kept out of the queue until an operator lets it in.
     agent_end_ns: int = 60 * SECOND_NS
-    spike_rollback_steps: int = 0  # behind a loss spike; 0: only say it
-    skip_batch: bool = False
-    grow_after_ns: int = 10 * 60 * SECOND_NS  # between reshapes that are not forced
+    spike_rollback_steps: int = 0  # steps to go back after a loss spike; 0: only report it
+    skip_batch: bool = False  # leave out the batch of the spike after going back
+    grow_after_ns: int = 10 * 60 * SECOND_NS  # least time between reshapes that are not forced
 
 
 class StoragePolicy(PolicySection, frozen=True):
     """The remote storage that all jobs share."""
 
-    bytes_per_second: int = 0  # 0: not limited
+    bytes_per_second: int = 0  # of all jobs together; 0: not limited
     flushes: int = 0  # jobs that may write at a time; 0: any number
 
 
 class PricePolicy(PolicySection, frozen=True):
     """What a GPU costs, for reports."""
 
-    micro_dollars_per_gpu_hour: int = 2_500_000
-    watts_per_gpu: int = 1_200
-    idle_watts_per_gpu: int = 300
-    grams_co2_per_kwh: int = 400
-    budget_warning_ppm: int = 800_000
+    micro_dollars_per_gpu_hour: int = 2_500_000  # price of a GPU
+    watts_per_gpu: int = 1_200  # of a GPU that works, with its share of the server
+    idle_watts_per_gpu: int = 300  # of one that does not
+    grams_co2_per_kwh: int = 400  # of the grid
+    budget_warning_ppm: int = 800_000  # share of a job's budget at which it warns
 
 
 class JoinPolicy(PolicySection, frozen=True):
@@ -218,4 +219,4 @@ class Policy(PolicySection, frozen=True):
     storage: StoragePolicy = StoragePolicy()
     price: PricePolicy = PricePolicy()
     join: JoinPolicy = JoinPolicy()
-    ended_jobs: int = 50_000  # that are remembered one by one; older ones only in their team's sums
+    ended_jobs: int = 50_000  # jobs remembered one by one; older ones only in their team's sums

@@ -27,7 +27,10 @@ app = typer.Typer()
 class LeadCommand:
     """What ``phalanx lead`` is asked for."""
 
-    what: Annotated[list[str], typer.Argument(metavar="JOB.toml | -- PROGRAM…")]
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB.toml | -- PROGRAM…", help="A job file, or a program."),
+    ]
     engine: Annotated[Literal["slurm", "kubernetes"], typer.Option(help="Whose allocation.")]
     state: Annotated[Path, typer.Option(help="Of the controller, on shared storage.")]
     url: Annotated[str, typer.Option(help="Where agents find the controller.")]

@@ -210,7 +210,11 @@ def _is_json(line: bytes) -> bool:
 
 @app.command()
 def note(
-    run: Which, text: str, server: ServerUrl = "", state: State = None, json: Json = False
+    run: Which,
+    text: Annotated[str, typer.Argument(help="What to note.")],
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
 ) -> None:
     """Write a note about a run."""
     if not 0 < len(text) <= MOST_NOTE_LETTERS:

@@ -22,14 +22,14 @@ class AgentSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class FaultOptions(AgentSection, frozen=True):
     """Where faults are heard of; "" or nothing: not there."""
 
-    kernel_log: str = "/dev/kmsg"
+    kernel_log: str = "/dev/kmsg"  # "": not read
     sysfs: str = "/sys/class"  # network cards and their counters
-    cgroup: str = "/sys/fs/cgroup"
+    cgroup: str = "/sys/fs/cgroup"  # counts of kills for memory
     mounts: tuple[str, ...] = ()  # folders that must answer, beside all network mounts
     notice_file: str = ""  # the site takes the node away when it is there
-    notice_command: tuple[str, ...] = ()  # … or when this prints something
-    notice_url: str = ""  # … or when this answers 200
-    poll_seconds: float = 10.0
+    notice_command: tuple[str, ...] = ()  # or when this program prints something
+    notice_url: str = ""  # or when this address answers 200
+    poll_seconds: float = 10.0  # between looks at mounts and notices
 
 
 class TelemetryOptions(AgentSection, frozen=True):
@@ -42,23 +42,23 @@ class TelemetryOptions(AgentSection, frozen=True):
 class HookOptions(AgentSection, frozen=True):
     """Programs that run on the node before a job's workers start and after they have ended."""
 
-    prolog: tuple[str, ...] = ()
-    epilog: tuple[str, ...] = ()
-    prolog_seconds: float = 60.0
-    epilog_seconds: float = 60.0
+    prolog: tuple[str, ...] = ()  # program and arguments, before the first worker
+    epilog: tuple[str, ...] = ()  # program and arguments, after the last one
+    prolog_seconds: float = 60.0  # time limit
+    epilog_seconds: float = 60.0  # time limit
 
 
 class BindingOptions(AgentSection, frozen=True):
     """How workers are bound. none: not at all; cores: each to its own; numa: near its GPU too."""
 
-    policy: Literal["none", "cores", "numa"] = "numa"
+    policy: Literal["none", "cores", "numa"] = "numa"  # of all workers
 
 
 class ReplicaChannel(AgentSection, frozen=True):
     """The channel between keepers."""
 
     interface: str = ""  # of the network; "": the one that the node's address is on
-    encrypt: bool = False
+    encrypt: bool = False  # AES-256-GCM between the keepers
     bytes_per_second: int = 0  # 0: not limited
 
     def resolved(self) -> ReplicaOptions:
@@ -93,13 +93,13 @@ class ContainmentOptions(AgentSection, frozen=True):
     cgroup: str = ""  # folder of a group of version 2 without processes; "": nothing is bounded
     memory: Literal["share", "none"] = "share"  # a job's GPUs' part of the node's memory
     processes: int = 32768  # of a job on this node, threads too
-    cpu_weight: int = 100
+    cpu_weight: int = 100  # of a job's control group
 
 
 class UserOptions(AgentSection, frozen=True):
     """Whom a root agent runs jobs as: users of people, unless the operator names others."""
 
-    least_uid: int = 1000
+    least_uid: int = 1000  # of users that jobs may run as
     also: tuple[str, ...] = ()  # names of users below it
 
 
