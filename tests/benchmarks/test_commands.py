@@ -17,7 +17,7 @@ COMMAND = re.compile(r"python ((?:-m benchmarks\.|benchmarks/)[a-z_]+(?:\.py)?)(
 
 def documented() -> dict[str, set[str]]:
     """Script or module as it is called, and every option that a document gives it."""
-    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Makefile"]
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile"]
     texts += [*ROOT.glob("benchmarks/*.md"), *ROOT.glob("benchmarks/*.py")]
     found: dict[str, set[str]] = {}
     for text in texts:

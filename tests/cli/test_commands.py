@@ -260,7 +260,7 @@ def test_a_job_and_its_files_are_checked_without_importing_torch(job: Path) -> N
 
 def test_commands_that_messages_and_pages_name_exist() -> None:
     root = Path(__file__).parents[2]
-    files = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("phalanx/**/*.py")]
+    files = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("phalanx/**/*.py")]
     named = {
         (word, str(path.relative_to(root)))
         for path in files

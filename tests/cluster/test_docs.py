@@ -1,11 +1,11 @@
-"""The examples of docs/cluster.md run as they stand."""
+"""The examples of docs/concepts/cluster-core.md run as they stand."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "cluster-core.md"
 
 
 def test_the_examples_place_a_gang_and_say_why_another_waits(capsys):
@@ -19,7 +19,7 @@ def test_the_examples_place_a_gang_and_say_why_another_waits(capsys):
 
 def test_every_file_and_folder_of_the_core_is_in_the_table():
     page = PAGE.read_text(encoding="utf-8")
-    core = PAGE.parents[1] / "phalanx" / "cluster"
+    core = PAGE.parents[2] / "phalanx" / "cluster"
     names = [path.name for path in core.glob("*.py") if path.name != "__init__.py"]
     names += [f"{path.parent.name}/" for path in core.glob("*/__init__.py")]
     assert [name for name in names if f"`{name}`" not in page] == []

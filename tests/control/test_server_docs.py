@@ -1,4 +1,4 @@
-"""The examples of docs/server.md run as they stand."""
+"""The examples of docs/how-to/run-the-server.md run as they stand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from tests.control.servers import ServerProcess
 from tests.ports import free_port
 
-PAGE = Path(__file__).parents[2] / "docs" / "server.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "run-the-server.md"
 
 
 FIRST_BLOCK_SECONDS = 120
@@ -74,7 +74,7 @@ class Person:
 
 def interpreter_of(user: str) -> tuple[str, str]:
     """A Python that a user may run, and where it finds us and what we need."""
-    packages = ":".join(dict.fromkeys([str(PAGE.parents[1]), *filter(None, sys.path)]))
+    packages = ":".join(dict.fromkeys([str(PAGE.parents[2]), *filter(None, sys.path)]))
     if not user:
         return sys.executable, packages
     system = f"/usr/bin/python3.{sys.version_info.minor}"

@@ -13,7 +13,7 @@ from phalanx.cli.app import app
 from phalanx.hardware import cluster
 from phalanx.plan.question.request import PlanRequest, understand
 
-PAGE = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "plan-a-run.md").read_text(encoding="utf-8")
 COMMANDS = [
     line.split("|")[0].removeprefix("$ phalanx ").strip()
     for line in PAGE.splitlines()
@@ -51,4 +51,4 @@ def test_the_cluster_file_of_the_page_is_a_cluster(tmp_path: Path) -> None:
 def test_the_library_example_of_the_page_runs() -> None:
     text = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert text is not None
-    exec(compile(text[1], "docs/planning.md", "exec"), {})
+    exec(compile(text[1], "docs/how-to/plan-a-run.md", "exec"), {})

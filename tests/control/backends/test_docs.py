@@ -1,4 +1,4 @@
-"""The lines of docs/backends.md that a site engineer copies."""
+"""The lines of docs/how-to/run-on-slurm.md that a site engineer copies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from phalanx.config import Job, check, load_job, resolve
 from phalanx.testing.slurm.files import find_program
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "backends.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "run-on-slurm.md").read_text()
 LAPTOP = PAGE.partition("### Try it on a laptop")[2]
 
 
