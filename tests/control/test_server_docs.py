@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/run-the-server.md run as they stand."""
+"""The examples of the pages about the server and its API run as they stand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import pytest
 from tests.control.servers import ServerProcess
 from tests.ports import free_port
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "run-the-server.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "run-the-server.md"
+API_PAGE = ROOT / "docs" / "how-to" / "use-the-api.md"
 
 
 FIRST_BLOCK_SECONDS = 120
@@ -74,7 +76,7 @@ class Person:
 
 def interpreter_of(user: str) -> tuple[str, str]:
     """A Python that a user may run, and where it finds us and what we need."""
-    packages = ":".join(dict.fromkeys([str(PAGE.parents[2]), *filter(None, sys.path)]))
+    packages = ":".join(dict.fromkeys([str(ROOT), *filter(None, sys.path)]))
     if not user:
         return sys.executable, packages
     system = f"/usr/bin/python3.{sys.version_info.minor}"
@@ -120,8 +122,7 @@ def test_the_first_example_runs_in_an_empty_home(user: str) -> None:
 
 
 def examples(language: str) -> list[str]:
-    text = PAGE.read_text().partition("## The API")[2]
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", API_PAGE.read_text(), re.DOTALL)
 
 
 def environment(server: ServerProcess) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/prepare-data.md do what they show."""
+"""The examples of the pages about data do what they show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from phalanx.config import check
 from phalanx.config.load import job_from_table
 from phalanx.data import ShardWriter
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "prepare-data.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+NAMES = ("how-to/prepare-data.md", "concepts/data-order.md")
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in NAMES)
 
 
 def blocks(language: str) -> list[str]:
@@ -28,7 +30,7 @@ def test_the_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         writer.finish()
     assert blocks("python")
     for example in blocks("python"):
-        exec(compile(example, "docs/how-to/prepare-data.md", "exec"), {})
+        exec(compile(example, "docs/concepts/data-order.md", "exec"), {})
 
 
 def test_the_job_examples_are_accepted() -> None:

@@ -35,7 +35,7 @@ from tests.train.forked_runs import Run, small_job
 
 NO_RUN: Any = SimpleNamespace(step=0)
 NO_OUTCOME: Any = None
-DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "train-and-resume.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "attach-your-own-code.md"
 
 
 class Noted(Callback):

@@ -86,7 +86,7 @@ def _show(log: SqlStore, examined: ExaminedLog, json: bool) -> None:
         if alone := lone_events(examined):
             options = " ".join(f"--set-aside {each}" for each in alone)
             print(f"`{options}` would go on with all but {len(alone)} event(s)")
-        print("a backup that holds them is better: docs/how-to/run-the-server.md, 'A damaged log'")
+        print("a backup that holds them is better: docs/how-to/back-up-and-restore.md")
     if examined.findings:
         raise typer.Exit(REFUSED)
 

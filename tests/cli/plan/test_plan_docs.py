@@ -1,4 +1,4 @@
-"""The planner's page: every example runs."""
+"""The planner's pages: every example runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from phalanx.cli.app import app
 from phalanx.hardware import cluster
 from phalanx.plan.question.request import PlanRequest, understand
 
-PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "plan-a-run.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+NAMES = ("how-to/plan-a-run.md", "how-to/compare-plans.md", "concepts/planner.md")
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in NAMES)
 COMMANDS = [
     line.split("|")[0].removeprefix("$ phalanx ").strip()
     for line in PAGE.splitlines()
@@ -51,4 +53,4 @@ def test_the_cluster_file_of_the_page_is_a_cluster(tmp_path: Path) -> None:
 def test_the_library_example_of_the_page_runs() -> None:
     text = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert text is not None
-    exec(compile(text[1], "docs/how-to/plan-a-run.md", "exec"), {})
+    exec(compile(text[1], "docs/concepts/planner.md", "exec"), {})

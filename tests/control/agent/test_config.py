@@ -12,7 +12,7 @@ import pytest
 from phalanx.config import ConfigError
 from phalanx.control.agent.config import AgentConfig, read_agent_config
 
-DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "run-the-server.md"
+DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "set-up-a-node.md"
 
 
 def documented() -> str:

@@ -1,4 +1,4 @@
-"""The lines of docs/how-to/run-on-slurm.md that a site engineer copies."""
+"""The lines that a site engineer copies from the pages about backends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from phalanx.config import Job, check, load_job, resolve
 from phalanx.testing.slurm.files import find_program
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "how-to" / "run-on-slurm.md").read_text()
-LAPTOP = PAGE.partition("### Try it on a laptop")[2]
+NAMES = ("choose-a-backend", "run-on-slurm", "run-on-ray", "run-on-kubernetes", "add-nodes")
+PAGE = "\n".join((ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in NAMES)
+LAPTOP = PAGE.partition("## Try it on a laptop")[2]
 
 
 def blocks(text: str, language: str) -> list[str]:

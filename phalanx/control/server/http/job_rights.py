@@ -1,4 +1,4 @@
-"""Who may ask for what of a job: the table in docs/how-to/run-the-server.md, as code."""
+"""Who may ask for what of a job: the table in docs/concepts/security.md, as code."""
 
 from __future__ import annotations
 
