@@ -212,7 +212,7 @@ def _explained(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) or 0
         if code & 0xFF in DAMAGED:
             raise StoreDamagedError(
-                f"{path}: {error}. Nothing was changed: restore a backup (docs/how-to/back-up-and-restore.md, "
-                '"A damaged log")'
+                f"{path}: {error}. Nothing was changed: restore a backup "
+                "(docs/how-to/back-up-and-restore.md)"
             ) from error
         raise StoreError(f"{path}: {error}{full_disk_advice(path.parent)}") from error
