@@ -92,15 +92,15 @@ def run_with_clocks(arguments: list[str]) -> None:
         importlib.import_module("torch.distributed.fsdp")
         _mark("import torch.distributed")
         from phalanx.train import trainer
-        from phalanx.train.rank import launch, worker
+        from phalanx.train.rank import launch, local_orders, rank
 
         _mark("import phalanx.train")
     _clock(launch, "start_ranks", "run folder")
-    _clock(worker.Worker, "run", "fork")
-    _clock(worker.Worker, "_join_group", "", "process group")
-    _clock(worker, "build_mesh", "provenance", "mesh")
+    _clock(rank.Rank, "run", "fork")
+    _clock(local_orders.LocalOrders, "_join_group", "", "process group")
+    _clock(rank, "build_mesh", "provenance", "mesh")
     _clock(trainer.Trainer, "train_step", "sinks", "first step")
-    _clock(worker, "Trainer", "", "model, optimizer, feed")
+    _clock(rank, "Trainer", "", "model, optimizer, feed")
     sys.argv = ["phalanx", *arguments]
     main()
 

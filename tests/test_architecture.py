@@ -41,7 +41,7 @@ RANKS_ONLY = "runs where ranks are started or is a rank"
 LOADS_TORCH = {  # modules of other rooms that load torch when they are imported
     "phalanx.control.agent.spawn.child": RANKS_ONLY,
     "phalanx.control.agent.spawn.zygote": RANKS_ONLY,
-    "phalanx.control.worker.member": RANKS_ONLY,
+    "phalanx.control.worker.process": RANKS_ONLY,
     "phalanx.control.worker.orders": RANKS_ONLY,
 }
 

@@ -22,7 +22,7 @@ from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.worker_messages import Fact, Take, decode_fact
 from phalanx.control.wire.zygote_messages import Ended, Spawn
 from phalanx.control.worker.orders import AgentOrders
-from phalanx.train.rank.member import join_group
+from phalanx.train.rank.formation import join_group
 from phalanx.train.rank.orders import Formation
 from tests.ranks import run_ranks
 

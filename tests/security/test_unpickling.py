@@ -33,7 +33,7 @@ ALLOWED = {
     },
     "checkpoint/ranks.py": {"all_gather_object": RANKS},
     "train/report/gaps.py": {"gather_object": RANKS},
-    "train/rank/worker.py": {"all_gather_object": RANKS, "broadcast_object_list": RANKS},
+    "train/rank/local_orders.py": {"all_gather_object": RANKS, "broadcast_object_list": RANKS},
 }
 
 

@@ -24,7 +24,7 @@ from phalanx.train.optim.fingerprint import Fingerprints
 from phalanx.train.rank import loop
 from phalanx.train.rank.diagnose import classify
 from phalanx.train.rank.exits import ExitCode, ExitInfo
-from phalanx.train.rank.orders import LocalOrders
+from phalanx.train.rank.local_orders import LocalOrders
 from phalanx.train.report import run_folder
 from phalanx.train.report.sinks import Sinks
 from phalanx.train.resume.checkpoints import Checkpoints

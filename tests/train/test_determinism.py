@@ -20,7 +20,7 @@ from phalanx.config import Job
 from phalanx.data import ShardWriter
 from phalanx.parallel import build_mesh
 from phalanx.train.rank import loop
-from phalanx.train.rank.orders import LocalOrders
+from phalanx.train.rank.local_orders import LocalOrders
 from phalanx.train.rank.stop import StopFlag
 from phalanx.train.report import run_folder
 from phalanx.train.report.sinks import Sinks

@@ -12,7 +12,7 @@ from phalanx.checkpoint.keeper.client import SaveOutcome
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train.rank import loop
-from phalanx.train.rank.orders import LocalOrders
+from phalanx.train.rank.local_orders import LocalOrders
 from phalanx.train.report import run_folder
 from phalanx.train.report.sinks import Sinks
 from phalanx.train.trainer import Trainer

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.cluster.protocol.messages import (
     Differs,
@@ -25,6 +26,7 @@ from phalanx.cluster.protocol.messages import (
     WorkerRestore,
     WorkerUp,
 )
+from phalanx.config import Job
 from phalanx.control.wire.worker_messages import (
     GIVE_WAY,
     AgentLink,
@@ -36,13 +38,18 @@ from phalanx.control.wire.worker_messages import (
     TraceSteps,
 )
 from phalanx.control.worker.exit_causes import cause_of_exit
+from phalanx.control.worker.sockets import shut_network_sockets
 from phalanx.train.optim.fingerprint import ReplicaDivergence
 from phalanx.train.rank.exits import ExitInfo
+from phalanx.train.rank.formation import join_group
 from phalanx.train.rank.launch import redirect_output
 from phalanx.train.rank.look import look
-from phalanx.train.rank.orders import Formation, GenerationOver, RestorePoint
-from phalanx.train.rank.sockets import shut_network_sockets
+from phalanx.train.rank.orders import Formation, GenerationOver, RestorePoint, WriteLease
 from phalanx.train.rank.stop import StopFlag
+from phalanx.train.report.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import torch
 
 SHUT_AGAIN_SECONDS = 0.02
 # Where the main thread does not wake up (gloo waits for ever for a peer that has yet to connect),
@@ -198,8 +205,15 @@ class AgentOrders:
             buddy_shift=take.buddy_shift,
             replicas=take.replicas,
             shares=take.micro_batches,
-            asks_leave=take.asks_leave,
         )
+
+    def meet(
+        self, formation: Formation, job: Job, device: torch.device, folder: RunFolder | None
+    ) -> RunFolder:
+        """At the store that the gang's generation has."""
+        join_group(formation, job, device)
+        assert folder is not None  # it has its name from the submitted job
+        return folder
 
     def restore_point(self) -> RestorePoint:
         """Waits until everybody has joined."""
@@ -280,6 +294,11 @@ class AgentOrders:
         """Micro-batches by replica that the core wants in this generation."""
         generation, shares = self._shares
         return shares if generation == self._generation else ()
+
+    def write_lease(self) -> WriteLease | None:
+        """Where the site shares out the storage's time, the agent is asked."""
+        assert self._take is not None
+        return self if self._take.asks_leave else None
 
     def ask_lease(self) -> None:
         """Asks for leave to write, and again every few seconds: words get lost."""

@@ -30,8 +30,9 @@ from phalanx.hardware import count_cuda
 from phalanx.train.callback import Callback
 from phalanx.train.rank.exits import ExitCode
 from phalanx.train.rank.gang import ForkedRanks, die_with_parent
+from phalanx.train.rank.local_orders import LocalOrders
+from phalanx.train.rank.rank import Rank
 from phalanx.train.rank.stop import STOP_SIGNALS
-from phalanx.train.rank.worker import Worker
 from phalanx.train.report import run_folder
 from phalanx.train.report.progress import (
     LosableDisplay,
@@ -153,10 +154,10 @@ def _be_rank(
         watcher = PipeSink(reports) if rank == 0 else None
         if rank != 0:
             os.close(reports)
-        worker = Worker(job, folder, listener, watcher, callbacks)
-        worker.stop.install()
+        orders = LocalOrders(listener=listener)
+        orders.stop.install()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        code = worker.run()
+        code = Rank(job, orders, folder, watcher=watcher, callbacks=callbacks).run()
     except BaseException:
         with suppress(BaseException):
             traceback.print_exc()

@@ -1,11 +1,16 @@
-"""What a member of a gang is told, and whom it tells: the seam to an agent."""
+"""What a rank is told, and whom it tells: an agent, or nobody."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import torch
+
+from phalanx.config import Job
 from phalanx.train.optim.fingerprint import ReplicaDivergence
 from phalanx.train.rank.stop import StopFlag
+from phalanx.train.report.run_folder import RunFolder
 
 
 class Formation(NamedTuple):
@@ -15,13 +20,16 @@ class Formation(NamedTuple):
     rank: int
     world_size: int
     local_rank: int
-    host: str  # of the store where the ranks meet
-    port: int
-    prefix: str  # of this generation's keys there
+    host: str = ""  # of the store where the ranks of a generation meet
+    port: int = 0
+    prefix: str = ""  # of this generation's keys there
     buddy_shift: int = 0  # our snapshots are kept so many nodes further in rank order; 0: nowhere
     replicas: int = 0  # length of the data axis; 0: as the job says
     shares: tuple[int, ...] = ()  # micro-batches by replica; (): equal
-    asks_leave: bool = False  # before a durable checkpoint is written
+    # Somebody decides what follows a failure, and every step is safe at once for that. If nobody
+    # does, the job was made explicit by whoever started the ranks, and the rank ends with its run.
+    supervised: bool = True
+    waited_seconds: float = 0.0  # of a person, until now
 
 
 class RestorePoint(NamedTuple):
@@ -33,6 +41,7 @@ class RestorePoint(NamedTuple):
     skip_step: int = 0  # the batch of this step is left out too; 0: none
     told: tuple[int, int] = (0, 0)  # at this step, replicas of this block tell what they have
     saves: bool = False  # then write it and leave, without a step
+    parents: tuple[Path | str, ...] | None = None  # of "none", best first; None: to be looked for
 
 
 class GenerationOver(BaseException):
@@ -71,30 +80,18 @@ class WriteLease(Protocol):
         """The checkpoint is being written: the next one needs leave of its own."""
 
 
-class LocalOrders:
-    """Steps that nobody orders or watches; a signal may stop them."""
-
-    def __init__(self, stop: StopFlag | None = None) -> None:
-        self.stop = stop or StopFlag()
-
-    def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
-        """Nobody wants to know: the records tell."""
-
-    def busy(self, what: str, step: int) -> None:
-        """Nobody wonders."""
-
-    def shares(self) -> tuple[int, ...]:
-        """As the job says."""
-        return ()
-
-
-class Orders(StepOrders, WriteLease, Protocol):
-    """Where a member's orders come from and where its facts go."""
+class Orders(StepOrders, Protocol):
+    """Where a rank's orders come from and where its facts go, through its life."""
 
     keeps_process: bool  # once a generation is over; False: a new process takes this one's place
 
     def formation(self) -> Formation | None:
         """The next place to take; waits for one. None: leave."""
+
+    def meet(
+        self, formation: Formation, job: Job, device: torch.device, folder: RunFolder | None
+    ) -> RunFolder:
+        """Form the process group; returns the run's folder, which all ranks share."""
 
     def restore_point(self) -> RestorePoint:
         """What to restore; waits until everybody has joined. Raises ``GenerationOver``."""
@@ -114,6 +111,9 @@ class Orders(StepOrders, WriteLease, Protocol):
 
     def go(self) -> None:
         """Waits until everybody is ready. Raises ``GenerationOver``."""
+
+    def write_lease(self) -> WriteLease | None:
+        """What to ask before a durable checkpoint is written; None: nobody else writes."""
 
     def diverged(self, finding: ReplicaDivergence) -> None:
         """Replicas disagree: this rank waits for what is decided about it."""

@@ -19,7 +19,7 @@ from phalanx.train import trainer
 from phalanx.train.measure.exposure import DeviceActivity, activity_of, communication
 from phalanx.train.measure.profile import WARM_UP_STEPS, StepProfiler
 from phalanx.train.rank import loop
-from phalanx.train.rank.orders import LocalOrders
+from phalanx.train.rank.local_orders import LocalOrders
 from phalanx.train.report.records import StepRecord
 from phalanx.train.report.run_folder import create
 from phalanx.train.trainer import Trainer

@@ -27,6 +27,7 @@ from phalanx.train.rank.threads import ThreadsError
 from phalanx.train.report import run_folder
 from phalanx.train.report.records import ValidationRecord, read_records
 from phalanx.train.report.run_folder import RunFolder
+from phalanx.train.trainer import Trainer
 from tests.train.forked_runs import Run, alive, small_job, start
 
 __all__ = ["start"]
@@ -271,16 +272,14 @@ def test_a_caller_with_threads_is_told_before_anything_is_made(tmp_path: Path) -
 
 
 def break_rank_one() -> None:
-    from phalanx.train.rank import worker
-
-    original = worker.Trainer.train_step
+    original = Trainer.train_step
 
     def broken(self, *args):  # type: ignore[no-untyped-def]
         if self.mesh.rank == 1 and self.step == 2:
             raise RuntimeError("a wire came loose")
         return original(self, *args)
 
-    worker.Trainer.train_step = broken  # type: ignore[method-assign]
+    Trainer.train_step = broken  # type: ignore[method-assign]
 
 
 def test_an_error_in_one_rank_is_reported_with_that_rank(tmp_path: Path, start: Start) -> None:

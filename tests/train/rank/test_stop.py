@@ -15,7 +15,7 @@ import pytest
 
 from phalanx.checkpoint import latest, read_manifest
 from phalanx.config import to_toml
-from phalanx.train.rank import worker
+from phalanx.train.rank import rank
 from phalanx.train.rank.stop import StopFlag, StoppedEarly
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.trainer import Trainer
@@ -57,9 +57,9 @@ def assert_left_early(run: Run, reason: str) -> None:
 
 
 PARTS = {
-    "joining": (worker, "choose_device"),
+    "joining": (rank, "choose_device"),
     "building": (Trainer, "__init__"),
-    "restoring": (worker, "load_start"),
+    "restoring": (rank, "load_start"),
     "first step": (Trainer, "_update"),
 }
 
@@ -83,7 +83,7 @@ def test_a_signal_to_one_rank_during_the_start_ends_all_of_them(
     tmp_path: Path, start: Start, asked: int
 ) -> None:
     marker = tmp_path / "asleep"
-    slow = asleep_in(worker, "load_start", marker, (asked,))
+    slow = asleep_in(rank, "load_start", marker, (asked,))
     run = start(small_job(tmp_path / "runs"), before=slow)
     until_asleep(run, marker, 1)
     os.kill(run.rank_pids()[asked], signal.SIGTERM)

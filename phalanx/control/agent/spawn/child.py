@@ -146,9 +146,9 @@ def play(order: Spawn, serving: socket.socket | None, be_zygote: Callable[[str],
     """What a child of a role does; returns its exit code."""
     match order.role:
         case "member":
-            from phalanx.control.worker.member import run_member
+            from phalanx.control.worker.process import run_rank
 
-            return run_member(order.socket)
+            return run_rank(order.socket)
         case "program":
             run_program(order)
         case "keeper":

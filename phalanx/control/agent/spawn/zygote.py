@@ -325,8 +325,8 @@ def run(path: str) -> None:
 def preload() -> None:
     """Import what workers need, so that they share it and start at once."""
     import phalanx.checkpoint.keeper.process
-    import phalanx.control.worker.member
-    import phalanx.train.rank.member  # noqa: F401
+    import phalanx.control.worker.process
+    import phalanx.train.rank.rank  # noqa: F401
 
     gc.collect()
     gc.freeze()  # collection in a child would copy the pages that it shares

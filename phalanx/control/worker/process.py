@@ -1,4 +1,4 @@
-"""A worker process under an agent: the trainer's member, with orders from the agent's socket."""
+"""A worker process under an agent: a rank with orders from the agent's socket."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from phalanx.control.wire.payload import Train, decode_payload
 from phalanx.control.worker.orders import AgentOrders
 from phalanx.observe.node.node_messages import RunRecord
 from phalanx.observe.node.worker_ring import RingSink, ring_path
+from phalanx.train.measure.profile import ProfileAsk
 from phalanx.train.rank.exits import ExitCode, ExitInfo
 from phalanx.train.rank.look import record_collectives
-from phalanx.train.rank.member import Member
+from phalanx.train.rank.rank import Rank
+from phalanx.train.report.provenance import Provenance
+from phalanx.train.report.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
 
-def run_member(path: str) -> int:
+def run_rank(path: str) -> int:
     """The life of a worker process; returns its exit code."""
     logging.basicConfig(
         level=logging.INFO,
@@ -49,19 +52,20 @@ def run_member(path: str) -> int:
         orders.bye(ExitInfo(code=ExitCode.CONFIG, reason="config", message=str(error)))
         return ExitCode.CONFIG
     ring = RingSink(ring_path(Path(path).parent, index))
-    folder = run_path(config, job)
+    folder = RunFolder(run_path(config, job))
     recorded = os.environ.get("PHALANX_RECORDS") != "0"  # the site may not want them
-    member = Member(config, folder, orders, [ring] if recorded else [])
-    orders.trace = member.ask.ask
-    member.described = lambda found: ring.describe(
-        RunRecord(
-            generation=found.generation,
-            provenance=msgspec.json.encode(found).decode(),
-            folder=str(folder),
-        )
-    )
-    code = member.run()
-    orders.bye(member.info)
+    ask = ProfileAsk()
+    orders.trace = ask.ask
+
+    def described(provenance: Provenance) -> None:
+        encoded = msgspec.json.encode(provenance).decode()
+        generation = provenance.generation
+        ring.describe(RunRecord(generation=generation, provenance=encoded, folder=str(folder.path)))
+
+    sinks = [ring] if recorded else []
+    rank = Rank(config, orders, folder, sinks=sinks, ask=ask, described=described)
+    code = rank.run()
+    orders.bye(rank.info)
     orders.close()
     return code
 
