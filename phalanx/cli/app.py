@@ -72,7 +72,7 @@ PANELS = {
         "audit": "Read the audit log, or prove that it is whole.",
         "doctor": "Check a node, with evidence.",
         "server": "Check or repair the log of a server that is stopped.",
-        "chaos": "Harm a job on purpose, and see what is lost.",
+        "chaos": "Inject faults into a job, and see what is lost.",
     },
 }
 

@@ -1,4 +1,4 @@
-"""``phalanx chaos``: harm a job, on a cluster of its own or where it runs, and see what is lost."""
+"""``phalanx chaos``: inject faults into a job, alone or where it runs, and see what is lost."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class ChaosOptions:
 def chaos(
     options: ChaosOptions, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
-    """Run a job twice: in peace, and on a cluster of this machine where a plan does it harm.
+    """Run a job twice: undisturbed, and on a cluster of this machine with the faults of a plan.
 
     The verdict: whether losses and weights are the same bit for bit, and whether processes,
     shared memory or ports stayed behind. Exit code 0: nothing is lost; 1: something is.
 
-    With the number of a job that runs, that one is harmed where it is: on the nodes that are
+    With the number of a job that runs, faults are injected into that one, on the nodes that are
     processes of this machine. Steps of the plan then count from the step it is at.
     """
     if options.what.isdigit():
