@@ -52,7 +52,8 @@ _seconds: Counter[str] = Counter()  # by room
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count where the time goes."""
-    _seconds[report.nodeid.split("/")[1] if "/" in report.nodeid else "tests"] += report.duration
+    parts = Path(report.location[0]).parts
+    _seconds[parts[1] if len(parts) > 2 else "tests"] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
