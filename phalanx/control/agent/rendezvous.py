@@ -28,6 +28,7 @@ MOST_KEYS = 1 << 20  # in one request
 NAME_SECONDS = 60.0  # until a connection must have named a meeting
 KEPT_SECONDS = 1800.0  # that a meeting outlives its last connection
 SWEEP_SECONDS = 60.0
+QUIET_SECONDS = 10.0  # between two lines about clients that are refused
 NAME = re.compile(rb"/([0-9a-f]{32})/")
 MAGIC = 0x3C85F7CE  # torch's clients begin with it
 SIZE, NUMBER, WORD = struct.Struct("<Q"), struct.Struct("<q"), struct.Struct("<I")
@@ -92,6 +93,15 @@ class Rendezvous:
     def __init__(self) -> None:
         self.meetings: dict[bytes, GenerationStore] = {}
         self.loop = asyncio.get_running_loop()
+        self._refused = 0  # clients since the last line about them
+        self._said = float("-inf")
+
+    def refused(self, peer: object, error: RequestRefusedError) -> None:
+        """Tells of a client that is sent away, now and then: strangers do not fill the log."""
+        self._refused += 1
+        if self.loop.time() - self._said >= QUIET_SECONDS:
+            log.warning("%s is refused: %s (%d since the last line)", peer, error, self._refused)
+            self._said, self._refused = self.loop.time(), 0
 
     def named(self, name: bytes) -> GenerationStore:
         """The meeting of a name, which may be new."""
@@ -166,8 +176,7 @@ class ClientSession(asyncio.Protocol):
                 read = end
                 self._needed = self._parser.send(part)
         except RequestRefusedError as error:
-            peer = self._transport.get_extra_info("peername")
-            log.warning("%s is refused: %s", peer, error)
+            self._all.refused(self._transport.get_extra_info("peername"), error)
             self._transport.abort()
             buffer.clear()
             read, self._needed = 0, MOST_BYTES

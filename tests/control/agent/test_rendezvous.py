@@ -205,6 +205,18 @@ def test_a_meeting_is_dropped_when_nobody_has_been_there_for_long() -> None:
     asyncio.run(visit())
 
 
+def test_refused_clients_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def visit() -> None:
+        meetings = rendezvous.Rendezvous()
+        for number in range(1000):
+            meetings.refused(("stranger", number), rendezvous.RequestRefusedError("no name"))
+
+    asyncio.run(visit())
+    assert [record.getMessage() for record in caplog.records] == [
+        "('stranger', 0) is refused: no name (1 since the last line)"
+    ]
+
+
 def test_whoever_names_no_meeting_is_sent_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
