@@ -216,6 +216,24 @@ def test_a_job_may_be_submitted_while_the_servers_own_nodes_start(tmp_path: Path
             assert not runtime_folder(folder).exists()
 
 
+def test_whoever_waits_for_a_job_is_told_how_it_ended(tmp_path: Path) -> None:
+    given, work = tmp_path / "given.env", tmp_path / "work"
+    given.write_text("FROM_FILE=file\n")
+    work.mkdir()
+    say = 'echo "$FROM_FILE $FROM_OPTION" > said; exit $CODE'
+    options = ("--wait", "--retries", "0", "--workdir", str(work), "--env-file", str(given))
+    where = ("--state", str(tmp_path / "state"))
+    with ServerProcess(tmp_path / "state", "--nodes", "1"):
+        for code in (0, 3):
+            variables = ("--env", "FROM_OPTION=option", "--env", f"CODE={code}")
+            done = phalanx("submit", *where, *options, *variables, "--", "sh", "-c", say)
+            assert done.returncode == (1 if code else 0), done.stderr
+            assert f"exit code {code}" in done.stderr or not code
+            assert (work / "said").read_text() == "file option\n"
+        last = phalanx("submit", *where, "--json", "--wait", "--", "true")
+        assert json.loads(last.stdout)["state"] == "done"
+
+
 def test_a_second_server_on_the_same_state_is_refused(server: ServerProcess) -> None:
     second = phalanx("up", "--state", str(server.state), "--port", "0")
     assert second.returncode == 1 and "a server already runs on" in second.stderr

@@ -38,6 +38,10 @@ def to_backend(
         if engine not in ENGINES:
             rule = "is no engine that Phalanx knows"
             raise ConfigError("--backend", f'"{engine}"', rule, did_you_mean(engine, ENGINES))
+        if wanted.environment and engine != "ray":
+            rule = f"reaches no job of {engine} this way"
+            fix = "set backend.environment in the job file"
+            raise ConfigError("--env", ", ".join(wanted.environment), rule, fix)
         if engine == "slurm":
             path = str(policy.absolute()) if policy else ""
             elsewhere = _server(wanted, server)

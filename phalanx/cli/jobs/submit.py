@@ -14,6 +14,7 @@ import typer
 
 from phalanx.cli.connection import connected, exit_on_server_error
 from phalanx.cli.job_file import load_named, refuse_name
+from phalanx.cli.jobs.environment import variables
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import (
     MOST_MINUTES,
@@ -33,9 +34,12 @@ from phalanx.config import ConfigError, Job
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.trust.secrets import secrets_note
-from phalanx.control.wire.api_types import Done, Status, Submission
+from phalanx.control.wire.api_types import Done, JobDetail, JobOut, Status, Submission
 from phalanx.control.wire.payload import Script, Train
 from phalanx.hardware import count_cuda
+
+WAIT_SECONDS = 0.5  # between two looks at a job
+AWAY_SECONDS = 300.0  # that a server may be away meanwhile
 
 app = typer.Typer()
 
@@ -67,6 +71,16 @@ class SubmitOptions:
     minutes: Annotated[
         float, typer.Option(min=0, max=MOST_MINUTES, help="Time limit; 0: none.")
     ] = 0.0
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="A variable for it; no value: as it is here."),
+    ] = None
+    env_file: Annotated[
+        list[Path] | None, typer.Option(help="Variables for it, NAME=VALUE a line.")
+    ] = None
+    workdir: Annotated[
+        Path | None, typer.Option(help="Folder that it runs in (default: this one).")
+    ] = None
     preemptible: Annotated[bool, typer.Option(help="Others may take its nodes.")] = False
     requeue: Annotated[
         bool, typer.Option("--requeue", help="At its time limit it goes back into the queue.")
@@ -74,6 +88,9 @@ class SubmitOptions:
     backend: Annotated[
         str, typer.Option(help="Engine that gives the nodes: slurm, ray, kubernetes.")
     ] = ""
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when it has ended; 0 only where it is done.")
+    ] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be submitted; submit nothing.")
     ] = False
@@ -88,7 +105,7 @@ class SubmitOptions:
             job=job[0] if job else None,
             argv=() if job else tuple(self.what),
             ranks=job[1] if job else self.world_size or 1,
-            folder=str(Path.cwd()),
+            folder=str(Path.cwd() if self.workdir is None else self.workdir.absolute()),
             name=self.name,
             team=self.team,
             qos=self.qos,
@@ -106,6 +123,7 @@ class SubmitOptions:
             minutes=self.minutes,
             preemptible=self.preemptible,
             requeue=self.requeue,
+            environment=variables(self.env or (), self.env_file or ()),
         )
 
 
@@ -122,6 +140,8 @@ def submit(
     with exit_on_config_error(json):
         wanted = options.wanted()
     policy, dry_run = options.policy, options.dry_run
+    if options.wait and (options.backend or dry_run):
+        raise typer.BadParameter("--wait is for jobs of a server: it follows one that was sent")
     if options.backend:
         from phalanx.cli.jobs.engines import to_backend
 
@@ -132,22 +152,55 @@ def submit(
     elif dry_run:
         _show_what_would_be_sent(wanted, server, state, json)
     else:
-        _send(wanted, server, state, json)
+        number = _send(wanted, server, state, json, quiet=json and options.wait)
+        if options.wait and not _ended_well(number, server, state, json):
+            raise typer.Exit(1)
 
 
-def _send(wanted: RequestedWork, server: str, state: Path | None, json: bool) -> None:
-    """Put the job into a server's queue."""
+def _send(
+    wanted: RequestedWork, server: str, state: Path | None, json: bool, *, quiet: bool
+) -> int:
+    """Put the job into a server's queue; its number."""
     with connected(server, json, state) as client:
         made = submission(wanted, wanted.slot_gpus or _node_gpus(client))
         done = client.post("/v1/jobs", made, Done)
     if note := secrets_note(made.work.environment):
         print(plain(note), file=sys.stderr)
-    if json:
+    if json and not quiet:
         print_json(done)
-    else:
+    elif not json:
         number, shape = done.jobs[0], made.spec.gang
         print(f"job {number} ({made.spec.name}): {shape.gpus(shape.replicas)} GPUs; {done.message}")
         print(f"watch it: phalanx why {number}; phalanx logs -f {number}")
+    return done.jobs[0]
+
+
+def _ended_well(number: int, server: str, state: Path | None, json: bool) -> bool:
+    """Wait for a job, also past restarts of its server; whether it is done."""
+    with connected(server, json, state) as client:
+        try:
+            while not (job := _look(client, number)).ended_ns:
+                time.sleep(WAIT_SECONDS)
+        except KeyboardInterrupt:
+            print(f"job {number} goes on; `phalanx cancel {number}` ends it", file=sys.stderr)
+            raise typer.Exit(130) from None
+    if json:
+        print_json(job)
+    else:
+        print(plain(f"job {number} is {job.state}: {job.why.text}"), file=sys.stderr)
+    return job.state == "done"
+
+
+def _look(client: Client, number: int) -> JobOut:
+    """The job as it is now; a server that is away for a while is waited for."""
+    until = time.monotonic() + AWAY_SECONDS
+    while True:
+        try:
+            return client.get(f"/v1/jobs/{number}", JobDetail).job
+        except ClientError as error:
+            if error.status or time.monotonic() > until:
+                raise
+        time.sleep(WAIT_SECONDS)
 
 
 def _node_gpus(client: Client) -> int:
@@ -210,6 +263,8 @@ def describe_submission(made: Submission, nodes: str) -> dict[str, str]:
         lines["runs"] = f"the trainer on {work.world_size} ranks in {work.folder}: {steps}"
     elif isinstance(work, Script):
         lines["runs"] = f"{shlex.join(work.argv)} in {work.folder}, one process a rank"
+    if work.environment:
+        lines["variables"] = ", ".join(work.environment)
     return lines
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -12,6 +14,8 @@ from phalanx.config.schema import Train as TrainSection
 from phalanx.control.wire.api_types import JobRequest, Submission
 from phalanx.control.wire.payload import Payload, Script, Train, encode_payload
 from phalanx.plan import AxisTraffic
+
+LAUNCHERS = re.compile(r"python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|mpirun|srun|env")
 
 
 class RequestedWork(Struct, frozen=True, kw_only=True):
@@ -54,7 +58,20 @@ class RequestedWork(Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """Its name, as given or by what it runs."""
-        return self.name or (self.job.name if self.job else Path(self.argv[0]).name)
+        return self.name or (self.job.name if self.job else program_name(self.argv))
+
+
+def program_name(argv: tuple[str, ...]) -> str:
+    """What people call a program: the script or module, not what interprets or launches it."""
+    program = Path(argv[0]).name
+    if not LAUNCHERS.fullmatch(program):
+        return program
+    for word, following in pairwise((*argv[1:], "")):
+        if word == "-m" and following:
+            return following
+        if word.endswith((".py", ".sh")) and not word.startswith("-"):
+            return Path(word).name
+    return program
 
 
 def submission(wanted: RequestedWork, node_gpus: int) -> Submission:

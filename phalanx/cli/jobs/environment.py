@@ -1,0 +1,63 @@
+"""Variables that a job is given with ``phalanx submit --env`` and ``--env-file``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from phalanx.config import ConfigError
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def variables(given: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
+    """What files and options say, the later the stronger; a bare name is taken from here."""
+    found: dict[str, str] = {}
+    for path in files:
+        found |= _of_file(path)
+    for text in given:
+        name, separator, value = text.partition("=")
+        _check_name("--env", name, text)
+        if not separator:
+            if name not in os.environ:
+                rule = "is not set here, so there is no value to send"
+                raise ConfigError("--env", text, rule, f"--env {name}=VALUE")
+            value = os.environ[name]
+        found[name] = _checked("--env", name, value)
+    return found
+
+
+def _of_file(path: Path) -> dict[str, str]:
+    """NAME=VALUE a line, as Docker and systemd have them: blank lines and # lines are left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--env-file", str(path), f"cannot be read: {error}", "") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, separator, value = text.removeprefix("export ").partition("=")
+        where = f"{path}:{number}"
+        _check_name(where, name, text)
+        if not separator:
+            raise ConfigError(where, text, "is no NAME=VALUE", f"{name}=VALUE")
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+            value = value[1:-1]
+        found[name] = _checked(where, name, value)
+    return found
+
+
+def _check_name(where: str, name: str, text: str) -> None:
+    if not VARIABLE.fullmatch(name):
+        rule = "does not begin with the name of a variable (letters, digits, _)"
+        raise ConfigError(where, text, rule, "NAME=VALUE")
+
+
+def _checked(where: str, name: str, value: str) -> str:
+    if "\0" in value:
+        raise ConfigError(where, name, "has a NUL in its value, which no variable can hold", "")
+    return value
