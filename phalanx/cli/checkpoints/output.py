@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from phalanx.cli.output import print_json
+from phalanx.cli.tables import span
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.tools.inspect import ListedCheckpoint
@@ -68,13 +69,7 @@ def size_text(count: int) -> str:
 
 
 def age_text(one: ListedCheckpoint) -> str:
-    if not one.created:
-        return "-"
-    seconds = max(0.0, one.age_seconds)
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return span(max(0.0, one.age_seconds)) if one.created else "-"
 
 
 @contextmanager

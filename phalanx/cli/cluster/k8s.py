@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import msgspec
 import typer
 
 from phalanx.cli.job_file import load_named
+from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import JobFile, Json, Set, WorldSize
 from phalanx.cli.output import exit_on_config_error, print_json
 
@@ -20,11 +22,35 @@ if TYPE_CHECKING:
     from phalanx.control.backends.kubernetes.watch import PodState
     from phalanx.control.server.http.submission import RequestedWork
 
-Name = Annotated[str, typer.Option(help="As it was submitted with.")]
-Spares = Annotated[int, typer.Option(min=0, help="As it was submitted with.")]
-SlotGpus = Annotated[int, typer.Option(min=0, help="As it was submitted with.")]
+Submitted = typer.Option(min=0, help="As it was submitted with.")
 
 app = typer.Typer(no_args_is_help=True, help="Kubernetes: manifests of jobs and of what they need.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The job, as `phalanx submit` makes it of the same options."""
+
+    job_file: JobFile
+    overrides: Set = None
+    world_size: WorldSize = None
+    name: Annotated[str, typer.Option(help="As it was submitted with.")] = ""
+    spares: Annotated[int, Submitted] = 0
+    slot_gpus: Annotated[int, Submitted] = 0
+
+    def wanted(self) -> RequestedWork:
+        """As it is described to a server; ConfigError where there is none."""
+        from phalanx.control.server.http.submission import RequestedWork
+
+        job, ranks = load_named(self.job_file, self.overrides, self.world_size, self.name)
+        return RequestedWork(
+            job=job,
+            ranks=ranks,
+            folder=str(Path.cwd()),
+            name=self.name,
+            spares=self.spares,
+            slot_gpus=self.slot_gpus,
+        )
 
 
 @app.callback()
@@ -33,13 +59,9 @@ def root() -> None:
 
 
 @app.command()
+@takes_options
 def manifests(
-    job_file: JobFile,
-    overrides: Set = None,
-    world_size: WorldSize = None,
-    name: Name = "",
-    spares: Spares = 0,
-    slot_gpus: SlotGpus = 0,
+    options: JobOptions,
     install: Annotated[
         bool, typer.Option("--install", help="What the namespace needs once, instead.")
     ] = False,
@@ -51,30 +73,23 @@ def manifests(
     from phalanx.control.backends.kubernetes.manifests import manifests as made
 
     with exit_on_config_error(json):
-        wanted = _wanted(job_file, overrides, world_size, name, spares, slot_gpus)
+        wanted = options.wanted()
         assert wanted.job is not None
         found = installed(wanted.job.backend.kubernetes, quota) if install else made(wanted)
     print(written(found, json), end="")
 
 
 @app.command()
-def status(
-    job_file: JobFile,
-    overrides: Set = None,
-    world_size: WorldSize = None,
-    name: Name = "",
-    spares: Spares = 0,
-    slot_gpus: SlotGpus = 0,
-    json: Json = False,
-) -> None:
+@takes_options
+def status(options: JobOptions, json: Json = False) -> None:
     """How the pods of a job are, and why one does not start."""
     from phalanx.control.backends.kubernetes.manifests import pod_options
     from phalanx.control.backends.kubernetes.watch import pods_of
 
     with exit_on_config_error(json):
-        options = pod_options(_wanted(job_file, overrides, world_size, name, spares, slot_gpus))
+        pods_wanted = pod_options(options.wanted())
     with _said_by_kubernetes():
-        pods = pods_of(options.name, options.site.namespace)
+        pods = pods_of(pods_wanted.name, pods_wanted.site.namespace)
     if json:
         print_json(pods)
     else:
@@ -82,15 +97,8 @@ def status(
 
 
 @app.command()
-def delete(
-    job_file: JobFile,
-    overrides: Set = None,
-    world_size: WorldSize = None,
-    name: Name = "",
-    spares: Spares = 0,
-    slot_gpus: SlotGpus = 0,
-    json: Json = False,
-) -> None:
+@takes_options
+def delete(options: JobOptions, json: Json = False) -> None:
     """Delete everything of a job in its namespace; returns when it is gone."""
     from phalanx.control.backends.kubernetes.apply import delete as remove
     from phalanx.control.backends.kubernetes.manifests import manifests as made
@@ -98,33 +106,15 @@ def delete(
     from phalanx.control.backends.kubernetes.watch import labels_of
 
     with exit_on_config_error(json):
-        wanted = _wanted(job_file, overrides, world_size, name, spares, slot_gpus)
-        objects, options = made(wanted), pod_options(wanted)
+        wanted = options.wanted()
+        objects, pods = made(wanted), pod_options(wanted)
     with _said_by_kubernetes():
-        labels = labels_of(options.name)
-        answer = remove(written(objects, json=True), options.site.namespace, labels)
+        labels = labels_of(pods.name)
+        answer = remove(written(objects, json=True), pods.site.namespace, labels)
     if json:
         print_json({"deleted": answer.splitlines()})
     else:
         print(answer, end="")
-
-
-def _wanted(
-    job_file: Path,
-    overrides: list[str] | None,
-    world_size: int | None,
-    name: str,
-    spares: int,
-    slot_gpus: int,
-) -> RequestedWork:
-    """The same job as `phalanx submit` makes of these options."""
-    from phalanx.control.server.http.submission import RequestedWork
-
-    job, ranks = load_named(job_file, overrides, world_size, name)
-    folder = str(Path.cwd())
-    return RequestedWork(
-        job=job, ranks=ranks, folder=folder, name=name, spares=spares, slot_gpus=slot_gpus
-    )
 
 
 @contextmanager

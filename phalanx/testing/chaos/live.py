@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from phalanx.cluster.jobs.job import ENDED
 from phalanx.control.backends.local import LocalNode, processes_of
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.server_file import ServerFile
@@ -30,7 +31,6 @@ GONE_SECONDS = 10.0
 START_SECONDS = 120.0  # on a busy machine
 AGAIN_SECONDS = 0.5  # until a server that ended at once is started once more
 SAID_CHARACTERS = 2000  # of its log, where it never comes up
-ENDED = ("done", "failed", "cancelled")
 
 
 class LiveError(Exception):

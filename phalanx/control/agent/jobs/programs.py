@@ -214,7 +214,8 @@ class NodePrograms:
         for process in job.processes.values():
             if process.rank == 0 and not process.left and process.status is None:
                 process.left = True
-                self._fact(_store_lost(job, process, end))
+                detail = f"the store where its ranks meet was killed (process {end.pid})"
+                self._fact(_killed(job, process, detail))
 
     def end_stores(self, job: int, but: int = 0) -> None:
         """End the stores of a job's generations; ``but``: that one goes on."""
@@ -226,24 +227,17 @@ class NodePrograms:
 def _lost(job: LocalJob, process: WorkerProcess) -> WorkerLeft:
     """A rank ended, and neither agent was told how."""
     process.left = True
+    return _killed(job, process, "it ended while the node had no agent")
+
+
+def _killed(job: LocalJob, process: WorkerProcess, detail: str) -> WorkerLeft:
     return WorkerLeft(
         job=job.number,
         generation=process.generation,
         rank=process.rank,
         step=process.step,
         cause=Cause.WORKER_KILLED,
-        detail="it ended while the node had no agent",
-    )
-
-
-def _store_lost(job: LocalJob, process: WorkerProcess, end: Ended) -> WorkerLeft:
-    return WorkerLeft(
-        job=job.number,
-        generation=process.generation,
-        rank=process.rank,
-        step=process.step,
-        cause=Cause.WORKER_KILLED,
-        detail=f"the store where its ranks meet was killed (process {end.pid})",
+        detail=detail,
     )
 
 

@@ -44,7 +44,6 @@ from phalanx.control.wire import api_types as t
 
 logger = logging.getLogger("phalanx.server")
 
-ENDED_STATES = ("done", "failed", "cancelled")
 SCAN_EVENTS = 20_000  # looked through at most for one answer
 PAGE = 1000
 
@@ -80,7 +79,7 @@ async def list_jobs(call: Call) -> t.JobList:
     for job in reversed(known) if query.newest else known:
         if job.id <= query.after or not call.sees(job.spec.team):
             continue
-        live = job.state not in ENDED_STATES
+        live = not job.ended
         if query.state not in ("all", job.state) and not (query.state == "live" and live):
             continue
         if len(listed) == query.limit:
@@ -177,7 +176,7 @@ def _whereabouts(call: Call, number: int, rank: int) -> LogLocation:
     job = call.leading.core.view.jobs.get(number)
     if job is None:
         return LogLocation(None, ended=True, why=f"job {number} is no longer known")
-    ended = job.state in ENDED_STATES
+    ended = job.ended
     nodes = call.leading.controller.memory.placed.get(job.id, ())
     if not nodes:
         return LogLocation(None, ended, f"job {job.id} has not started: {job.why}")

@@ -25,7 +25,6 @@ from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event, Progress
 from phalanx.control.server.http.views import job_of
 
-ENDED = ("done", "failed", "cancelled")
 TOLD = ("reason", "rank", "node", "cause", "slowdown_ppm", "step")  # of an event, if it has them
 
 
@@ -105,7 +104,7 @@ class GangSpans:
         if before is not None:
             before[1].end(now_ns)
             del self._open[job.id]
-        if job.state in ENDED:
+        if job.ended:
             if before is not None:
                 self._end(job, now_ns)
             return

@@ -25,7 +25,6 @@ from phalanx.cluster.protocol.events import (
 from phalanx.control.server.http.views import job_of
 from phalanx.observe.tracker.findings import RunFinding, suggestion
 
-ENDED = ("done", "failed", "cancelled")
 FORGOTTEN_NS = 60 * 10**9  # a failure this long ago is not why a gang forms again
 _ADVICE: dict[type, str] = {
     NodeSilent: "node_lost",
@@ -83,7 +82,7 @@ class IncidentHistory:
                 self.went_on(job.id, body.generation, known.reported_ns)
             elif known.restored_ns:
                 known.reported_ns = body.at_ns
-        elif job.state in ENDED:
+        elif job.ended:
             self._add(self._open.pop(job.id).finding)
 
     def failed(self, event: Event) -> None:

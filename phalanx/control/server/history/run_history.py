@@ -37,7 +37,6 @@ FLUSH_SECONDS = 1.0
 LEDGER_SECONDS = 10.0
 FINE_LEDGER_NS = 2 * 86_400 * 10**9
 COARSE_LEDGER_NS = 600 * 10**9
-ENDED = ("done", "failed", "cancelled")
 MOST_PLACEMENTS = 1_000
 MOST_FRESH = 50  # jobs of one event whose runs are begun at once
 MOST_COPIES = 500  # runs that are written at a time
@@ -61,7 +60,7 @@ class RunHistory:
         self._unseen: deque[int] = deque()  # jobs of a large array that have no run yet
         self._written: dict[str, dict[str, int]] = {}  # by owner: its ledger as it is stored
         self._thin_ns = 0  # when old sums are thinned out next
-        self._ended = {n for n, job in core.view.jobs.items() if job.state in ENDED}
+        self._ended = {n for n, job in core.view.jobs.items() if job.ended}
 
     # What happens.
 
@@ -177,7 +176,7 @@ class RunHistory:
                     "replicas": placement.replicas,
                 }
                 run.placements = [*run.placements[1 - MOST_PLACEMENTS :], entry]
-        if job.state in ENDED and job.id not in self._ended:
+        if job.ended and job.id not in self._ended:
             self._ended.add(job.id)
             self._placed.pop(job.id, None)
             self.incidents.forget(job.id)
