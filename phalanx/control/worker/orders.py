@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +38,7 @@ from phalanx.control.wire.worker_messages import (
 )
 from phalanx.control.worker.exit_causes import cause_of_exit
 from phalanx.control.worker.sockets import shut_network_sockets
+from phalanx.train.measure.profile import ProfileAsk
 from phalanx.train.optim.fingerprint import ReplicaDivergence
 from phalanx.train.rank.exits import ExitInfo
 from phalanx.train.rank.formation import join_group
@@ -83,7 +83,7 @@ class AgentOrders:
         self._step, self._durable = 0, 0
         self._lease: WorkerFlush | None = None  # to write a durable checkpoint
         self._asked = 0.0  # for it, when
-        self.trace: Callable[[int], None] = lambda steps: None  # the next steps
+        self.ask = ProfileAsk()
         self._link = AgentLink(path, self._present, self._hear)
         self._link.start()
 
@@ -129,7 +129,7 @@ class AgentOrders:
                 case WorkerDrain():
                     self.stop.reason = "drain"
                 case TraceSteps(steps=steps):
-                    self.trace(steps)
+                    self.ask.ask(steps)
                 case Look():
                     self._look(order)
             self._changed.notify_all()

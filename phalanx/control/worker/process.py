@@ -19,7 +19,6 @@ from phalanx.control.wire.payload import Train, decode_payload
 from phalanx.control.worker.orders import AgentOrders
 from phalanx.observe.node.node_messages import RunRecord
 from phalanx.observe.node.worker_ring import RingSink, ring_path
-from phalanx.train.measure.profile import ProfileAsk
 from phalanx.train.rank.exits import ExitCode, ExitInfo
 from phalanx.train.rank.look import record_collectives
 from phalanx.train.rank.rank import Rank
@@ -54,8 +53,6 @@ def run_rank(path: str) -> int:
     ring = RingSink(ring_path(Path(path).parent, index))
     folder = RunFolder(run_path(config, job))
     recorded = os.environ.get("PHALANX_RECORDS") != "0"  # the site may not want them
-    ask = ProfileAsk()
-    orders.trace = ask.ask
 
     def described(provenance: Provenance) -> None:
         encoded = msgspec.json.encode(provenance).decode()
@@ -63,7 +60,7 @@ def run_rank(path: str) -> int:
         ring.describe(RunRecord(generation=generation, provenance=encoded, folder=str(folder.path)))
 
     sinks = [ring] if recorded else []
-    rank = Rank(config, orders, folder, sinks=sinks, ask=ask, described=described)
+    rank = Rank(config, orders, folder, sinks=sinks, ask=orders.ask, described=described)
     code = rank.run()
     orders.bye(rank.info)
     orders.close()
