@@ -38,11 +38,11 @@ SMALL = {
     "sequence": "32",
 }
 CALIBRATION_STEPS = 60
-STRIKE_SECONDS = 3.5  # from a fault until the job has settled, about
+STRIKE_SECONDS = 2.0  # after a fault in which no step is made, about
 LEAST_STEPS_BETWEEN = 8
 GROWTH = 0.05  # of memory, that is no leak yet
 END_SECONDS = 600.0
-WARM_UP = 0.1  # of all fault; memory is measured from there on
+WARM_UP = 0.1  # of all faults; memory is measured from there on
 
 
 def main() -> int:

@@ -76,7 +76,9 @@ class Target:
 
     def settle(self) -> None:
         """Until everything runs, and the generation has made a few steps of its own."""
-        self.wait(lambda: self.state == "running", "the job to run")
+        self.wait(lambda: self.state == "running" or self.ended, "the job to run")
+        if self.ended:
+            raise RuntimeError(f"the job is {self.state} and not all faults were applied")
         generation = self.cluster.job(self.job)["generation"]
         self.wait(lambda: self.commits.first_after(generation - 1), "steps")
         first = self.commits.first_after(generation - 1)

@@ -155,6 +155,20 @@ def test_no_order_holds_a_large_fleet_up() -> None:
     assert fuzzed.longest_seconds < 1.0, fuzzed.slowest
 
 
+def play_orders(fuzzed: FuzzedCore, number: int) -> None:
+    """Orders of all kinds, drawn anew for each number."""
+
+    @seed(number)
+    @settings(max_examples=50, deadline=None, database=None)
+    @given(st.lists(order_bodies(), min_size=1, max_size=20))
+    def some(bodies: list[EventBody]) -> None:
+        for body in bodies:
+            fuzzed.handle(body)
+            fuzzed.settle(5)
+
+    some()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_no_order_takes_a_fifth_of_a_second_at_12500_nodes() -> None:
@@ -162,17 +176,8 @@ def test_no_order_takes_a_fifth_of_a_second_at_12500_nodes() -> None:
     while time.monotonic() < until:
         number += 1
         fuzzed = FuzzedCore(12_500)
-
-        @seed(number)
-        @settings(max_examples=50, deadline=None, database=None)
-        @given(st.lists(order_bodies(), min_size=1, max_size=20))
-        def some(bodies: list[EventBody], fuzzed: FuzzedCore = fuzzed) -> None:
-            for body in bodies:
-                fuzzed.handle(body)
-                fuzzed.settle(5)
-
         for body in large_orders():
             fuzzed.handle(body)
             fuzzed.settle(100)
-        some()
+        play_orders(fuzzed, number)
         assert fuzzed.longest_seconds < 0.2, fuzzed.slowest
