@@ -41,11 +41,6 @@ class Liveness:
         self._incarnation[node] = incarnation
         self._asked.pop(node, None)
 
-    def unwatch(self, node: int) -> None:
-        """A node was taken out of the fleet: its silence means nothing."""
-        self._status[node] = UNWATCHED
-        self._asked.pop(node, None)
-
     def ask(self, nodes: Sequence[int], until_ns: int) -> None:
         """Peers miss one of these nodes, and all were told to answer: who does not is silent.
 
@@ -88,13 +83,6 @@ class Liveness:
         if self._asked:
             self._asked.pop(node, None)
         return self._status[node] == SILENT or incarnation > self._incarnation[node]
-
-    def heartbeats(self, nodes: Sequence[int] | np.ndarray, now_ns: int) -> None:
-        """Signs of life of many watched nodes at once."""
-        np.frombuffer(self._last, np.int64)[nodes] = now_ns
-        if self._asked:
-            for node in nodes:
-                self._asked.pop(int(node), None)
 
     def forgive(self, deaf_ns: int) -> None:
         """The controller itself did not listen for this long: nobody was silent meanwhile."""
