@@ -68,7 +68,7 @@ KNOTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             [
                 *("fleet -> placement", "fleet -> recovery", "jobs -> fleet"),
-                *("jobs -> placement", "jobs -> queue", "jobs -> recovery"),
+                *("jobs -> placement", "jobs -> recovery"),
             ],
             CORE,
         ),

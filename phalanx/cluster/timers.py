@@ -37,8 +37,9 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
     for decision in ctx.queue.schedule(ctx.view):
         match decision:
             case Start():
-                lifecycle.start(ctx, decision)
-                budget.watch(ctx, ctx.view.jobs[decision.job])
+                job = ctx.view.jobs[decision.job]
+                lifecycle.start(ctx, job, decision.placement, decision.reason)
+                budget.watch(ctx, job)
             case Preempt():
                 job = ctx.view.jobs[decision.job]
                 grace_ns, why = decision.grace_ns, decision.reason

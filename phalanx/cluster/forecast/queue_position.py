@@ -16,13 +16,13 @@ from phalanx.cluster.jobs.horizon import NEVER_NS, bound_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.choose import PlacementRefusal, place
 from phalanx.cluster.placement.free_index import free_index_of
-from phalanx.cluster.placement.request import PlacementRequest, barred_from, request_of
+from phalanx.cluster.placement.request import PlacementRequest, barred_from, gpus_of, request_of
 from phalanx.cluster.queue.claims import collected, collector, promise_start
 from phalanx.cluster.queue.decisions import Reserved
 from phalanx.cluster.queue.holdings import Limited
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.limits import AtLimit
-from phalanx.cluster.queue.pending import Demand, Key, Lane, base_parts, gpus_of
+from phalanx.cluster.queue.pending import Demand, Key, Lane, base_parts
 from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
 
@@ -238,7 +238,7 @@ class QueueView:
         where = (spec.constraint, spec.partition, barred_from(policy, spec))
         # How long it runs says nothing about its start: jobs of any length are alike.
         key = (spec.gang, job.wanted_replicas, *where, spec.spares, None, 0)
-        gpus, least_gpus = gpus_of(view, job), gpus_of(view, job, least)
+        gpus, least_gpus = gpus_of(view.fleet, job), gpus_of(view.fleet, job, least)
         demand = Demand(key, request_of(job, 0, view.policy), gpus, least_gpus)
         lane = Lane(spec.team, spec.qos, sum(base_parts(policy, job).values()))
         return lane, demand, view.now_ns

@@ -9,9 +9,8 @@ from msgspec import structs
 from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, Job, JobSpec
 from phalanx.cluster.placement.choose import never_fits
 from phalanx.cluster.placement.free_index import free_index_of
-from phalanx.cluster.placement.request import PlacementRequest, request_of, tensor_slots
+from phalanx.cluster.placement.request import PlacementRequest, gpus_of, request_of, tensor_slots
 from phalanx.cluster.policy import MILLION, Policy, QueuePolicy, Quota
-from phalanx.cluster.queue.pending import gpus_of
 from phalanx.cluster.reasons import Code, Reason, reason
 from phalanx.cluster.state import View
 from phalanx.config.errors import ConfigProblem, did_you_mean, problem
@@ -49,7 +48,7 @@ def admit(view: View, spec: JobSpec) -> Reason | None:
         _names(view, spec)
         or _partition(view, spec)
         or _times(view, spec)
-        or _limits(view, job, gpus_of(view, job, spec.gang.floor))
+        or _limits(view, job, gpus_of(view.fleet, job, spec.gang.floor))
         or _no_capacity(view, request_of(job, spec.gang.floor, view.policy))
     )
 
@@ -126,7 +125,7 @@ def _too_long(spec: JobSpec, what: str, most: int) -> Reason | None:
 
 def beyond_limits(view: View, job: Job, replicas: int) -> Reason | None:
     """Which limit, shared with others, is below what so many replicas of a job need."""
-    return _too_many(gpus_of(view, job, replicas), _shared_limits(view, job.spec))
+    return _too_many(gpus_of(view.fleet, job, replicas), _shared_limits(view, job.spec))
 
 
 def _limits(view: View, job: Job, gpus: int) -> Reason | None:

@@ -13,7 +13,6 @@ from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import Job, JobState, Placement
 from phalanx.cluster.protocol.commands import Level
-from phalanx.cluster.queue.decisions import Start
 from phalanx.cluster.reasons import Reason, reason
 
 
@@ -31,9 +30,8 @@ def let_in(ctx: Context, job: Job) -> None:
     ctx.look_at_queue()
 
 
-def start(ctx: Context, decision: Start) -> None:
+def start(ctx: Context, job: Job, placement: Placement, why: Reason) -> None:
     """The queue gave a job its nodes."""
-    job, placement = ctx.view.jobs[decision.job], decision.placement
     del ctx.view.pending[job.id]
     ctx.view.active[job.id] = None
     job.placement = placement
@@ -46,7 +44,7 @@ def start(ctx: Context, decision: Start) -> None:
     if job.spec.time_limit_ns:
         left = max(0, job.spec.time_limit_ns - job.ran_ns)
         ctx.wake(ctx.now_ns + left, "time_limit", job.id, job.started_ns)
-    form(ctx, job, decision.reason)
+    form(ctx, job, why)
 
 
 def release(ctx: Context, job: Job) -> None:

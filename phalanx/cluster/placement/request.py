@@ -84,3 +84,11 @@ def tensor_slots(shape: GangShape) -> int:
     if shape.tensor % shape.slot_gpus == 0:
         return shape.tensor // shape.slot_gpus
     return 0
+
+
+def gpus_of(fleet: Fleet, job: Job, replicas: int = 0) -> int:
+    """GPUs that a job will hold, spares included."""
+    shape = job.spec.gang
+    node = max((known.gpus for known in fleet.classes), default=shape.slot_gpus)
+    each = node if shape.whole_nodes else shape.slot_gpus
+    return shape.slots(replicas or job.wanted_replicas) * each + job.spec.spares * node

@@ -6,8 +6,9 @@ from msgspec import Struct
 
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.free_index import free_index_of
+from phalanx.cluster.placement.request import gpus_of
 from phalanx.cluster.queue.holdings import Holdings, Limited
-from phalanx.cluster.queue.pending import Demand, Lane, PendingJobs, gpus_of, starves
+from phalanx.cluster.queue.pending import Demand, Lane, PendingJobs, starves
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.state import View
 
@@ -116,7 +117,7 @@ class Limits:
         low, high = min(job.spec.gang.floor, wanted), wanted
         while low < high:
             middle = (low + high + 1) // 2
-            fits = gpus_of(view, job, middle) <= left
+            fits = gpus_of(view.fleet, job, middle) <= left
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from phalanx.cluster.jobs.horizon import bound_ns, length_ns
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.placement.free_index import FreeIndex
-from phalanx.cluster.placement.request import PlacementRequest, barred_from, request_of
+from phalanx.cluster.placement.request import PlacementRequest, barred_from, gpus_of, request_of
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.queue.fairshare import ONE, factors
 from phalanx.cluster.state import View
@@ -81,7 +81,7 @@ class PendingJobs:
         demand = self.demands.get(key)
         if demand is None:
             least = min(spec.gang.floor, job.wanted_replicas)
-            gpus, least_gpus = gpus_of(view, job), gpus_of(view, job, least)
+            gpus, least_gpus = gpus_of(view.fleet, job), gpus_of(view.fleet, job, least)
             demand = Demand(key, request_of(job, 0, view.policy), gpus, least_gpus)
             self.demands[key] = demand
         place = (spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
@@ -126,14 +126,6 @@ def starves(view: View, job: Job) -> bool:
     """Whether a pending job has waited too long, all its time in the queue together."""
     waited_ns = job.waited_ns + view.now_ns - job.queued_ns
     return waited_ns >= view.policy.queue.starving_ns
-
-
-def gpus_of(view: View, job: Job, replicas: int = 0) -> int:
-    """GPUs that a job will hold, spares included."""
-    shape = job.spec.gang
-    node = max((known.gpus for known in view.fleet.classes), default=shape.slot_gpus)
-    each = node if shape.whole_nodes else shape.slot_gpus
-    return shape.slots(replicas or job.wanted_replicas) * each + job.spec.spares * node
 
 
 def base_parts(policy: QueuePolicy, job: Job) -> dict[str, int]:
