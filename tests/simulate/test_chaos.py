@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import pytest
 
 from phalanx.cluster.placement.request import barred_from
+from phalanx.cluster.protocol.controller_machine import ControllerMachine
+from phalanx.cluster.protocol.events import NodeSilent
+from phalanx.cluster.protocol.messages import Exited
 from phalanx.simulate.chaos.faults import KINDS
 from phalanx.simulate.chaos.runner import play
 from phalanx.simulate.runner import run_seed, run_seeds
@@ -121,7 +125,7 @@ BUSY_ONCE_BROKEN = (217, 368, 568)
 
 @pytest.mark.parametrize("seed", BUSY_ONCE_BROKEN)
 def test_busy_seeds_that_once_failed_are_clean(seed: int) -> None:
-    later = ("site_order", "drain_by", "maintenance")
+    later = ("site_order", "drain_by", "maintenance", "controller_stall")
     kinds = json.dumps([kind for kind in KINDS if kind not in later])
     then = [f"chaos.kinds={kinds}", "chaos.busy=1", "chaos.partitioned=0"]
     assert run_seed(load_scenario("chaos", then), seed).found == []
@@ -137,7 +141,7 @@ ONCE_BROKEN = (5541, 5605, 6006, 6465, 6488, 11045, 13074, 14547, 18377, 17119, 
 @pytest.mark.parametrize("seed", ONCE_BROKEN)
 def test_seeds_that_once_failed_are_clean(seed: int) -> None:
     # Of the kinds that there were then: with another number of kinds, a seed draws other faults.
-    later = ("peer_link", "site_order", "drain_by", "maintenance")
+    later = ("peer_link", "site_order", "drain_by", "maintenance", "controller_stall")
     kinds = [kind for kind in KINDS if kind not in later]
     scenario = load_scenario("chaos", [f"chaos.kinds={json.dumps(kinds)}", "chaos.busy=0"])
     assert run_seed(scenario, seed).found == []
@@ -178,6 +182,42 @@ def test_controllers_that_die_again_and_again_lose_nothing() -> None:
         assert world.checks.found == []
         assert world.store.epoch > 10
         assert world.settled()
+
+
+def test_a_controller_that_stands_still_gives_nobody_up() -> None:
+    calm = ["chaos.loss=0", "chaos.duplicates=0", "chaos.reordered=0", "chaos.busy=0"]
+    stalls = ['chaos.kinds=["controller_stall"]', "chaos.faults=10"]
+    for seed in range(5):
+        world, injector = play(load_scenario("chaos", [*calm, *stalls]), seed, loud=True)
+        assert world.checks.found == [] and injector.counts["controller_stall"] > 3
+        assert not [line for line in world.story.lines() if "NodeSilent" in line]
+
+
+def test_gangs_that_hang_are_looked_at_and_the_node_behind_is_named() -> None:
+    scenario = load_scenario("chaos", ['chaos.kinds=["hang"]', "chaos.faults=10", "chaos.busy=0"])
+    lines: list[str] = []
+    for seed in range(8):
+        world, _ = play(scenario, seed, loud=True)
+        assert world.checks.found == []
+        lines += [line for line in world.story.lines() if "NoProgress(" in line]
+    assert [line for line in lines if "nodes=()" not in line]
+
+
+def test_peers_confirm_that_a_node_without_a_connection_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    confirm, confirmed = ControllerMachine._confirm_lost, list[NodeSilent]()
+
+    def watched(machine: ControllerMachine[int], exit: Exited, now_ns: int) -> Any:
+        lost = confirm(machine, exit, now_ns)
+        confirmed.extend(lost)
+        return lost
+
+    monkeypatch.setattr(ControllerMachine, "_confirm_lost", watched)
+    kinds = ['chaos.kinds=["node_crash", "agent_restart"]', "chaos.faults=20", "chaos.busy=0"]
+    for seed in range(8):
+        assert run_seed(load_scenario("chaos", kinds), seed).found == []
+    assert confirmed
 
 
 def test_without_faults_nothing_is_formed_twice() -> None:

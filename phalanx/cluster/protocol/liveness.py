@@ -54,13 +54,14 @@ class Liveness:
         """A command goes out that somebody must answer soon, or is silent.
 
         An abort after a lost peer says by when. Whoever takes the place of a lost node has until
-        ``answer_ns``: what took the one may have taken the other.
+        ``answer_ns``: what took the one may have taken the other. A node that this command does not
+        go to, as it has answered before, has nothing to answer.
         """
         body = command.body
         if isinstance(body, Abort) and body.answer_ns:
             self.ask(command.target, body.answer_ns)
         elif isinstance(body, Form):
-            self.ask(newcomers(body), answer_ns)
+            self.ask([node for node in newcomers(body) if node in command.target], answer_ns)
 
     def asked(self, node: int) -> bool:
         """Whether a node still owes an answer."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.core import Core
@@ -18,10 +19,18 @@ from phalanx.cluster.protocol.controller_outputs import (
     Output,
     Send,
 )
-from phalanx.cluster.protocol.events import Answer, ControllerStarted, Event, EventBody, Tick
+from phalanx.cluster.protocol.events import (
+    Answer,
+    ControllerStarted,
+    Event,
+    EventBody,
+    NodeSilent,
+    Tick,
+)
 from phalanx.cluster.protocol.messages import AgentMessage, Hello, LookAt
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.stores import DeposedError
+from phalanx.simulate.rules.contact_rules import ContactRules
 
 if TYPE_CHECKING:
     from phalanx.simulate.chaos.world import ChaosWorld
@@ -42,6 +51,7 @@ class SimulatedController:
         self.epoch = epoch
         self.alive = True
         self.machine: ControllerMachine[int] = ControllerMachine(core.view)
+        self.contact = ContactRules(core.view, world.complain, world.agenda.now_ns)
         self.connections = self.machine.connections  # by node: the connection's number
         self.crash_in = -1  # events until it dies; -1: it does not
         self.crash_where = 0
@@ -49,6 +59,8 @@ class SimulatedController:
         self._waiting: deque[Output[int]] = deque()
         self._acting = False
         self._armed_ns: int | None = None
+        self._stalled_ns: int | None = None  # since when it stands still
+        self._inbox: list[Callable[[], None]] = []  # what happened meanwhile
 
     def start(self) -> None:
         """Takes over: everybody's time starts now, and what was not answered is said again."""
@@ -64,29 +76,62 @@ class SimulatedController:
             self.alive = False
             self.world.controller_gone(self)
 
+    @property
+    def answers(self) -> bool:
+        """Whether it does what it is asked for."""
+        return self.alive and self._stalled_ns is None
+
+    def stall(self, for_ns: int) -> None:
+        """It stands still, and hears later what came meanwhile."""
+        if self.answers:
+            self._stalled_ns = self.world.agenda.now_ns
+            self.world.agenda.after(for_ns, self._go_on)
+
+    def _go_on(self) -> None:
+        assert self._stalled_ns is not None
+        now = self.world.agenda.now_ns
+        passed, self._stalled_ns = now - self._stalled_ns, None
+        inbox, self._inbox = self._inbox, []
+        self.contact.deaf(passed)
+        self._armed_ns = None
+        self._act(self.machine.tick(now, passed))
+        for each in inbox:
+            each()
+
+    def _put_off(self, call: Callable[[], None]) -> None:
+        """Something happens while it stands still; a process that is gone never hears of it."""
+        if self.alive:
+            self._inbox.append(call)
+
     # In.
 
     def receive(self, node: int, connection: int, message: AgentMessage) -> None:
         """A message of an agent arrives; the first one of a connection opens it."""
-        if not self.alive:
+        if not self.answers:
+            self._put_off(partial(self.receive, node, connection, message))
             return
         now = self.world.agenda.now_ns
         if isinstance(message, Hello) and connection > self._opened.get(node, 0):
             self._opened[node] = connection
+            self.contact.opened(node, connection, now)
             incarnation = message.inventory.incarnation
             self._act(self.machine.connected(node, connection, incarnation, now))
         if self.connections.get(node) != connection:
             self.world.reset(self, node, connection)  # as a socket that nobody knows would be
             return
+        self.contact.heard(message, now)
         outputs = self.machine.received(node, message, now)
         if outputs:
             self._act(outputs)
 
     def broke(self, node: int, connection: int) -> None:
         """A connection broke, and the controller noticed."""
-        if self.alive:
-            now = self.world.agenda.now_ns
-            self._act(self.machine.disconnected(node, connection, now))
+        if not self.answers:
+            self._put_off(partial(self.broke, node, connection))
+            return
+        now = self.world.agenda.now_ns
+        self.contact.broke(node, connection, now)
+        self._act(self.machine.disconnected(node, connection, now))
 
     def tell(self, body: EventBody) -> None:
         """Something happened that the core must know."""
@@ -95,10 +140,10 @@ class SimulatedController:
     def _act(self, outputs: Iterable[Output[int]]) -> None:
         """Does what the machine wants done, in its order, until nothing is left or it dies."""
         self._waiting.extend(outputs)
-        if self._acting:
+        if self._acting or not self.answers:
             return
         self._acting = True
-        while self.alive and self._waiting:
+        while self.answers and self._waiting:
             self._do(self._waiting.popleft())
         self._acting = False
         if self.alive:
@@ -123,6 +168,8 @@ class SimulatedController:
     def _handle(self, body: EventBody) -> None:
         """An event: stored, handled, its commands sent. The process may die at each point."""
         now = self.world.agenda.now_ns
+        if isinstance(body, NodeSilent):
+            self.contact.given_up(body, now)
         event = Event(self.core.sequence + 1, now, body)
         try:
             self._dies_here(0)
@@ -138,6 +185,8 @@ class SimulatedController:
         except (Crash, DeposedError):
             self.die()
             return
+        if isinstance(body, NodeSilent):
+            self.contact.handled(body)
         for order in (each.body for each in commands if isinstance(each.body, Ask)):
             delay = self.world.luck.below(90) * SECOND
             approve = self.world.luck.chance(0.7)
@@ -153,6 +202,7 @@ class SimulatedController:
     def _send(self, command: Command, nodes: tuple[int, ...]) -> None:
         if isinstance(command.body, Form):
             self.world.forms[command.body.job, command.body.generation] = command.body
+        self.contact.sent(command, nodes, self.world.agenda.now_ns)
         for node in nodes:
             connection = self.connections.get(node)
             if connection is not None:
@@ -172,11 +222,11 @@ class SimulatedController:
             self.world.agenda.at(first, self._poll, first)
 
     def _poll(self, asked_ns: int) -> None:
-        if not self.alive or self._armed_ns != asked_ns:
+        if not self.answers or self._armed_ns != asked_ns:
             return
         self._armed_ns = None
         now = self.world.agenda.now_ns
         self._act(self.machine.tick(now))
         deadline = self.core.next_deadline_ns()
-        if self.alive and deadline is not None and deadline <= now:
+        if self.answers and deadline is not None and deadline <= now:
             self.tell(Tick())

@@ -42,6 +42,7 @@ KINDS = {
     "clock_jump": "a node's clock is wrong by up to the skew",
     "message_storm": "messages are lost and doubled ten times as often",
     "controller_crash": "the controller dies somewhere inside its next events",
+    "controller_stall": "the controller stands still, and hears later what came meanwhile",
     "failover": "a second controller takes over while the first one is alive",
     "drain_by": "somebody wants a node empty by a time, or changes it",
     "maintenance": "the site says when it takes a node away, and does; it comes back later",
@@ -321,6 +322,9 @@ class ChaosInjector:
         leader = self.world.leader
         leader.crash_in = self.luck.below(6)
         leader.crash_where = self.luck.below(3)
+
+    def _controller_stall(self) -> None:
+        self.world.leader.stall(SECOND * (2 + self.luck.below(60)))
 
     def _failover(self) -> None:
         self.world.take_over()

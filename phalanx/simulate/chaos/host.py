@@ -91,12 +91,11 @@ class SimulatedHost(SimulatedMachine):
             return
         if self.frozen or worker is None:
             return
-        entered = self.world.workers.entered(self, worker)
         seen = Seen(
             node=self.node,
             job=order.job,
             generation=order.generation,
-            ranks=dict.fromkeys(worker.ranks, entered),
+            ranks=self.world.workers.entered(self, worker),
             folder="",
         )
         self._out([seen])

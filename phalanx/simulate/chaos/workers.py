@@ -45,7 +45,7 @@ class Collective(Struct, kw_only=True):
 
     @property
     def culprit(self) -> int:
-        """The node that the others wait for when the gang hangs."""
+        """The node with the rank that the others wait for when the gang hangs."""
         return self.form.nodes[self.step % len(self.form.nodes)]
 
 
@@ -252,14 +252,17 @@ class Workers:
             self.world.agenda.after(delay, host.lost_peer, gang.form.job, gang.form.generation)
         return True
 
-    def entered(self, host: SimulatedHost, worker: NodeWorkers) -> int:
-        """Twice the step that a node's ranks have completed, one more where they wait for others.
+    def entered(self, host: SimulatedHost, worker: NodeWorkers) -> dict[int, int]:
+        """By rank: twice the step that it has completed, one more where it waits for others.
 
-        In a gang that hangs, one node has not come as far as the others.
+        In a gang that hangs, one rank has not come as far as the others.
         """
         gang = self.gangs.get((worker.job, worker.generation))
-        waits = gang is not None and gang.hung and host.node != gang.culprit
-        return 2 * worker.step + waits
+        hung = gang is not None and gang.hung
+        entered = dict.fromkeys(worker.ranks, 2 * worker.step + hung)
+        if gang is not None and hung and worker.ranks and host.node == gang.culprit:
+            entered[worker.ranks[0]] -= 1
+        return entered
 
     def hang(self, job: int) -> bool:
         """A running gang stops making steps, and nobody says why."""

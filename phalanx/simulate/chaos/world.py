@@ -54,6 +54,7 @@ from phalanx.simulate.world.seed_counts import SeedCounts
 
 SWEEP_EVENTS = 40
 REPLAY_EVENTS = 120
+CONTACT_EVENTS = 10
 LEADERSHIP = 30 * SECOND  # a leader looks so often whether it still is one
 FAREWELL = 5 * SECOND  # a controller waits so long for the other side to close
 OWN_FAILURES = ("same_step", "retries")
@@ -124,7 +125,7 @@ class ChaosWorld:
         if number in known:
             return
         wanted = self.wanted[number]
-        if all(other in known for _, other in wanted.after):
+        if self.leader.answers and all(other in known for _, other in wanted.after):
             after = tuple(Dependency(kind, known[other]) for kind, other in wanted.after)
             spec = structs.replace(wanted.spec, after=after, payload=str(number))
             self.leader.tell(Submit(spec=spec, request=spec.name))
@@ -163,6 +164,8 @@ class ChaosWorld:
     def judge(self) -> None:
         """After the quiet time: every job must have been done."""
         self.checks.sweep()
+        if self.leader.answers:
+            self.leader.contact.check(self.agenda.now_ns)
         if self.checks.core is self.leader.core:
             self.checks.replay()
         view = self.leader.core.view
@@ -224,6 +227,8 @@ class ChaosWorld:
             self.complain("crash", traceback.format_exc(limit=-3).replace("\n", " | "))
             raise
         self.story.write(event, commands)
+        if self.events % CONTACT_EVENTS == 0:
+            controller.contact.check(self.agenda.now_ns)
         self.record.ordered(event, commands, controller.core.view)
         self.checks.after(event, commands)
         for number in list(self.lineage.heard):

@@ -46,6 +46,9 @@ RULES = {
     "ledger": "every GPU-second is in exactly one bucket",
     "asking": "a look at why jobs wait changes nothing",
     "replay": "the log replayed gives the same state",
+    "given_up": "no node is given up that spoke, or had no time to speak or to come back",
+    "overlooked": "a node that says nothing for too long is given up",
+    "delivery": "an order that nobody confirmed is sent again",
     "liveness": "after faults stop, every job that can run makes progress",
 }
 
