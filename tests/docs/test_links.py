@@ -93,6 +93,17 @@ def test_pages_of_docs_that_the_code_names_exist() -> None:
     assert [each for each in sorted(named) if not (ROOT / each[0]).exists()] == []
 
 
+NAMED_PATH = re.compile(r"(?<![\w/.])(?:phalanx|tests|benchmarks|proof|examples)/[\w./-]*[\w/]")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        pytest.skip("it tells of files as they were")
+    named = set(NAMED_PATH.findall(page.read_text(encoding="utf-8")))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_pages_that_people_write_are_short() -> None:
     lines = {
         str(path.relative_to(DOCS)): path.read_text(encoding="utf-8").count("\n")
