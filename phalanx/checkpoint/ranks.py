@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,7 +93,14 @@ def merged(path: Path | str, errors: list[CheckpointError]) -> CheckpointError:
     for special in (KeeperLostError, LostPlaceError):
         if any(isinstance(error, special) for error in errors):
             kind = special
-    return kind(path, shown, fix, next((error.errno for error in errors if error.errno), 0))
+    return kind(path, shown, fix, _telling([error.errno for error in errors if error.errno]))
+
+
+def _telling(numbers: list[int]) -> int:
+    """The operating system's number that says most: whoever fails takes what it wrote away, with
+    the folder, which the others miss then.
+    """
+    return next((number for number in numbers if number != errno.ENOENT), sum(numbers[:1]))
 
 
 def described(error: BaseException) -> str:
