@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
+import pytest
 
 import phalanx.cluster
+import phalanx.simulate
+from phalanx.cluster.gang.losses import LossNotice
 from phalanx.cluster.gang.way_taken import WayTaken
 from phalanx.cluster.jobs.feasibility import RuleBroken
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.recovery.own_failures import GivenUp
 from phalanx.cluster.sentences import SENTENCES, TABLES
 
 
@@ -32,14 +37,16 @@ def _decided_by(node: ast.AST) -> list[ast.expr]:
         case ast.Subscript():
             return [node.slice]
         case ast.Call(func=ast.Attribute(attr="get" | "pop" | "setdefault")):
-            return node.args
+            return node.args[:1]
         case ast.Match():
             return [node.subject]
     return []
 
 
-def test_no_decision_of_the_core_compares_the_code_of_a_reason() -> None:
-    root = Path(phalanx.cluster.__file__).parent
+@pytest.mark.parametrize("room", [phalanx.cluster, phalanx.simulate])
+def test_no_decision_compares_the_code_of_a_reason(room: ModuleType) -> None:
+    assert room.__file__ is not None
+    root = Path(room.__file__).parent
     compared = [
         f"{path.relative_to(root)}:{node.lineno}"
         for path in sorted(root.rglob("*.py"))
@@ -56,4 +63,4 @@ def test_a_code_has_one_sentence() -> None:
 
 
 def test_every_cause_that_a_decision_branches_on_has_a_sentence() -> None:
-    assert {*LeaveCause, *RuleBroken, *WayTaken} <= SENTENCES.keys()
+    assert {*GivenUp, *LeaveCause, *LossNotice, *RuleBroken, *WayTaken} <= SENTENCES.keys()

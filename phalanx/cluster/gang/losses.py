@@ -12,9 +12,16 @@ from msgspec.structs import replace
 from phalanx.cluster.context import Context
 from phalanx.cluster.jobs.job import Gang, Job, Loss
 from phalanx.cluster.protocol.events import GangStopped
-from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.reasons import Code, Reason, reason
 
 LOSSES_KEPT = 8  # of a job, newest last
+
+
+class LossNotice(Code):
+    """Committed steps are lost, with the facts ``first`` and ``last`` among others."""
+
+    MADE_AGAIN = "given_up"
+    FOR_GOOD = "lost_steps"
 
 
 def in_memory(gang: Gang, empty: tuple[int, ...] = ()) -> bool:
@@ -120,7 +127,8 @@ def _tell(ctx: Context, job: Job, loss: Loss, *, again: bool) -> int:
     job.losses = (*job.losses[1 - LOSSES_KEPT :], replace(loss, first=first, last=last))
     ctx.ledger.lose(job.id, steps)
     facts: dict[str, int | str] = {"steps": steps, "first": first, "last": last}
-    told = reason("given_up" if again else "lost_steps", **facts, why=str(loss.why))
+    notice = LossNotice.MADE_AGAIN if again else LossNotice.FOR_GOOD
+    told = notice.because(**facts, why=str(loss.why))
     ctx.notify(told, job=job.id, level="error")
     return steps
 

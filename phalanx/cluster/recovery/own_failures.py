@@ -13,13 +13,22 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.leave_cause import LeaveCause
-from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.reasons import Code, Reason, reason
 
 EVIDENCE_KEPT = 5
 # Not the job's own, but nothing can be done without it.
 STORAGE = (Cause.DISK_FULL, Cause.STORAGE)
 SKEW_STEPS = 1  # that ranks may be apart: two failures of one step can be reported so far apart
 ERROR_CHARS = 200  # of an error that are compared: later ones name addresses and times
+
+
+class GivenUp(Code):
+    """Why a job ends for failures of its own."""
+
+    CANNOT_RUN = "cannot_run"
+    NO_FORMATION = "no_formation"
+    SAME_STEP = "same_step"
+    RETRIES = "retries"
 
 
 class ReportedFailure(NamedTuple):
@@ -134,15 +143,15 @@ def _too_many(ctx: Context, job: Job, failure: ReportedFailure, sentence: str) -
     policy = ctx.policy.recovery
     if failure.cause == Cause.CONFIGURATION and job.generation <= 1:
         # Later a single node may differ from those that it ran on.
-        return reason("cannot_run", evidence=failure.detail or sentence)
+        return GivenUp.CANNOT_RUN.because(evidence=failure.detail or sentence)
     if job.failed_formations >= policy.failed_formations:
-        return reason("no_formation", times=job.failed_formations, evidence=sentence)
+        return GivenUp.NO_FORMATION.because(times=job.failed_formations, evidence=sentence)
     if job.failures_there >= policy.same_step_failures:
         facts = {"step": job.failed_step, "times": job.failures_there}
-        return reason("same_step", **facts, evidence=sentence)
+        return GivenUp.SAME_STEP.because(**facts, evidence=sentence)
     if job.retries_used > job.spec.retries:
         minutes = policy.retry_interval_ns // (60 * SECOND_NS)
-        return reason("retries", retries=job.spec.retries, minutes=minutes, evidence=sentence)
+        return GivenUp.RETRIES.because(retries=job.spec.retries, minutes=minutes, evidence=sentence)
     return None
 
 

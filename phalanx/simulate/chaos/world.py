@@ -8,6 +8,7 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.gang.losses import LossNotice
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Dependency, Job, JobSpec
 from phalanx.cluster.jobs.leave_cause import LeaveCause
@@ -23,6 +24,7 @@ from phalanx.cluster.protocol.events import (
     Submit,
 )
 from phalanx.cluster.protocol.timeouts import derive
+from phalanx.cluster.recovery.own_failures import GivenUp
 from phalanx.simulate.chaos.controller import SimulatedController
 from phalanx.simulate.chaos.host import SimulatedHost
 from phalanx.simulate.chaos.lineage import Lineage
@@ -57,7 +59,7 @@ REPLAY_EVENTS = 120
 CONTACT_EVENTS = 10
 LEADERSHIP = 30 * SECOND  # a leader looks so often whether it still is one
 FAREWELL = 5 * SECOND  # a controller waits so long for the other side to close
-OWN_FAILURES = ("same_step", "retries")
+OWN_FAILURES = (GivenUp.SAME_STEP, GivenUp.RETRIES)
 HANGS = 3  # of a job without progress that the core takes for the job's own
 MOST_CALLS = 400_000  # a seed that needs more is going round in circles
 
@@ -199,7 +201,7 @@ class ChaosWorld:
         """Whether a job had a reason to end before it was done."""
         if job.state == "cancelled" and job.id in self.cancelled:
             return True
-        if job.why.code in OWN_FAILURES:  # which it seems to be, where faults happen to repeat
+        if GivenUp.of(job.why) in OWN_FAILURES:  # as it seems, where faults happen to repeat
             return self.workers.hangs.get(job.id, 0) >= HANGS
         match LeaveCause.of(job.why):
             case LeaveCause.TIME_LIMIT:
@@ -261,7 +263,9 @@ class ChaosWorld:
     def _says(self, job: Job, step: int, committed: int, commands: list[Command]) -> None:
         """Committed steps that a job lost are said: all that a node of it still knows of."""
         notices = [each.body.reason for each in commands if isinstance(each.body, Notify)]
-        given_up = [int(why.facts["last"]) for why in notices if why.code == "given_up"]
+        given_up = [
+            int(why.facts["last"]) for why in notices if LossNotice.of(why) is LossNotice.MADE_AGAIN
+        ]
         lost = step < committed and job.id not in self.rolled_back
         if lost and self._witnessed(job) and max(given_up, default=0) < committed:
             silent = f"job {job.id} lost steps {step + 1} to {committed}, and says {given_up}"
