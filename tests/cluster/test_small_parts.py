@@ -49,7 +49,6 @@ def test_a_constraint_that_makes_no_sense_is_refused(text):
 def test_timeouts_have_an_order_that_works():
     found = derive(TimeoutPolicy(), Expected(step_ns=10 * SECOND))
     assert found.heartbeat_ns < found.silent_ns < found.lease_ns
-    assert found.hang_ns < found.collective_ns
     assert found.silent_ns + found.abort_ns < found.lease_ns
 
 

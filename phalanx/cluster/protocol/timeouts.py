@@ -20,7 +20,6 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     heartbeat_ns: int  # between two of a node
     silent_ns: int  # without one, a node counts as silent
     hang_ns: int  # without a step, a gang counts as hung
-    collective_ns: int  # a collective gives up by itself; after the hang was found
     abort_ns: int  # survivors have left the collective
     join_ns: int  # all slots of a new generation have answered
     rejoin_ns: int  # the same where every node has workers, or a process that stands by for one
@@ -49,7 +48,6 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
         heartbeat_ns=policy.heartbeat_ns,
         silent_ns=silent,
         hang_ns=hang,
-        collective_ns=hang + silent + policy.lease_margin_ns,
         abort_ns=abort,
         join_ns=join,
         rejoin_ns=abort + slack(expected.join_ns(cold=False)),
