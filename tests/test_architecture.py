@@ -49,7 +49,6 @@ LOADS_TORCH = {  # modules of other rooms that load torch when they are imported
 # away, there is no circle between sub-packages.
 CORE = "the core's parts share one state; narrow protocols would end it"
 STRUCTS = "structs that lie with what fills them"
-EXITS = "rank.exits has the codes that every report of an end names"
 KNOTS: dict[str, dict[str, str]] = {
     "checkpoint": {
         "format -> write": "folders and tiers know alignment, quota and retention",
@@ -92,7 +91,6 @@ KNOTS: dict[str, dict[str, str]] = {
         "scenario -> chaos": "a scenario names kinds of faults",
         "show -> runner": "a replay runs the scenario again",
     },
-    "train": {"report -> rank": EXITS, "measure -> rank": EXITS, "resume -> rank": EXITS},
 }
 
 MODULES_A_FOLDER = 16

@@ -15,8 +15,8 @@ import pytest
 
 from phalanx.config import Job, job_from_table, resolve
 from phalanx.train.callback import Callback
+from phalanx.train.exits import ExitInfo
 from phalanx.train.rank import launch as launching
-from phalanx.train.rank.exits import ExitInfo
 from phalanx.train.report.records import CheckpointRecord, StepRecord, read_records
 from phalanx.train.report.run_folder import RunFolder, create
 

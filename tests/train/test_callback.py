@@ -20,10 +20,10 @@ from phalanx.data import DataExhausted
 from phalanx.parallel import build_mesh
 from phalanx.train import CheckpointRecord
 from phalanx.train.callback import Callback, CallbackConflict, Callbacks, TrainingRun
+from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.optim.fingerprint import Fingerprints
 from phalanx.train.rank import loop
 from phalanx.train.rank.diagnose import classify
-from phalanx.train.rank.exits import ExitCode, ExitInfo
 from phalanx.train.rank.local_orders import LocalOrders
 from phalanx.train.report import run_folder
 from phalanx.train.report.sinks import Sinks

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.checkpoint import latest, read_manifest
-from phalanx.train.rank.exits import ExitCode
+from phalanx.train.exits import ExitCode
 from tests.train.forked_runs import Run, alive, small_job, start
 
 __all__ = ["start"]

@@ -91,7 +91,7 @@ def _reported(json: bool) -> Iterator[None]:
     """Print what does not fit and end with the exit code of checkpoints."""
     from phalanx.checkpoint import CheckpointError
     from phalanx.model.hf import HfError
-    from phalanx.train.rank.exits import ExitCode
+    from phalanx.train.exits import ExitCode
 
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from phalanx.train.rank.exits import ExitCode
+from phalanx.train.exits import ExitCode
 
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SHELL = 128  # a shell says so, plus the signal, how its program was ended

@@ -38,15 +38,16 @@ from phalanx.control.wire.worker_messages import (
 )
 from phalanx.control.worker.exit_causes import cause_of_exit
 from phalanx.control.worker.sockets import shut_network_sockets
+from phalanx.train.exits import ExitInfo
 from phalanx.train.measure.profile import ProfileAsk
 from phalanx.train.optim.fingerprint import ReplicaDivergence
-from phalanx.train.rank.exits import ExitInfo
 from phalanx.train.rank.formation import join_group
 from phalanx.train.rank.launch import redirect_output
 from phalanx.train.rank.look import look
-from phalanx.train.rank.orders import Formation, GenerationOver, RestorePoint, WriteLease
+from phalanx.train.rank.orders import Formation, GenerationOver, WriteLease
 from phalanx.train.rank.stop import StopFlag
 from phalanx.train.report.run_folder import RunFolder
+from phalanx.train.resume.ordered import RestorePoint
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from phalanx.control.wire.payload import Train, decode_payload
 from phalanx.control.worker.orders import AgentOrders
 from phalanx.observe.node.node_messages import RunRecord
 from phalanx.observe.node.worker_ring import RingSink, ring_path
-from phalanx.train.rank.exits import ExitCode, ExitInfo
+from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.rank.look import record_collectives
 from phalanx.train.rank.rank import Rank
 from phalanx.train.report.provenance import Provenance

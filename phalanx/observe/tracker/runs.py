@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from phalanx.train.rank.exits import ExitCode
-from phalanx.train.rank.process_identity import ProcessIdentity
+from phalanx.train.exits import ExitCode
+from phalanx.train.process_identity import ProcessIdentity
 from phalanx.train.report.records import (
     CheckpointRecord,
     StepRecord,

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.config import Job
 from phalanx.parallel import Weight
-from phalanx.train.rank.exits import DeviceMemoryError
+from phalanx.train.exits import DeviceMemoryError
 
 if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer

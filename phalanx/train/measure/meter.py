@@ -14,8 +14,8 @@ import torch.distributed as dist
 from phalanx.config import Job, batch_ramp
 from phalanx.hardware import lookup
 from phalanx.plan.memory.model_counts import flops_per_token
+from phalanx.train.exits import NonFiniteLoss
 from phalanx.train.measure.timing import StepTime, StepTimer
-from phalanx.train.rank.exits import NonFiniteLoss
 from phalanx.train.report.records import StepParts, StepRecord
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from phalanx.checkpoint.format.manifest import CheckpointError, KeeperLostError
 from phalanx.config import ConfigError
 from phalanx.data import DataExhausted
 from phalanx.model.hf_config import HfError
-from phalanx.train.rank.exits import DeviceMemoryError, ExitCode, ExitInfo, NonFiniteLoss, now
+from phalanx.train.exits import DeviceMemoryError, ExitCode, ExitInfo, NonFiniteLoss, now
 
 # Backends report a dead or silent peer in prose only.
 _LOST_PEER = re.compile(

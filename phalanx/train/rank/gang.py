@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from phalanx.checkpoint import latest
+from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.rank.diagnose import killed
-from phalanx.train.rank.exits import ExitCode, ExitInfo, now
 from phalanx.train.rank.stop import stop_signals
 from phalanx.train.report.records import Record, decode
 from phalanx.train.report.run_folder import RunFolder

@@ -28,7 +28,7 @@ keep_single_threaded()
 from phalanx.config import ConfigError, Job
 from phalanx.hardware import count_cuda
 from phalanx.train.callback import Callback
-from phalanx.train.rank.exits import ExitCode
+from phalanx.train.exits import ExitCode
 from phalanx.train.rank.gang import ForkedRanks, die_with_parent
 from phalanx.train.rank.local_orders import LocalOrders
 from phalanx.train.rank.rank import Rank

@@ -15,12 +15,13 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from phalanx.config import Job
 from phalanx.train.optim.fingerprint import ReplicaDivergence
-from phalanx.train.rank.orders import Formation, RestorePoint, WriteLease
+from phalanx.train.rank.orders import Formation, WriteLease
 from phalanx.train.rank.stop import StopFlag
 from phalanx.train.report import run_folder
 from phalanx.train.report.progress import process_age_seconds
 from phalanx.train.report.provenance import write_provenance
 from phalanx.train.report.run_folder import RunFolder
+from phalanx.train.resume.ordered import RestorePoint
 from phalanx.train.resume.parent import find_parents
 
 T = TypeVar("T")

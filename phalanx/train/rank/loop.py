@@ -8,9 +8,9 @@ from functools import partial
 from phalanx.checkpoint import Checkpointer
 from phalanx.data import DataExhausted
 from phalanx.train.callback import Callback, Callbacks, TrainingRun
+from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.measure.profile import ProfileAsk, StepProfiler
 from phalanx.train.measure.step_metrics import StepMetrics, Validation
-from phalanx.train.rank.exits import ExitCode, ExitInfo, now
 from phalanx.train.rank.orders import StepOrders, WriteLease
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.report.sinks import Sinks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,6 +10,7 @@ from phalanx.config import Job
 from phalanx.train.optim.fingerprint import ReplicaDivergence
 from phalanx.train.rank.stop import StopFlag
 from phalanx.train.report.run_folder import RunFolder
+from phalanx.train.resume.ordered import RestorePoint
 
 
 class Formation(NamedTuple):
@@ -30,18 +30,6 @@ class Formation(NamedTuple):
     # does, the job was made explicit by whoever started the ranks, and the rank ends with its run.
     supervised: bool = True
     waited_seconds: float = 0.0  # of a person, until now
-
-
-class RestorePoint(NamedTuple):
-    """What to continue from. ``source``: "none", "peer", "disk" or "remote"."""
-
-    step: int
-    source: str
-    skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
-    skip_step: int = 0  # the batch of this step is left out too; 0: none
-    told: tuple[int, int] = (0, 0)  # at this step, replicas of this block tell what they have
-    saves: bool = False  # then write it and leave, without a step
-    parents: tuple[Path | str, ...] | None = None  # of "none", best first; None: to be looked for
 
 
 class GenerationOver(BaseException):

@@ -25,13 +25,13 @@ from phalanx.config import Job
 from phalanx.data import Feed
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train.callback import Callback
+from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.measure.memory import device_memory_error
 from phalanx.train.measure.profile import ProfileAsk
 from phalanx.train.optim.fingerprint import Fingerprints, ReplicaDivergence
 from phalanx.train.rank import loop
 from phalanx.train.rank.diagnose import classify
 from phalanx.train.rank.drill import ordered_drill
-from phalanx.train.rank.exits import ExitCode, ExitInfo, now
 from phalanx.train.rank.formation import (
     FormationTimes,
     choose_device,
@@ -39,7 +39,7 @@ from phalanx.train.rank.formation import (
     set_environment,
     with_replicas,
 )
-from phalanx.train.rank.orders import Formation, GenerationOver, Orders, RestorePoint
+from phalanx.train.rank.orders import Formation, GenerationOver, Orders
 from phalanx.train.rank.stop import StoppedEarly
 from phalanx.train.report.gaps import RecentRecords, missing_records
 from phalanx.train.report.progress import Plain, WaitClock
@@ -47,7 +47,7 @@ from phalanx.train.report.provenance import Provenance, write_provenance
 from phalanx.train.report.records import StartRecord
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.report.sinks import Sink, Sinks, open_sinks
-from phalanx.train.resume.ordered import durable_steps, enter_folder, load_snapshot
+from phalanx.train.resume.ordered import RestorePoint, durable_steps, enter_folder, load_snapshot
 from phalanx.train.resume.parent import fallback_note, find_parents
 from phalanx.train.resume.saving import open_checkpointer, prepare_saves, seal
 from phalanx.train.resume.start import load_start

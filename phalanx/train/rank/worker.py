@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from phalanx.config import ConfigError, load_job
 from phalanx.train.callback import Callback
-from phalanx.train.rank.exits import ExitCode
+from phalanx.train.exits import ExitCode
 from phalanx.train.rank.formation import prepare
 from phalanx.train.rank.local_orders import LocalOrders
 from phalanx.train.rank.rank import Rank

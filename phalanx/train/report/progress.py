@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from phalanx.config import ConfigError, Job
-from phalanx.train.rank.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
+from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
 from phalanx.train.report.records import (
     CheckpointRecord,
     Record,

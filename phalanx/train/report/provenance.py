@@ -17,7 +17,7 @@ import msgspec
 
 from phalanx import __version__
 from phalanx.config import Job
-from phalanx.train.rank.exits import now
+from phalanx.train.exits import now
 from phalanx.train.report.run_folder import RunFolder, write_synced
 
 GIT_SECONDS = 10  # a repository slower than this is reported as unknown

@@ -13,8 +13,8 @@ import msgspec
 
 from phalanx.config import ConfigError, Job, to_toml
 from phalanx.plan.memory.model_counts import parameters
-from phalanx.train.rank.exits import ExitInfo
-from phalanx.train.rank.process_identity import own_process
+from phalanx.train.exits import ExitInfo
+from phalanx.train.process_identity import own_process
 
 FOLDERS = ("config", "logs", "metrics", "checkpoints", "provenance")
 

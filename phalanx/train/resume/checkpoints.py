@@ -12,7 +12,7 @@ from phalanx.checkpoint.format.describe import world_size as current_world_size
 from phalanx.checkpoint.keeper.client import SaveOutcome
 from phalanx.data import DataExhausted
 from phalanx.train.callback import SAVING, Callback, TrainingRun
-from phalanx.train.rank.exits import CHECKPOINT_INTERVAL
+from phalanx.train.exits import CHECKPOINT_INTERVAL
 from phalanx.train.report.records import CheckpointRecord
 from phalanx.train.resume.interval import SaveSchedule
 from phalanx.train.resume.saving import prepare_saves

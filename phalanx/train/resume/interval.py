@@ -17,7 +17,7 @@ import msgspec
 from phalanx.config import Job
 from phalanx.plan.cost.failures import best_interval, mtbf_seconds, rate_named, young_interval
 from phalanx.plan.question.quantities import duration
-from phalanx.train.rank.exits import ExitCode, ExitInfo
+from phalanx.train.exits import ExitCode, ExitInfo
 
 FIRST_ESTIMATE_STEPS = 8  # measured before the first decision
 LEAST_STALL_SECONDS = 0.01  # a clock on a busy machine proves nothing shorter

@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from phalanx.checkpoint import Checkpointer, Manifest, list_checkpoints
-from phalanx.train.rank.orders import RestorePoint
 from phalanx.train.report import run_folder
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.resume.saving import keepers_home, local_root
@@ -18,6 +17,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STEPS_TOLD = 256  # checkpoints that are named when one could not be restored
+
+
+class RestorePoint(NamedTuple):
+    """What to continue from. ``source``: "none", "peer", "disk" or "remote"."""
+
+    step: int
+    source: str
+    skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
+    skip_step: int = 0  # the batch of this step is left out too; 0: none
+    told: tuple[int, int] = (0, 0)  # at this step, replicas of this block tell what they have
+    saves: bool = False  # then write it and leave, without a step
+    parents: tuple[Path | str, ...] | None = None  # of "none", best first; None: to be looked for
 
 
 def enter_folder(folder: RunFolder, point: RestorePoint, trainer: Trainer) -> None:

@@ -14,7 +14,7 @@ import pytest
 from phalanx.config import Job
 from phalanx.config.schema import Train
 from phalanx.observe.tracker.runs import Run, differences, find_folders, load_folder, removed
-from phalanx.train.rank.process_identity import own_process
+from phalanx.train.process_identity import own_process
 from phalanx.train.report import run_folder
 from phalanx.train.report.run_folder import RunFolder
 from tests.control.jobs import write_job

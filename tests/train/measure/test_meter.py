@@ -10,9 +10,9 @@ import torch
 
 from phalanx.hardware import lookup
 from phalanx.plan.memory.model_counts import flops_per_token
+from phalanx.train.exits import NonFiniteLoss
 from phalanx.train.measure.meter import Meter, Peak, device_peak
 from phalanx.train.measure.timing import StepTimer
-from phalanx.train.rank.exits import NonFiniteLoss
 from phalanx.train.trainer import StepOutcome
 from tests.train.forked_runs import small_job
 

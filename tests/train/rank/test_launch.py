@@ -20,8 +20,8 @@ import pytest
 from phalanx.checkpoint import latest, read_manifest
 from phalanx.config import Job
 from phalanx.data import ShardWriter
+from phalanx.train.exits import ExitCode, ExitInfo, NonFiniteLoss
 from phalanx.train.measure.meter import Meter
-from phalanx.train.rank.exits import ExitCode, ExitInfo, NonFiniteLoss
 from phalanx.train.rank.launch import launch
 from phalanx.train.rank.threads import ThreadsError
 from phalanx.train.report import run_folder

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 
 from phalanx.config import Job
-from phalanx.train.rank.exits import ExitCode, ExitInfo
+from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.rank.local_orders import LocalOrders
-from phalanx.train.rank.orders import Formation, GenerationOver, Orders, RestorePoint
+from phalanx.train.rank.orders import Formation, GenerationOver, Orders
 from phalanx.train.rank.rank import Rank
 from phalanx.train.report.records import StepRecord, read_records
 from phalanx.train.report.run_folder import RunFolder
+from phalanx.train.resume.ordered import RestorePoint
 from tests.ranks import run_alone
 from tests.train.forked_runs import small_job
 

@@ -13,8 +13,8 @@ import pytest
 
 from phalanx.checkpoint import latest
 from phalanx.config import to_toml
+from phalanx.train.exits import ExitCode
 from phalanx.train.rank import worker
-from phalanx.train.rank.exits import ExitCode
 from phalanx.train.report.records import StepRecord, read_records
 from phalanx.train.report.run_folder import RunFolder
 from tests.train.forked_runs import small_job

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phalanx.train.rank.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
+from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
 from phalanx.train.report.progress import Live, Plain, WaitClock, event_text, exit_text, from_here
 from phalanx.train.report.records import CheckpointRecord, StartRecord
 from phalanx.train.report.run_folder import RunFolder

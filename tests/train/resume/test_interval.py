@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from phalanx.plan.cost.failures import best_interval, goodput
-from phalanx.train.rank.exits import ExitCode, ExitInfo
+from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.resume.interval import Estimate, History, SaveSchedule, estimate, read_history
 from tests.train.forked_runs import Run, small_job
 

@@ -11,8 +11,8 @@ import torch
 
 from phalanx.config import ConfigError, Model
 from phalanx.model.hf_config import config_to_hf
+from phalanx.train.exits import ExitInfo
 from phalanx.train.rank.diagnose import classify
-from phalanx.train.rank.exits import ExitInfo
 from phalanx.train.rank.gang import ForkedRanks
 from phalanx.train.report.run_folder import create
 from phalanx.train.resume import refusal

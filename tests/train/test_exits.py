@@ -15,13 +15,13 @@ from phalanx.checkpoint.format.manifest import KeeperLostError
 from phalanx.checkpoint.ranks import merged
 from phalanx.config import ConfigError
 from phalanx.data import DataError, DataExhausted
-from phalanx.train.rank.diagnose import classify, killed
-from phalanx.train.rank.exits import (
+from phalanx.train.exits import (
     DeviceMemoryError,
     ExitCode,
     ExitInfo,
     NonFiniteLoss,
 )
+from phalanx.train.rank.diagnose import classify, killed
 from phalanx.train.report.run_folder import create
 from tests.train.forked_runs import small_job
 
