@@ -225,13 +225,9 @@ class AgentOrders:
                 order = self._restore
                 if order is not None and order.generation == self._generation:
                     self._restore = None
+                    left_out = (order.skipped, order.skip_step)
                     return RestorePoint(
-                        order.step,
-                        order.source,
-                        order.skipped,
-                        order.skip_step,
-                        order.told,
-                        order.saves,
+                        order.step, order.source, *left_out, order.told, order.saves
                     )
                 self._changed.wait()
 
