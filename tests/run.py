@@ -49,7 +49,7 @@ def main(options: list[str]) -> int:
     running = []
     for name, arguments in halves().items():
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *arguments, *options],
+            [sys.executable, "-u", "-m", "pytest", *arguments, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

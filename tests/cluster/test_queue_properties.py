@@ -135,6 +135,7 @@ def test_quotas_and_gpus_are_conserved_and_every_job_ends(seed: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
+@example(3256347)  # the first of several jobs that may run for any time was named by chance
 def test_a_queue_from_a_snapshot_decides_as_the_one_that_went_on(seed: int) -> None:
     site = mixed(seed)
     for _ in range(12):

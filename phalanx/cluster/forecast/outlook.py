@@ -260,12 +260,14 @@ class Outlook:
         return -max(holders, default=(0, 0))[1]
 
     def endless_ahead(self, mine: OrderKey) -> int:
-        """A job before a place of which nobody can say how long it runs; 0: none."""
+        """The first job in line before a place that may run for any time; 0: none."""
         assumed = self._view.policy.queue.unbounded_ns
+        found: list[OrderKey] = []
         for demand, lane, _ in self._before(mine):
             if demand.bound_ns is None and demand.length_ns == assumed:
-                return demand.lanes[lane][0][1]
-        return 0
+                queued, job = demand.lanes[lane][0]
+                found.append((-self._ranks.of(lane, queued, demand.gpus), queued, job))
+        return min(found)[2] if found else 0
 
     def _stands_on(self, job: int, classes: tuple[int, ...]) -> bool:
         """Whether a running job's first node is of one of some classes; gangs rarely mix them."""
