@@ -190,7 +190,7 @@ def _live_plan(plan: str, seed: int, slots: int, steps_left: int) -> ChaosPlan:
 def _conclude_live(outcome: LiveOutcome) -> None:
     print("\n== Verdict")
     print(f"the job:                  {outcome.state}, generation {outcome.generations}")
-    print(f"harms it recovered from:  {len(outcome.recovered_seconds)} of {len(outcome.done)}")
+    print(f"faults it recovered from: {len(outcome.recovered_seconds)} of {len(outcome.done)}")
     print(f"slowest recovery:         {max(outcome.recovered_seconds, default=0.0):g} s")
     same = "; ".join(outcome.differences[:3]) or "all gave the same loss"
     print(f"steps made again:         {outcome.made_again}" + (f", {same}" if same else ""))
