@@ -76,17 +76,17 @@ def test_the_machine_as_it_is_breaks_no_rule() -> None:
     assert rules_broken() == set()
 
 
-@pytest.mark.parametrize(
-    ("change", "rule"),
-    [
-        (no_grace, "given_up"),
-        (another_lost, "given_up"),
-        (another_silent, "given_up"),
-        (not_watched, "overlooked"),
-        (not_sent_again, "delivery"),
-        (not_forgiven, "given_up"),
-    ],
-)
+WRONG_DECISIONS = [
+    (no_grace, "given_up"),
+    (another_lost, "given_up"),
+    (another_silent, "given_up"),
+    (not_watched, "overlooked"),
+    (not_sent_again, "delivery"),
+    (not_forgiven, "given_up"),
+]
+
+
+@pytest.mark.parametrize(("change", "rule"), WRONG_DECISIONS)
 def test_a_wrong_decision_is_found(
     monkeypatch: pytest.MonkeyPatch, change: Change, rule: str
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from msgspec import structs
@@ -19,9 +19,11 @@ from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import Reservation, View
 from phalanx.simulate.chaos.lineage import Lineage
 from phalanx.simulate.chaos.runner import play
+from phalanx.simulate.rules import invariants
 from phalanx.simulate.rules.invariants import RULES, Invariants
 from phalanx.simulate.scenario.load import load_scenario
 from tests.cluster.drive import SECOND, Drive
+from tests.simulate.test_controller_mutations import WRONG_DECISIONS
 
 ONE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
 
@@ -265,7 +267,7 @@ def test_steps_that_are_left_out_or_missing_at_the_end_are_caught() -> None:
     assert told == ["exactly_once", "exactly_once"]
 
 
-def chaos_rules(seeds: range, monkeypatch: pytest.MonkeyPatch, *patch: object) -> set[str]:
+def chaos_rules(seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch, *patch: object) -> set[str]:
     monkeypatch.setattr(*patch)
     scenario = load_scenario("chaos")
     return {violation.rule for seed in seeds for violation in play(scenario, seed)[0].checks.found}
@@ -284,7 +286,9 @@ def test_a_core_that_says_nothing_of_what_it_lost_is_caught(
     def silent(*_: object) -> int:
         return 0
 
-    assert "losses" in chaos_rules(range(10), monkeypatch, formation, "tell_restored", silent)
+    # Seeds in which a node outlives the loss that knows of it, which is rare.
+    seeds = (141, 171, 203)
+    assert "losses" in chaos_rules(seeds, monkeypatch, formation, "tell_restored", silent)
 
 
 def test_a_queue_that_starts_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,11 +316,12 @@ def test_a_queue_that_asking_changes_is_caught(monkeypatch: pytest.MonkeyPatch) 
     def waits(drive: Drive, checks: Invariants) -> None:
         drive.submit(gang=structs.replace(ONE, replicas=8))
 
-    monkeypatch.setattr(Queue, "explain", meddling)
+    monkeypatch.setattr(invariants, "explain", meddling)
     assert "asking" in checked(waits)
 
 
-def test_every_rule_is_broken_somewhere_in_this_file() -> None:
+def test_every_rule_is_broken_by_some_test() -> None:
     elsewhere = {"two_generations", "exactly_once", "liveness", "crash", "asking", "losses"}
     elsewhere |= {rule for rule, _ in SITE_BROKEN}
+    elsewhere |= {rule for _, rule in WRONG_DECISIONS}
     assert set(BROKEN) | elsewhere == set(RULES)
