@@ -224,7 +224,7 @@ def test_who_takes_the_place_of_a_lost_node_must_answer_too():
     drive.wait(SECOND)
     form = drive.last_form()
     (spare,) = [node for node in form.nodes if node != stays]
-    assert newcomers(form) == [spare]
+    assert newcomers(form, form.nodes) == [spare]
     liveness.sent(Command(2, 0, 1, (stays,), form), 3 * SECOND)
     assert not liveness.asked(spare)  # it has joined: the order goes again to the other alone
     liveness.sent(Command(2, 0, 1, form.nodes, form), 3 * SECOND)

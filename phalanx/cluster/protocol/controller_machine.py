@@ -207,9 +207,8 @@ class ControllerMachine(Generic[Connection]):
             self.outbox.send(command, now_ns)
             self.liveness.sent(command, now_ns + self.timeouts.abort_ns)
             if isinstance(command.body, Form):
-                there = self.connections
-                away = [node for node in newcomers(command.body) if node not in there]
-                self._expect_soon(away, now_ns)
+                new = newcomers(command.body, command.target)
+                self._expect_soon((n for n in new if n not in self.connections), now_ns)
             sends.append(Send(command, command.target))
         return sends
 

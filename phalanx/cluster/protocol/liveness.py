@@ -61,7 +61,7 @@ class Liveness:
         if isinstance(body, Abort) and body.answer_ns:
             self.ask(command.target, body.answer_ns)
         elif isinstance(body, Form):
-            self.ask([node for node in newcomers(body) if node in command.target], answer_ns)
+            self.ask(newcomers(body, command.target), answer_ns)
 
     def asked(self, node: int) -> bool:
         """Whether a node still owes an answer."""
@@ -124,9 +124,9 @@ class Liveness:
         return min((at for at in (first, asked) if at is not None), default=None)
 
 
-def newcomers(order: Form) -> list[int]:
-    """Nodes that take the places of others in a gang that ran before."""
+def newcomers(order: Form, target: Sequence[int]) -> list[int]:
+    """Nodes among ``target`` that take the places of others in a gang that ran before."""
     if not order.kept_generation or not order.kept_nodes:
         return []
-    had = dict.fromkeys(order.kept_nodes)
-    return [node for node in order.nodes if node not in had]
+    had, asked = dict.fromkeys(order.kept_nodes), dict.fromkeys(target)
+    return [node for node in order.nodes if node in asked and node not in had]

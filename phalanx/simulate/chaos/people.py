@@ -78,7 +78,11 @@ class SimulatedOperators:
         self.world.agenda.after(delay, self._readmit, node)
 
     def _readmit(self, node: int) -> None:
-        self.world.leader.tell(ReadmitNode(node=node, request="readmit"))
+        """Gives a node back; whom no controller answers tries again."""
+        if self.world.leader.answers:
+            self.world.leader.tell(ReadmitNode(node=node, request="readmit"))
+        else:
+            self.world.agenda.after(10 * SECOND, self._readmit, node)
 
     def about_the_site(self) -> None:
         """Somebody changes a quota, a reservation or a budget, holds or cancels a job."""

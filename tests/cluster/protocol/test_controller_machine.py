@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from phalanx.cluster.fleet.membership import MessageRefusal
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, TimeoutPolicy
@@ -219,6 +221,24 @@ def test_a_node_that_takes_a_lost_ones_place_and_is_away_has_little_time() -> No
     soon = played.machine.soon_ns()
     assert soon is not None and soon <= played.now_ns + SEVERAL_NS
     assert spare in [each.node for each in silent(played.tick(played.now_ns + SEVERAL_NS))]
+
+
+def test_a_node_that_is_not_told_to_join_keeps_its_whole_grace() -> None:
+    """It has joined before: the order goes again to another alone."""
+    played = Played()
+    job = played.running()
+    played.happens(NodeSilent(node=played.nodes[1]))
+    played.drive.settle(job)
+    form = next(each for each in played.drive.sent if each.body is played.drive.last_form())
+    assert isinstance(form.body, Form)
+    (spare,) = [node for node in form.body.nodes if node not in played.nodes]
+    now = played.now_ns
+    played.machine.received(spare, Heartbeat(node=spare, incarnation=1), now)
+    assert played.leaves(spare) == []
+    again = structs.replace(form, sequence=form.sequence + 1, target=(played.nodes[0],))
+    played.machine.ordered([again], now)
+    assert silent(played.tick(now + GRACE - 1)) == []
+    assert spare in [each.node for each in silent(played.tick(now + GRACE))]
 
 
 def test_a_command_is_sent_until_it_is_confirmed_and_once_for_all_its_nodes() -> None:
