@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.hardware.clusters import Cluster, ClusterFile, cluster, make_cluster, parse_count
-from phalanx.hardware.devices import count_cuda
+from phalanx.hardware.devices import available_memory, count_cuda
 from phalanx.hardware.gpus import Gpu, catalogue, gpu, gpus_by_key, lookup
 from phalanx.hardware.links import (
     Fabric,
@@ -25,6 +25,7 @@ __all__ = [
     "GpuLink",
     "Nic",
     "NodeType",
+    "available_memory",
     "catalogue",
     "cluster",
     "count_cuda",

@@ -1,4 +1,4 @@
-"""Which accelerators this machine has, found without loading a driver or torch."""
+"""What this machine has, found without loading a driver or torch: accelerators, free memory."""
 
 from __future__ import annotations
 
@@ -22,3 +22,21 @@ def count_cuda(device_folder: Path = Path("/dev")) -> int:
             break
         chosen += 1
     return min(present, chosen)
+
+
+def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that new processes can have: the kernel's word, or a control group's limit if less.
+
+    Raises ``OSError`` where nobody says it.
+    """
+    lines = (proc / "meminfo").read_text().splitlines()
+    (free,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    try:
+        path = (proc / "self/cgroup").read_text().rpartition("::")[2].strip()
+        group = groups / path.lstrip("/")
+        limit = int((group / "memory.max").read_text())  # "max" is no number: no limit
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return free
+    return max(0, min(free, limit - used + int(stat.get("inactive_file", 0))))

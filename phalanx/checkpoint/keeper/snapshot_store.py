@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,6 +17,7 @@ from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.keeper.messages import Header, header_of
 from phalanx.checkpoint.write.commit import SaveOrder
 from phalanx.checkpoint.write.direct import WRITE_BYTES, aligned, chunk_sums
+from phalanx.hardware import available_memory
 
 THREADED_BYTES = 256 << 20  # from here on checksums are computed by half of the cores
 MEMORY_SHARE = 0.9  # of the memory that is free; more would have the kernel kill somebody
@@ -189,11 +189,8 @@ class SnapshotStore:
 def refuse_memory(size: int) -> str:
     """Why this much memory should not be taken, or nothing."""
     with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-                if size > MEMORY_SHARE * free:
-                    return f"snapshots take {size / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        if size > MEMORY_SHARE * (free := available_memory()):
+            return f"snapshots take {size / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
     return ""
 
 

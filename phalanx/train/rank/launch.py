@@ -26,7 +26,7 @@ keep_single_threaded()
 
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when ranks are forked
 from phalanx.config import ConfigError, Job
-from phalanx.hardware import count_cuda
+from phalanx.hardware import available_memory, count_cuda
 from phalanx.train.callback import Callback
 from phalanx.train.exits import ExitCode
 from phalanx.train.rank.gang import ForkedRanks, die_with_parent
@@ -92,18 +92,11 @@ def refuse_ranks(job: Job, world_size: int) -> None:
         rule = f"needs one CUDA device a rank, and this machine shows {found} for {world_size}"
         fix = f"start at most {found} ranks here" if found else 'set it to "cpu", or to "auto"'
         raise ConfigError("train.device", "cuda", rule, fix)
-    most = max(1, available_bytes() // RANK_BYTES)
+    most = max(1, available_memory() // RANK_BYTES)
     if world_size > most:
         rule = f"every rank takes {RANK_BYTES >> 20} MiB before its share of the model"
         fix = f"at most {most} ranks fit into the memory left here"
         raise ConfigError("world size", world_size, rule, fix)
-
-
-def available_bytes() -> int:
-    """Memory that new processes can have."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    return kibibytes["MemAvailable"] << 10
 
 
 def start_ranks(

@@ -154,7 +154,7 @@ def test_a_run_that_saves_nothing_needs_no_room_for_a_checkpoint(
 def test_more_ranks_than_the_memory_holds_are_refused(
     job: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.train.rank.launch.available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("phalanx.train.rank.launch.available_memory", lambda: 1 << 30)
     text = refusal(train(job, "--world-size", "8"))
     assert "at most 4 ranks fit" in text
     assert not list(runs.glob("*/*"))
