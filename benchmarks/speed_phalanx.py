@@ -49,5 +49,5 @@ class PhalanxSide:
         return State(
             [weight.local for weight in weights],
             [weight.master for weight in weights],
-            [*optimizer.exp_avg, *optimizer.exp_avg_sq],
+            [tensor for moments in optimizer.moments for tensor in moments.stored],
         )

@@ -13,6 +13,7 @@ from phalanx.config.rules.job import check
 from phalanx.config.rules.mesh import micro_batches, takes_unequal_shares
 from phalanx.config.rules.same_model import ModelDifference, model_differences
 from phalanx.config.schema import (
+    STATE_BLOCK,
     BatchStage,
     BlendSource,
     Checkpoint,
@@ -38,6 +39,7 @@ from phalanx.config.show import to_toml
 
 __all__ = [
     "PRESETS",
+    "STATE_BLOCK",
     "Backend",
     "BatchRamp",
     "BatchStage",

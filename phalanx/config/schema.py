@@ -235,7 +235,7 @@ class Parallel(Section, frozen=True, kw_only=True):
 
 
 class Precision(Section, frozen=True, kw_only=True):
-    """Number formats. Master weights and optimizer state are fp32 in every mode."""
+    """Number formats. Master weights are fp32 in every mode."""
 
     compute: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Format of forward and backward."""
@@ -258,11 +258,16 @@ class Memory(Section, frozen=True, kw_only=True):
     """Keep the activations of a layer in host memory until its backward."""
 
 
+STATE_BLOCK = 128  # neighbours in a row whose 8-bit moments share a scale
+
+
 class Optimizer(Section, frozen=True, kw_only=True):
-    """Update rule, clipping and the guard against bad steps."""
+    """Update rule, the format of its state, clipping and the guard against bad steps."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     """Update rule; muon takes the hidden matrices and leaves the rest to AdamW."""
+    state: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Format of AdamW's moments: 8, 4 or about 2 bytes a parameter; masters stay fp32."""
     learning_rate: Positive = 3e-4
     """Peak learning rate of AdamW."""
     beta1: Below1 = 0.9

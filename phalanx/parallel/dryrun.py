@@ -22,6 +22,7 @@ from phalanx.parallel.mesh import Mesh, build_mesh
 from phalanx.parallel.pipeline import stages_of_rank
 from phalanx.parallel.precision import compute_dtype
 from phalanx.plan.search.gpus_that_fit import MemoryFit, activation_bytes, fit_of
+from phalanx.plan.workload import MOMENT_BYTES
 
 _MODEL_AXES = ("tensor", "expert")  # these divide the model itself; the others are ZeRO's
 
@@ -105,7 +106,8 @@ def _row(
             sharded += local_part(parameter).numel()
     weights = _weight_bytes(job, mesh, held, sharded)
     gradients = _gradient_bytes(job, mesh, held, sharded)
-    optimizer = (8 if job.optimizer.kind == "adamw" else 4) * sharded
+    moments = MOMENT_BYTES[job.optimizer.state] if job.optimizer.kind == "adamw" else 4
+    optimizer = int(moments * sharded)
     if job.memory.offload != "none":
         optimizer = 0
     return StageRow(

@@ -58,12 +58,20 @@ class Weight:
         return local_part(self.parameter.grad)
 
     def like(self, block: Tensor) -> Tensor:
-        """``block`` with the layout of the whole parameter, as checkpoints want it."""
+        """``block`` with the layout of the whole parameter, as checkpoints want it.
+
+        It may have one element for several neighbours of a row.
+        """
         p = self.parameter
         if not isinstance(p, DTensor):
             return block
+        shape, stride = p.shape, p.stride()
+        if block.shape != self.master.shape:
+            row = shape[-1] * block.shape[-1] // self.master.shape[-1]
+            shape = torch.Size((*shape[:-1], row))
+            stride = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(
-            block, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+            block, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride
         )
 
     def publish(self) -> None:

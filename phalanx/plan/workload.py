@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.config import Model
+from phalanx.config import STATE_BLOCK, Model
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zero-bubble", "dualpipe")
 RECOMPUTES = ("none", "selective", "full")
@@ -18,11 +18,15 @@ OFFLOADS = tuple(
     for kept in _ACTIVATIONS
     for state in _STATE
 )
+# Both moments of one element; in 8 bits neighbours share two scales.
+MOMENT_BYTES: dict[str, float] = {"float32": 8.0, "bfloat16": 4.0, "int8": 2 + 8 / STATE_BLOCK}
 PRECISIONS = ("float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4")
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zero-bubble", "dualpipe"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4"]
+StateFormat = Literal["float32", "bfloat16", "int8"]
+STATE_FORMATS: tuple[StateFormat, ...] = ("float32", "bfloat16", "int8")
 AttentionKernel = Literal["unfused", "flash", "flash2", "flash3"]
 
 
@@ -34,11 +38,17 @@ class Workload(Struct, frozen=True, kw_only=True):
     global_batch: int  # samples in a step
     routing_skew: float = 0.6  # spread of the experts' loads over their mean; 0: forced balance
     trains: Literal["all", "adapters"] = "all"  # adapters: no gradients of the weights themselves
+    state: StateFormat = "float32"  # of the optimizer's moments
 
     @property
     def tokens(self) -> int:
         """Tokens in a step."""
         return self.sequence * self.global_batch
+
+    @property
+    def moment_bytes(self) -> float:
+        """Of both moments of one element."""
+        return MOMENT_BYTES[self.state]
 
 
 class Mapping(Struct, frozen=True, kw_only=True):

@@ -27,6 +27,8 @@ from phalanx.train.optim.schedule import learning_rate_factor
 
 log = logging.getLogger(__name__)
 
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # somebody's own
+
 NO_LABELS = "step %d: no token of its batch has a label, so that there was nothing to learn"
 
 
@@ -200,7 +202,11 @@ class Trainer:
         return float(total / count) if count else math.nan
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state that lives in tensors, by name; loading fills these very tensors."""
+        """All state that lives in tensors, by name; loading fills these very tensors.
+
+        Whoever reads them asks each time: what lives in host memory may still be on its way there.
+        """
+        self.optimizer.settle()
         return self._tensors
 
     @cached_property
@@ -231,6 +237,9 @@ class Trainer:
     def restore(self, manifest: Manifest) -> None:
         """Continue from a checkpoint whose tensors have been loaded into ``tensors()``."""
         self.publish_weights()
+        theirs = manifest.config.get("optimizer", {}).get("state", "float32")
+        if theirs != (ours := self.job.optimizer.state):
+            log.warning("the optimizer's moments were %s and go on as %s", theirs, ours)
         self.step, self.tokens = manifest.step, manifest.tokens
         self.generation = manifest.generation
         self.cursor = manifest.cursor
@@ -344,6 +353,9 @@ def configure_torch(job: Job, device: torch.device) -> None:
     torch.set_float32_matmul_precision("highest" if job.train.deterministic else "high")
     if device.type == "cpu":
         torch.set_num_threads(job.train.cpu_threads)
+    elif not any(name in os.environ for name in ALLOCATOR_SETTINGS):
+        # Segments that grow leave next to nothing that cannot be used again.
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     if job.train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

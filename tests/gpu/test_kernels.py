@@ -11,6 +11,7 @@ from phalanx.model import loss, ops
 from phalanx.model.loss import VocabSlice
 from phalanx.parallel import float8
 from phalanx.train.optim.kernels import fused_adamw
+from phalanx.train.optim.moments import Moments
 
 pytestmark = [
     pytest.mark.gpu,
@@ -150,8 +151,10 @@ def test_adamw_equals_the_torch_form(dtype: torch.dtype, skip: bool) -> None:
         "skip": torch.tensor(skip),
     }
     hyper = {"learning_rate": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-    fused_adamw(*tensors, **hyper, **{k: v.cuda() for k, v in scalars.items()})
-    fused_adamw(*twins, **hyper, **scalars)
+    for each, on in ((tensors, "cuda"), (twins, "cpu")):
+        there = {name: scalar.to(on) for name, scalar in scalars.items()}
+        weight, master, first, second, grad = each
+        fused_adamw(weight, master, Moments(first, second), grad, **hyper, **there)
     torch.testing.assert_close(tensors[0].cpu(), twins[0], rtol=8e-3, atol=1e-6)
     for found, expected in zip(tensors[1:], twins[1:], strict=True):
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-7)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from phalanx.train.optim.kernels import fused_adamw
+from phalanx.train.optim.moments import Moments
 
 HYPER = {"learning_rate": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 
@@ -15,7 +16,15 @@ def update(
     state: list[Tensor], grad: Tensor, step: int, weight: Tensor | None, **how: Tensor
 ) -> None:
     scalars = {"multiplier": torch.ones(()), "skip": torch.tensor(False), **how}
-    fused_adamw(weight, *state, grad, **HYPER, step=torch.tensor(float(step)), **scalars)
+    fused_adamw(
+        weight,
+        state[0],
+        Moments(*state[1:]),
+        grad,
+        **HYPER,
+        step=torch.tensor(float(step)),
+        **scalars,
+    )
 
 
 def test_ten_updates_equal_torch() -> None:

@@ -30,17 +30,20 @@ from tests.ranks import run_ranks
 
 STEPS = 6
 SAMPLES = 24  # an epoch of three steps
-MESHES: dict[str, tuple[int, dict[str, Any]]] = {
-    "single": (1, {}),
-    "fsdp2": (2, {"zero": 3}),
-    "tp2xfsdp2": (4, {"tensor": 2}),
-    "pp2xfsdp2": (4, {"pipeline": 2}),
+MESHES: dict[str, tuple[int, dict[str, Any], str]] = {  # ranks, axes, format of the moments
+    "single": (1, {}, "float32"),
+    "fsdp2": (2, {"zero": 3}, "float32"),
+    "tp2xfsdp2": (4, {"tensor": 2}, "float32"),
+    "pp2xfsdp2": (4, {"pipeline": 2}, "float32"),
+    "fsdp2-bfloat16": (2, {"zero": 3}, "bfloat16"),
+    "tp2xfsdp2-int8": (4, {"tensor": 2}, "int8"),
 }
+IN_BLOCKS = {"dim": 256, "ffn": 256}  # rows that hold whole blocks of 8-bit moments
 
 Result = tuple[list[float], str]
 
 
-def job_on(ranks: int, parallel: dict[str, Any], folder: Path) -> Job:
+def job_on(ranks: int, parallel: dict[str, Any], folder: Path, state: str = "float32") -> Job:
     """A deterministic bf16 job over a corpus of ``SAMPLES`` samples."""
     corpus = folder / "corpus"
     if not corpus.exists():
@@ -49,7 +52,8 @@ def job_on(ranks: int, parallel: dict[str, Any], folder: Path) -> Job:
             writer.write(tokens)
             writer.finish()
     sections = {
-        "model": {"layers": 2},
+        "model": {"layers": 2} | (IN_BLOCKS if state == "int8" else {}),
+        "optimizer": {"state": state},
         "parallel": parallel,
         "precision": {"compute": "bfloat16"},
         "data": {"source": "shards", "path": str(corpus), "sequence": 32, "prefetch": 2},
@@ -148,8 +152,8 @@ class Whole(NamedTuple):
 @pytest.fixture(scope="module", params=MESHES)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp(request.param)
-    ranks, parallel = MESHES[request.param]
-    job = job_on(ranks, parallel, folder)
+    ranks, parallel, state = MESHES[request.param]
+    job = job_on(ranks, parallel, folder, state)
     return Whole(ranks, job, run(ranks, job, folder))
 
 

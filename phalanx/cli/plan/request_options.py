@@ -9,7 +9,7 @@ import typer
 
 from phalanx.cli.option_struct import option, with_options
 from phalanx.plan.question.request import OBJECTIVES, PlanRequest
-from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
+from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, STATE_FORMATS
 
 PIN = "Fix a part of the mapping"
 
@@ -84,13 +84,17 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
         "",
     ),
     "offload": (Annotated[str, _option("--offload", help=_words(OFFLOADS), panel=PIN)], ""),
+    "optimizer_state": (
+        Annotated[str, _option("--optimizer-state", help=_words(STATE_FORMATS), panel=PIN)],
+        "",
+    ),
 }
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; it receives them as its first argument, a Request.
 
-    Six commands with the same twenty-two parameters would otherwise repeat them six times.
+    Six commands with the same twenty-three parameters would otherwise repeat them six times.
     """
     declared = [option(name, kind, default) for name, (kind, default) in OPTIONS.items()]
     return with_options(command, declared, PlanRequest)

@@ -15,7 +15,7 @@ from phalanx.config.rules.data import data_problems
 from phalanx.config.rules.mesh import mesh_problems
 from phalanx.config.rules.numbers import nearest_divisor, nearest_multiple
 from phalanx.config.rules.text import text_problems
-from phalanx.config.schema import Job, LatentAttention, Model, Moe
+from phalanx.config.schema import STATE_BLOCK, Job, LatentAttention, Model, Moe
 from phalanx.config.tree import mistakes
 
 SHAPE = ("dim", "layers", "heads", "vocab")
@@ -217,7 +217,26 @@ def _memory(job: Job) -> Iterator[ConfigProblem]:
         )
 
 
+def _state_blocks(job: Job) -> Iterator[ConfigProblem]:
+    """Tensor parallelism cuts the rows of attention's output and of the MLP's."""
+    model, tensor = job.model, job.parallel.tensor
+    rows = {"model.heads * model.head_dim": model.heads * model.head_dim}
+    if model.moe is None or model.moe.first_dense_layers:
+        rows["model.ffn"] = model.ffn
+    for name, row in rows.items():
+        if row % STATE_BLOCK == 0 and row // tensor % STATE_BLOCK:
+            yield problem(
+                "optimizer.state",
+                '"int8"',
+                f"keeps blocks of {STATE_BLOCK} in a row whole, and parallel.tensor = {tensor} "
+                f"cuts through those of {name} = {row}",
+                'lower parallel.tensor, or set optimizer.state = "bfloat16"',
+            )
+
+
 def _optimizer(job: Job) -> Iterator[ConfigProblem]:
+    if job.optimizer.state == "int8":
+        yield from _state_blocks(job)
     if 0 < job.optimizer.spike_factor <= 1:
         yield problem(
             "optimizer.spike_factor",

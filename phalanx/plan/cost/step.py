@@ -27,7 +27,7 @@ from phalanx.plan.memory.rank_parameters import block_tensors, head_tensors, hel
 from phalanx.plan.memory.stages import first_moe_layer
 from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 
-OPTIMIZER_BYTES = 34.0  # read and write fp32 weight and moments, read gradient twice, write bf16
+UPDATE_BYTES = 18.0  # read and write the fp32 weight, read the gradient twice, write bf16
 SPLIT_BACKWARD = [SCHEDULES.index(name) for name in ("zb-h1", "zero-bubble", "dualpipe")]
 FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 
@@ -206,7 +206,8 @@ def _send_seconds(pricing: Pricing, grid: Grid) -> Floats:
 def _optimizer_seconds(pricing: Pricing, grid: Grid, elements: Floats) -> Floats:
     """The update passes over the rank's share of the state."""
     own = elements / np.where(grid.zero > 0, grid.shards, 1)
-    return OPTIMIZER_BYTES * own / (pricing.machine.memory_bandwidth * pricing.constants.memory)
+    passed = (UPDATE_BYTES + 2 * pricing.workload.moment_bytes) * own
+    return passed / (pricing.machine.memory_bandwidth * pricing.constants.memory)
 
 
 def _offload_seconds(
@@ -232,4 +233,4 @@ def _offload_seconds(
     moved = activation_seconds(grid, kept, machine)
     if software.overlap_offload:
         moved = left_over(moved, forward + backward, pricing)
-    return m * (fetched + moved) + update_seconds(grid, own, machine)
+    return m * (fetched + moved) + update_seconds(grid, own, machine, pricing.workload.moment_bytes)

@@ -1,9 +1,10 @@
 """State and activations that wait in host memory or on local NVMe: their room and their time.
 
-    optimizer    masters and moments live away and are updated by the host: gradients (4 bytes an
-                 element) go there, weights come back; on NVMe they are read and written each step
-    parameters   ZeRO 3's shards as well: fetched for forward and for backward, gradients brought
-                 back, in every micro-batch; FSDP fetches ahead, so compute hides a part
+    optimizer    masters and moments live away and pass through the device for their update, in
+                 both directions at once; on NVMe they are read and written each step
+    parameters   ZeRO 3's shards as well, updated by the host: fetched for forward and for backward,
+                 gradients brought back, in every micro-batch; FSDP fetches ahead, so compute hides
+                 a part
     activations  what a block keeps goes out in forward and comes back in backward
 
 Traffic to the host crosses PCIe (or NVLink-C2C), traffic to NVMe both.
@@ -27,8 +28,8 @@ STATE_ON_NVME = np.array(
 )
 ACTIVATIONS_ON_NVME = np.array([name.endswith("activations-nvme") for name in OFFLOADS])
 
-MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
-UPDATE_BYTES = 28.0  # AdamW on the host: master and moments read and written, gradient read
+MASTER_BYTES, GRADIENT_BYTES = 4, 4
+UPDATE_BYTES = 12.0  # AdamW on the host: master read and written, gradient read; and the moments
 HOST_UPDATE_SHARE = 0.6  # of the host memory's bandwidth that the update reaches
 ROOM_SHARE = 0.8  # of host memory, and of the drives, that a job may take
 
@@ -41,9 +42,9 @@ class OffloadedBytes:
     nvme: Floats
 
 
-def bytes_away(grid: Grid, own: Ints, activations: Floats) -> OffloadedBytes:
+def bytes_away(grid: Grid, own: Ints, activations: Floats, moment_bytes: float) -> OffloadedBytes:
     """Room that a rank takes in host memory and on NVMe."""
-    state = (MASTER_BYTES + MOMENT_BYTES) * own * OPTIMIZER_AWAY[grid.offload]
+    state = (MASTER_BYTES + moment_bytes) * own * OPTIMIZER_AWAY[grid.offload]
     gradients = GRADIENT_BYTES * own * PARAMETERS_AWAY[grid.offload]  # the host's, to update from
     moved = np.where(ACTIVATIONS_AWAY[grid.offload], activations, 0.0)
     on_nvme, moved_on_nvme = STATE_ON_NVME[grid.offload], ACTIVATIONS_ON_NVME[grid.offload]
@@ -61,14 +62,13 @@ def fits_host(away: OffloadedBytes, machine: Machine) -> Bools:
     return found
 
 
-def update_seconds(grid: Grid, own: Floats, machine: Machine) -> Floats:
-    """Once a step: gradients to the host, the update there, weights back."""
-    update = UPDATE_BYTES * own / (machine.host_memory_bandwidth * HOST_UPDATE_SHARE)
-    width = np.where(grid.zero == 3, 4.0, 2.0)
-    link = (GRADIENT_BYTES + width) * own / machine.host_bandwidth
-    host = update + np.where(PARAMETERS_AWAY[grid.offload], 0.0, link)
+def update_seconds(grid: Grid, own: Floats, machine: Machine, moment_bytes: float) -> Floats:
+    """Once a step: state through the device and back, or updated by the host where it stays."""
+    state = (MASTER_BYTES + moment_bytes) * own
+    touched = (UPDATE_BYTES + 2 * moment_bytes) * own
+    there = touched / (machine.host_memory_bandwidth * HOST_UPDATE_SHARE)
+    host = np.where(PARAMETERS_AWAY[grid.offload], there, state / machine.host_bandwidth)
     # State on NVMe streams through host memory while the update runs.
-    state = (MASTER_BYTES + MOMENT_BYTES) * own
     streamed = state / _rate(machine.nvme_read) + state / _rate(machine.nvme_write)
     seconds = np.where(STATE_ON_NVME[grid.offload], np.maximum(host, streamed), host)
     return np.where(OPTIMIZER_AWAY[grid.offload], seconds, 0.0)

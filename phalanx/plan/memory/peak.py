@@ -88,6 +88,7 @@ class _Common:
 
     def __init__(self, workload: Workload, grid: Grid, software: Software) -> None:
         self.grid, self.software = grid, software
+        self.moment_bytes = workload.moment_bytes
         self.many = grid.micro_batches(workload.global_batch)
         self.fsdp = uses_fsdp(grid)
         self.plain = ~self.fsdp & (grid.gpus == grid.pipeline) & (self.many == 1)
@@ -116,7 +117,7 @@ class _Common:
         gradient_width = np.where(self.plain, width, self.software.gradient_bytes)
         kept_whole = (grid.zero < 2) | (grid.pipeline > 1) | ~self.fsdp
         gradients = gradient_width * np.where(kept_whole, whole, own)
-        optimizer = np.where(OPTIMIZER_AWAY[grid.offload], 0, 8 * own)
+        optimizer = np.where(OPTIMIZER_AWAY[grid.offload], 0, self.moment_bytes * own)
         # Masters leave with the moments; what computes stays, or leaves with the parameters.
         stays = np.where((grid.zero == 3) & self.fsdp, 4 * own, width * whole)
         weights = np.where(OPTIMIZER_AWAY[grid.offload], stays, weights)
@@ -127,7 +128,7 @@ class _Common:
         more = rank.layers_before[rank.shape, extra] * np.maximum(self.dense, self.moe)
         chunks = rounds * grid.virtual_stages + extra
         kept = rounds * (rank.dense * self.dense + rank.moe * self.moe) + more
-        away = bytes_away(grid, own, kept)
+        away = bytes_away(grid, own, kept, self.moment_bytes)
         activations = np.where(ACTIVATIONS_AWAY[grid.offload], 0.0, kept) + chunks * self.output
         working = self.working + rank.last * self.logits
         return PeakMemory(weights, gradients, optimizer, activations, working, away)

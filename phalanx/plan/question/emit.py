@@ -13,6 +13,7 @@ from phalanx.config import (
     Job,
     Memory,
     Model,
+    Optimizer,
     Parallel,
     Precision,
     Section,
@@ -40,6 +41,7 @@ def job_of(
         parallel=_parallel(mapping),
         precision=_precision(mapping),
         memory=_memory(mapping),
+        optimizer=Optimizer(state=workload.state),
         train=Train(
             steps=max(1, -(-tokens // workload.tokens)),
             global_batch=workload.global_batch,
@@ -55,7 +57,10 @@ def job_of(
 def workload_of(job: Job) -> Workload:
     """What a resolved job computes in a step."""
     return Workload(
-        model=job.model, sequence=job.data.sequence, global_batch=job.train.global_batch
+        model=job.model,
+        sequence=job.data.sequence,
+        global_batch=job.train.global_batch,
+        state=job.optimizer.state,
     )
 
 

@@ -17,7 +17,15 @@ from phalanx.plan.cost.constants import Constants, read_constants, shipped
 from phalanx.plan.cost.failures import FailureSettings, rate_named
 from phalanx.plan.memory.model_counts import parameters
 from phalanx.plan.question.quantities import quantity, short
-from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, Workload
+from phalanx.plan.workload import (
+    OFFLOADS,
+    PRECISIONS,
+    RECOMPUTES,
+    SCHEDULES,
+    STATE_FORMATS,
+    StateFormat,
+    Workload,
+)
 
 Objective = Literal["tokens", "dollars", "days", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -67,6 +75,7 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     schedule: str = ""
     precision: str = ""
     offload: str = ""
+    optimizer_state: str = ""
     price: float | None = None
     failure_rate: str = ""
     recovery_seconds: float | None = None
@@ -91,7 +100,7 @@ class PlanQuestion(Struct, frozen=True, kw_only=True):
 def understand(request: PlanRequest) -> PlanQuestion:
     """Read a request; everything that is wrong with it raises ConfigError with a way out."""
     assumed: list[str] = []
-    name, model, sequence, batch, tokens = _model(request.model)
+    name, model, sequence, batch, tokens, state = _model(request.model)
     if request.sequence:
         sequence = quantity(request.sequence, "sequence", 1, MOST_SEQUENCE, binary=True)
     if not sequence:
@@ -116,7 +125,12 @@ def understand(request: PlanRequest) -> PlanQuestion:
         assumed.append("float16: the GPU has no bfloat16")
     return PlanQuestion(
         name=name,
-        workload=Workload(model=model, sequence=sequence, global_batch=batch),
+        workload=Workload(
+            model=model,
+            sequence=sequence,
+            global_batch=batch,
+            state=_state(request.optimizer_state) if request.optimizer_state else state,
+        ),
         cluster=on,
         tokens=tokens,
         pins=pins,
@@ -151,19 +165,28 @@ def changed(request: PlanRequest, text: str) -> PlanRequest:
         raise ConfigError("options", text, str(error), fix) from None
 
 
-def _model(text: str) -> tuple[str, Model, int, int, int]:
-    """Name, shape, and the sequence, batch and tokens of a job file; 0: nothing is said."""
+def _model(text: str) -> tuple[str, Model, int, int, int, StateFormat]:
+    """Name, shape, and the sequence, batch, tokens and state of a job file; 0: nothing is said."""
     if text.endswith(".toml"):
         job = load_job(Path(text))
         model = resolve_model(job.model)
         if not (model.dim and model.layers and model.heads and model.vocab):
             raise ConfigError("model", text, "gives no model shape", "set model.preset in it")
         tokens = batch_ramp(job).samples(job.train.steps) * job.data.sequence
-        return job.name, model, job.data.sequence, job.train.global_batch, tokens
+        batch = job.train.global_batch
+        return job.name, model, job.data.sequence, batch, tokens, job.optimizer.state
     if text not in PRESETS:
         fix = nearest(text.casefold(), list(PRESETS)) + " (or a job file, *.toml)"
         raise ConfigError("model", f'"{text}"', "no such model", fix)
-    return text, resolve_model(PRESETS[text]), 0, 0, 0
+    return text, resolve_model(PRESETS[text]), 0, 0, 0, "float32"
+
+
+def _state(text: str) -> StateFormat:
+    for known in STATE_FORMATS:
+        if text == known:
+            return known
+    words = did_you_mean(text, STATE_FORMATS)
+    raise ConfigError("optimizer-state", text, "no such format of the optimizer's moments", words)
 
 
 def _samples(tokens: int, sequence: int) -> int:

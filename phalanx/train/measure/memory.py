@@ -67,7 +67,9 @@ def advice(job: Job, breakdown: dict[str, int]) -> str:
     """The one or two keys that free the most, judged by what filled the device."""
     steps = []
     if breakdown["reserved, unused"] > breakdown["device"] // 10:
-        steps.append("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation")
+        steps.append(
+            "leave PYTORCH_ALLOC_CONF alone or set expandable_segments:True, against fragmentation"
+        )
     state = sum(breakdown.get(name, 0) for name in ("parameters", "gradients", OPTIMIZER))
     if breakdown["activations and buffers"] >= state:
         steps += _smaller_activations(job)

@@ -1,4 +1,4 @@
-"""Optimizers over the blocks of weights that a rank holds, with fp32 state.
+"""Optimizers over the blocks of weights that a rank holds, with fp32 masters.
 
 The update is elementwise (AdamW), or needs whole matrices (Muon), which are gathered for it.
 A skip is decided on the device: both read the verdict there and never ask the host.
@@ -6,64 +6,117 @@ A skip is decided on the device: both read the verdict there and never ask the h
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from phalanx.config import STATE_BLOCK, ConfigError
 from phalanx.config import Optimizer as Settings
+from phalanx.hardware import available_memory
 from phalanx.parallel import Weight
 from phalanx.parallel.engine import local_part
+from phalanx.plan.workload import StateFormat
 from phalanx.train.optim.guard import GradientVerdict
+from phalanx.train.optim.host_state import HostState, rounded
 from phalanx.train.optim.kernels import fused_adamw
+from phalanx.train.optim.moments import Moments, zero_moments
+
+# In a checkpoint. Codes have names of their own: nobody takes them for numbers.
+NAMES = ("exp_avg", "exp_avg_sq")
+BLOCK_NAMES = ("exp_avg_code", "exp_avg_sq_code", "exp_avg_scale", "exp_avg_sq_scale")
 
 
 class AdamW:
-    """AdamW; decay applies to matrices, not to norms."""
+    """AdamW; decay applies to matrices, not to norms.
+
+    With ``offload`` masters and moments live in host memory and pass through the device.
+    """
 
     def __init__(self, weights: list[Weight], settings: Settings, offload: bool) -> None:
-        self.weights, self.settings, self.offload = weights, settings, offload
+        self.weights, self.settings = weights, settings
         device = weights[0].master.device
         self.step_count = torch.zeros((), device=device)
-        if offload:
-            for weight in weights:
-                weight.master = _on_host(weight.master)
-        self.exp_avg = [torch.zeros_like(weight.master) for weight in weights]
-        self.exp_avg_sq = [torch.zeros_like(weight.master) for weight in weights]
+        self._host: HostState | None = None
+        if offload and device.type == "cuda":
+            size = _state_bytes(weights, settings.state)
+            self._host = HostState(size, device, available_memory() // _ranks_here())
+            self.moments = [self._move(weight, self._host) for weight in weights]
+        else:
+            self.moments = [_fresh_moments(weight, settings.state) for weight in weights]
+
+    def _move(self, weight: Weight, host: HostState) -> Moments:
+        moments = _fresh_moments(weight, self.settings.state)
+        weight.master = host.take_in(weight.master)
+        return Moments(*(host.take_in(each) for each in moments.stored))
 
     def step(self, learning_rate: float, verdict: GradientVerdict) -> None:
         """Apply one update unless the verdict says skip."""
-        settings = self.settings
         self.step_count += (~verdict.skip).to(self.step_count)
-        home = self.weights[0].master.device
-        multiplier, skip = verdict.multiplier.to(home), verdict.skip.to(home)
-        count = self.step_count.to(home)
-        for weight, mean, square in zip(self.weights, self.exp_avg, self.exp_avg_sq, strict=True):
+        if self._host is not None:
+            self._host.begin()
+        for weight, moments in zip(self.weights, self.moments, strict=True):
             separate = weight.local.data_ptr() != weight.master.data_ptr()
-            together = separate and weight.local.device == home
-            fused_adamw(
-                weight.local if together else None,
-                weight.master,
-                mean,
-                square,
-                weight.gradient.to(home),
-                learning_rate=learning_rate,
-                beta1=settings.beta1,
-                beta2=settings.beta2,
-                eps=settings.eps,
-                weight_decay=settings.weight_decay if weight.parameter.ndim > 1 else 0.0,
-                step=count,
-                multiplier=multiplier,
-                skip=skip,
-            )
-            if separate and not together:
-                weight.publish()
+            local = weight.local if separate else None
+            if self._host is None:
+                self._update(weight, local, weight.master, moments, verdict, learning_rate)
+                continue
+            assert local is not None
+            for first, past, copies in self._host.passing((weight.master, *moments.stored)):
+                self._update(
+                    weight,
+                    local.view(-1)[first:past],
+                    copies[0],
+                    Moments(*copies[1:]),
+                    verdict,
+                    learning_rate,
+                    slice(first, past),
+                )
+
+    def _update(
+        self,
+        weight: Weight,
+        local: Tensor | None,
+        master: Tensor,
+        moments: Moments,
+        verdict: GradientVerdict,
+        learning_rate: float,
+        stretch: slice | None = None,
+    ) -> None:
+        """Of a weight, or of one stretch of it."""
+        settings, gradient = self.settings, weight.gradient
+        fused_adamw(
+            local,
+            master,
+            moments,
+            gradient if stretch is None else gradient.view(-1)[stretch],
+            learning_rate=learning_rate,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay if weight.parameter.ndim > 1 else 0.0,
+            step=self.step_count,
+            multiplier=verdict.multiplier.to(master.device),
+            skip=verdict.skip.to(master.device),
+            salt=zlib.crc32(weight.name.encode()),
+            start=stretch.start if stretch else 0,
+        )
+
+    def settle(self) -> None:
+        """Returns when state that lives in host memory is there."""
+        if self._host is not None:
+            self._host.settle()
 
     def tensors(self) -> dict[str, Tensor]:
         """State by name, with the layout of the parameters."""
         state = {"optimizer.step": self.step_count}
-        for weight, mean, square in zip(self.weights, self.exp_avg, self.exp_avg_sq, strict=True):
-            state[f"optimizer.exp_avg.{weight.name}"] = weight.like(mean)
-            state[f"optimizer.exp_avg_sq.{weight.name}"] = weight.like(square)
+        for weight, moments in zip(self.weights, self.moments, strict=True):
+            names = BLOCK_NAMES if moments.in_blocks else NAMES
+            for name, tensor in zip(names, moments.stored, strict=True):
+                state[f"optimizer.{name}.{weight.name}"] = weight.like(tensor)
         return state
 
 
@@ -75,30 +128,48 @@ class Muon:
         rest = [weight for weight in weights if not _is_hidden_matrix(weight)]
         self.rest = AdamW(rest, settings, offload) if rest else None
         self.settings = settings
-        if offload:
-            for weight in self.matrices:
-                weight.master = _on_host(weight.master)
-        self.momentum = [torch.zeros_like(weight.master) for weight in self.matrices]
+        self._host: HostState | None = None
+        device = weights[0].parameter.device  # masters of the rest have moved already
+        if offload and device.type == "cuda":
+            size = sum(2 * rounded(4 * weight.master.numel()) for weight in self.matrices)
+            self._host = HostState(size, device, available_memory() // _ranks_here())
+        self.momentum = []
+        for weight in self.matrices:
+            momentum = torch.zeros_like(weight.master)
+            if self._host is not None:
+                weight.master = self._host.take_in(weight.master)
+                momentum = self._host.take_in(momentum)
+            self.momentum.append(momentum)
 
     def step(self, learning_rate: float, verdict: GradientVerdict) -> None:
         """``learning_rate`` is AdamW's; Muon's follows the same schedule."""
         settings = self.settings
         if self.rest is not None:
             self.rest.step(learning_rate, verdict)
+        if self._host is not None:
+            self._host.begin()
         rate = learning_rate / settings.learning_rate * settings.muon_learning_rate
-        for weight, momentum in zip(self.matrices, self.momentum, strict=True):
-            home = weight.master.device
-            keep = (~verdict.skip).to(home)
-            gradient = weight.gradient.to(home).float() * verdict.multiplier.to(home)
-            # where, not a product: the gradient of a skipped step may be infinite.
-            moved = torch.where(keep, settings.muon_momentum * momentum + gradient, momentum)
-            momentum.copy_(moved)
-            lookahead = gradient + settings.muon_momentum * momentum
-            # Where the gradient is: the host is slow at matmuls, and its memory has no NCCL.
-            update = self._orthogonal(weight, lookahead.to(weight.gradient.device)).to(home)
-            decayed = weight.master * (1 - rate * settings.weight_decay) - rate * update
-            weight.master.copy_(torch.where(keep, decayed, weight.master))
-            weight.publish()
+        for weight, kept in zip(self.matrices, self.momentum, strict=True):
+            for master, momentum in self._at_hand(weight.master, kept):
+                keep = (~verdict.skip).to(master.device)
+                gradient = weight.gradient.float() * verdict.multiplier.to(master.device)
+                # where, not a product: the gradient of a skipped step may be infinite.
+                moved = torch.where(keep, settings.muon_momentum * momentum + gradient, momentum)
+                momentum.copy_(moved)
+                lookahead = gradient + settings.muon_momentum * momentum
+                update = self._orthogonal(weight, lookahead)
+                decayed = master * (1 - rate * settings.weight_decay) - rate * update
+                master.copy_(torch.where(keep, decayed, master))
+                if weight.local.data_ptr() != master.data_ptr():
+                    weight.local.copy_(master)
+
+    def _at_hand(self, master: Tensor, momentum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Once, where the gradient is; what lives in host memory goes back afterwards."""
+        if self._host is None:
+            yield master, momentum
+            return
+        for _, _, copies in self._host.passing((master, momentum), master.numel()):
+            yield copies[0].view(master.shape), copies[1].view(master.shape)
 
     def _orthogonal(self, weight: Weight, block: Tensor) -> Tensor:
         """This rank's block of the orthogonalised whole."""
@@ -109,6 +180,12 @@ class Muon:
             return result
         spread = DTensor.from_local(result, whole.device_mesh, run_check=False)
         return local_part(spread.redistribute(placements=whole.placements))
+
+    def settle(self) -> None:
+        """Returns when state that lives in host memory is there."""
+        for home in (self.rest, self._host):
+            if home is not None:
+                home.settle()
 
     def tensors(self) -> dict[str, Tensor]:
         state = self.rest.tensors() if self.rest is not None else {}
@@ -143,9 +220,29 @@ def _is_hidden_matrix(weight: Weight) -> bool:
     )
 
 
-def _on_host(x: Tensor) -> Tensor:
-    host = x.to("cpu", copy=True)
-    return host.pin_memory() if x.is_cuda else host
+def _fresh_moments(weight: Weight, format: StateFormat) -> Moments:
+    """Raises ``ConfigError`` where an axis cuts through blocks that share a scale."""
+    moments = zero_moments(weight.master, weight.parameter.shape[-1], format)
+    if moments.in_blocks and (row := weight.master.shape[-1]) % STATE_BLOCK:
+        rule = f"keeps blocks of {STATE_BLOCK} in a row, and a rank has {row} of {weight.name}'s"
+        fix = 'lower parallel.tensor, or set it to "bfloat16"'
+        raise ConfigError("optimizer.state", "int8", rule, fix)
+    return moments
+
+
+def _state_bytes(weights: list[Weight], format: StateFormat) -> int:
+    """Of masters and moments."""
+    total = 0
+    for weight in weights:
+        master = torch.empty_like(weight.master, device="meta")
+        stored = zero_moments(master, weight.parameter.shape[-1], format).stored
+        total += sum(rounded(each.numel() * each.element_size()) for each in (master, *stored))
+    return total
+
+
+def _ranks_here() -> int:
+    """Ranks that may share this machine's memory."""
+    return min(dist.get_world_size(), torch.cuda.device_count()) if dist.is_initialized() else 1
 
 
 def build_optimizer(weights: list[Weight], settings: Settings, *, offload: bool) -> AdamW | Muon:

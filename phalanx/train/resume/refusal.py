@@ -75,8 +75,11 @@ def refuse_files(job: Job) -> None:
 
 def refuse_parent(job: Job, parent: Path) -> None:
     """Raise ``ConfigError`` where a checkpoint to resume holds another model than the job's."""
+    config = read_manifest(parent).config
+    if not job.checkpoint.weights_only:
+        refuse_state_of(job, config, str(parent))
     try:
-        refuse_model_of(job, read_manifest(parent).config, str(parent))
+        refuse_model_of(job, config, str(parent))
     except ConfigError as error:
         if not (tensors := differing_tensors(job.model, parent)):
             raise
@@ -84,6 +87,15 @@ def refuse_parent(job: Job, parent: Path) -> None:
         fix = "correct the settings above, or start from another checkpoint"
         shown = problem("checkpoint.resume", str(parent), rule, fix)
         raise ConfigError.of([*error.problems, shown]) from None
+
+
+def refuse_state_of(job: Job, config: dict[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` for moments in a format that cannot be turned into the job's."""
+    theirs, ours = config.get("optimizer", {}).get("state", "float32"), job.optimizer.state
+    if theirs != ours and "int8" in (theirs, ours):
+        rule = f"the moments of {where} are {theirs}, and 8-bit ones are not converted"
+        fix = f'set it to "{theirs}", or take the weights alone (checkpoint.weights_only = true)'
+        raise ConfigError("optimizer.state", f'"{ours}"', rule, fix)
 
 
 def refuse_model_of(job: Job, config: dict[str, Any], where: str) -> None:

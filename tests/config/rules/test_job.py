@@ -181,6 +181,13 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         "bfloat16",
     ),
     (2, ["memory.offload=parameters", "parallel.zero=0"], "memory.offload", "zero >= 1", "3"),
+    (
+        2,
+        ["optimizer.state=int8", "parallel.tensor=2", "model.ffn=640"],
+        "optimizer.state",
+        "blocks of 128",
+        "bfloat16",
+    ),
     (1, ["data.source=shards"], "data.path", "folder", "phalanx data tokenize"),
     (1, ["data.path=x"], "data.path", "no files", "shards"),
     (1, ["train.validate_every=5"], "train.validate_every", "held out", "validation_fraction"),

@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx.config import ConfigError, Model
+from phalanx.config import ConfigError, Job, Model, Optimizer, resolve
 from phalanx.model.hf_config import config_to_hf
 from phalanx.train.exits import ExitInfo
 from phalanx.train.rank.diagnose import classify
 from phalanx.train.rank.gang import ForkedRanks
 from phalanx.train.report.run_folder import create
 from phalanx.train.resume import refusal
-from phalanx.train.resume.refusal import refuse, refuse_device, refuse_weights
+from phalanx.train.resume.refusal import (
+    refuse,
+    refuse_device,
+    refuse_state_of,
+    refuse_weights,
+)
 from tests.train.forked_runs import small_job
 
 
@@ -120,3 +125,21 @@ def test_another_system_than_linux_is_refused_before_any_fork(
 def test_a_failure_rate_is_proved_before_the_run_needs_it(tmp_path: Path, rate: str) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint\.failure_rate"):
         refuse(small_job(tmp_path, 1, checkpoint__failure_rate=rate))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "refused"),
+    [("float32", "bfloat16", False), ("float32", "int8", True), ("int8", "bfloat16", True)],
+)
+def test_moments_that_cannot_be_converted_are_refused(
+    theirs: str, ours: str, refused: bool
+) -> None:
+    job = resolve(Job(optimizer=Optimizer(state=ours)), 1)  # type: ignore[arg-type]
+    described = {"optimizer": {"state": theirs}}
+    if not refused:
+        refuse_state_of(job, described, "step-4")
+        return
+    with pytest.raises(ConfigError) as caught:
+        refuse_state_of(job, described, "step-4")
+    (found,) = caught.value.problems
+    assert found.key == "optimizer.state" and f'"{theirs}"' in found.fix
