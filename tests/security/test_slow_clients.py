@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 from phalanx.control.server.http import http_connection
 from phalanx.control.server.http.front import Turns
 from phalanx.control.server.http.live import FIRST_SECONDS
-from phalanx.control.server.security.connection_gate import GRACE_SECONDS, ConnectionGate
+from phalanx.control.server.security.connection_gate import GRACE_SECONDS, ConnectionGate, gate_for
 from phalanx.control.server.security.rate_limits import RateLimit
 from tests.control.servers import ServerProcess
 from tests.security.test_tls import WideServer
@@ -72,6 +72,16 @@ def test_one_address_makes_room_for_itself() -> None:
 def test_far_too_many_are_turned_away_at_once() -> None:
     gate = ConnectionGate(2, 100, lambda: 0.0)
     assert [gate.enter(Connection(), str(n)) for n in range(17)] == [True] * 16 + [False]
+
+
+@pytest.mark.parametrize(
+    ("files", "strangers", "hard"),
+    [(1024, 4096, 32768), (13_000, 4096, 32768), (65_536, 16_384, 32768), (10**6, 16_384, 131_072)],
+)
+def test_as_many_strangers_as_there_are_files_for(files: int, strangers: int, hard: int) -> None:
+    gate = gate_for(files)
+    assert (gate.most, gate.hard) == (strangers, hard)
+    assert gate.most_of_address < strangers
 
 
 def test_strangers_take_turns_and_an_error_of_one_holds_nobody_up() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,7 +31,7 @@ from phalanx.control.server.security.audit import NAME as AUDIT_NAME
 from phalanx.control.server.security.audit import Audit, AuditRetention
 from phalanx.control.server.security.audit_ship import shipper
 from phalanx.control.server.security.auth import JOIN_HOURS, AuthError, Tokens
-from phalanx.control.server.security.connection_gate import ConnectionGate
+from phalanx.control.server.security.connection_gate import gate_for
 from phalanx.control.server.security.joining import Joining
 from phalanx.control.server.security.rate_limits import RateLimit
 from phalanx.control.server.store.interface import (
@@ -132,7 +133,7 @@ class Server:
         self.order_limit = RateLimit(limited * options.orders_per_second, options.order_burst)
         self.refusal_limit = RateLimit(limited * options.refusals_per_second, options.refusal_burst)
         self.body_limit = RateLimit(limited * options.body_bytes_per_second, options.body_burst)
-        self.gate = ConnectionGate()
+        self.gate = gate_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     async def await_own_nodes(self, nodes: int, seconds: float) -> int:
         """Until so many nodes are connected, or so long; how many are then.

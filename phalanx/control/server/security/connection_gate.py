@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-MOST_UNKNOWN = 4_096  # connections without a token, in all
-MOST_OF_ADDRESS = 1_024  # and of one address
+LEAST_UNKNOWN = 4_096  # connections without a token that there may always be, in all
+MOST_UNKNOWN = 16_384  # where there are files enough: who is sent away only comes again
 GRACE_SECONDS = 3.0  # nobody goes before: a whole fleet connects at once after a restart
 HARD_FACTOR = 8  # beyond so many times the bound a new one goes at once
 
@@ -29,12 +29,14 @@ class ConnectionGate:
 
     def __init__(
         self,
-        most: int = MOST_UNKNOWN,
-        most_of_address: int = MOST_OF_ADDRESS,
+        most: int = LEAST_UNKNOWN,
+        most_of_address: int = LEAST_UNKNOWN // 4,
         now: Callable[[], float] = time.monotonic,
+        hard: int = 0,  # 0: so many times the bound
     ) -> None:
         self.dismissed = 0
-        self._most, self._most_of_address, self._now = most, most_of_address, now
+        self.hard = hard or HARD_FACTOR * most
+        self.most, self.most_of_address, self._now = most, most_of_address, now
         self._all: OrderedDict[AnonymousConnection, tuple[str, float]] = OrderedDict()
         self._of: dict[str, OrderedDict[AnonymousConnection, None]] = {}
         self._by_peer: dict[tuple[str, int], AnonymousConnection] = {}
@@ -45,12 +47,12 @@ class ConnectionGate:
     def enter(self, connection: AnonymousConnection, address: str) -> bool:
         """Lets a connection in; False: there are far too many, and it has to go."""
         mine = self._of.get(address)
-        if len(self._all) >= HARD_FACTOR * self._most:
+        if len(self._all) >= self.hard:
             self.dismissed += 1
             return False
-        if mine is not None and len(mine) >= self._most_of_address:
+        if mine is not None and len(mine) >= self.most_of_address:
             self._evict(next(iter(mine)))
-        elif len(self._all) >= self._most:
+        elif len(self._all) >= self.most:
             self._evict(next(iter(self._all)))
         self._all[connection] = (address, self._now())
         self._of.setdefault(address, OrderedDict())[connection] = None
@@ -97,3 +99,10 @@ class ConnectionGate:
             self.leave(oldest)
             self.dismissed += 1
             oldest.dismiss()
+
+
+def gate_for(files: int) -> ConnectionGate:
+    """A gate for a process that may have so many files open; half of them are for others."""
+    most = min(MOST_UNKNOWN, max(LEAST_UNKNOWN, files // 4))
+    hard = max(HARD_FACTOR * LEAST_UNKNOWN, min(HARD_FACTOR * most, files // 2))
+    return ConnectionGate(most, most * 3 // 4 if most > LEAST_UNKNOWN else most // 4, hard=hard)
