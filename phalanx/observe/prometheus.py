@@ -75,7 +75,7 @@ class JobSample(Struct, frozen=True, kw_only=True):
     job: int
     name: str
     team: str
-    step: int
+    step: int | None  # None: it reports none
     generation: int
     row: Mapping[str, float | int | None]
 
@@ -83,13 +83,14 @@ class JobSample(Struct, frozen=True, kw_only=True):
 def job_families(jobs: Iterable[JobSample]) -> list[Family]:
     """Series of running jobs; of too many, those with the lowest numbers."""
     chosen = sorted(jobs, key=lambda job: job.job)[:MOST_JOBS]
-    labels = {j.job: {"job": str(j.job), "name": j.name, "team": j.team} for j in chosen}
+    # Not "job": that is the scrape's own label, and Prometheus would rename ours.
+    labels = {j.job: {"job_id": str(j.job), "name": j.name, "team": j.team} for j in chosen}
     families = [
         Family(
             "phalanx_job_step",
             "gauge",
             "Newest completed step.",
-            [(labels[j.job], float(j.step)) for j in chosen],
+            [(labels[j.job], float(j.step)) for j in chosen if j.step is not None],
         ),
         Family(
             "phalanx_job_generations_total",

@@ -6,6 +6,7 @@ import asyncio
 import http.server
 import json
 import logging
+import re
 import shutil
 import subprocess
 import threading
@@ -87,6 +88,28 @@ def test_the_dashboard_asks_only_for_what_is_exported(server: ServerProcess) -> 
         asked = {word for word in words if word.startswith("phalanx_")}
         assert asked, panel["title"]
         assert asked <= known, panel["title"]
+
+
+def test_labels_are_not_the_scrapes_own_and_alerts_know_them(server: ServerProcess) -> None:
+    sample = JobSample(job=7, name="n", team="t", step=1, generation=1, row={"loss": 1.0})
+    text = server.call("GET", "/metrics")[1] + render(job_families([sample])).decode()
+    found = {
+        label
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+        for label in each.labels
+    }
+    assert found and not found & {"job", "instance"}, "Prometheus would rename them"
+    rules = (MONITORING / "alerts.yml").read_text()
+    assert set(re.findall(r"\$labels\.(\w+)", rules)) <= found
+    dashboard = (MONITORING / "grafana.json").read_text()
+    assert set(re.findall(r"\{(\w+)=~", dashboard)) <= found
+
+
+def test_a_program_that_reports_no_steps_is_never_called_stuck() -> None:
+    sample = JobSample(job=7, name="n", team="t", step=None, generation=1, row={})
+    families = {family.name: family.samples for family in job_families([sample])}
+    assert not families["phalanx_job_step"] and families["phalanx_job_generations_total"]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -30,7 +30,7 @@ def _jobs(call: Call) -> list[JobSample]:
             job=number,
             name=job.spec.name,
             team=job.spec.team,
-            step=job.step,
+            step=job.step if job.spec.reports_steps else None,
             generation=job.generation,
             row=latest.get(number, {}),
         )
