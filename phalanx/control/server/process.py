@@ -25,7 +25,13 @@ from phalanx.control.server.expectation import Expectations
 from phalanx.control.server.helper_process import Helper
 from phalanx.control.server.history.fleet_history import FleetHistory
 from phalanx.control.server.leading import Leading
-from phalanx.control.server.maintenance import archive_old, keep_audit, keep_metrics, prune_tokens
+from phalanx.control.server.maintenance import (
+    archive_old,
+    collect_garbage,
+    keep_audit,
+    keep_metrics,
+    prune_tokens,
+)
 from phalanx.control.server.replay import recover
 from phalanx.control.server.security.audit import NAME as AUDIT_NAME
 from phalanx.control.server.security.audit import Audit, AuditRetention
@@ -283,6 +289,7 @@ class Server:
             "expectations": lambda: self.expectations.keep(leading),
             "webhooks": self.webhooks.run,
             "the audit log": lambda: keep_audit(self.audit),
+            "garbage": collect_garbage,
             "tokens": lambda: prune_tokens(leading.tokens),
         }
 
