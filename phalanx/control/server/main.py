@@ -39,6 +39,7 @@ from phalanx.control.wire.server_file import ServerFile
 logger = logging.getLogger("phalanx.server")
 
 RENEW_SECONDS = 86_400.0  # between two looks at the certificate
+LISTENERS = 16  # on the one socket
 BACKLOG = 8192  # a whole fleet connects at once after a restart
 MOST_FRAME_BYTES = 16 << 20
 
@@ -140,7 +141,10 @@ async def _run(
     if server.settled.is_set():
         if server.options.own_tls:
             await _own_tls(server, config, leading)
-        serving = asyncio.create_task(web.serve(sockets=[listening]))
+        # The loop takes one connection from each listener in a turn: with one alone, everybody
+        # would wait for as many turns as others knocked before.
+        listeners = [listening, *(listening.dup() for _ in range(LISTENERS - 1))]
+        serving = asyncio.create_task(web.serve(sockets=listeners))
         while not web.started and not serving.done():
             await asyncio.sleep(0.01)
         try:
