@@ -7,6 +7,7 @@ import http.client
 import re
 import socket
 import time
+from collections import Counter
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from websockets.sync.client import connect
 from phalanx.control.server.http import http_connection
 from phalanx.control.server.http.front import Turns
 from phalanx.control.server.http.live import FIRST_SECONDS
+from phalanx.control.server.main import LISTENERS
 from phalanx.control.server.security.connection_gate import GRACE_SECONDS, ConnectionGate, gate_for
 from phalanx.control.server.security.rate_limits import RateLimit
 from tests.control.servers import ServerProcess
@@ -233,3 +235,13 @@ def test_a_token_that_is_refused_again_and_again_has_to_wait(tmp_path: Path) -> 
         while (status := server.call("GET", "/v1/jobs/77", token=mallory)[0]) != 429:
             assert status == 404 and time.monotonic() < deadline
         assert server.call("GET", "/v1/jobs", token=alice)[0] == 200
+
+
+def test_many_connections_are_taken_in_a_turn(tmp_path: Path) -> None:
+    """The loop takes one from each listener: behind one alone, a crowd that knocks is a queue."""
+    with ServerProcess(tmp_path / "state") as server:
+        assert server.process is not None
+        folder = Path(f"/proc/{server.process.pid}/fd")
+        sockets = Counter(str(each.readlink()) for each in folder.iterdir() if each.is_symlink())
+        (listening, count), *_ = sockets.most_common()
+        assert listening.startswith("socket:") and count == LISTENERS
