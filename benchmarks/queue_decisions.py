@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.placement import SITES, fleet_of
-from phalanx.cluster.jobs.job import HOUR_NS, GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import HOUR_NS, GangShape, Job, JobSpec, JobState
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
 from phalanx.cluster.queue.decisions import Preempt, QueueState, Resize, Start
 from phalanx.cluster.queue.queue import Queue
@@ -74,7 +74,7 @@ class Load:
                 del self.view.pending[job.id]
                 self.view.active[job.id] = None
                 job.placement, job.started_ns = decision.placement, self.view.now_ns
-                job.state = "running"
+                job.state = JobState.RUNNING
                 self.starts += 1
             elif isinstance(decision, Preempt | Resize):
                 self.asked += 1
@@ -87,7 +87,7 @@ class Load:
         start = time.process_time()
         for node in job.placement.nodes:
             self.view.fleet.release(number, node)
-        job.placement, job.state = None, "done"
+        job.placement, job.state = None, JobState.DONE
         del self.view.active[number]
         self.queue.on_stopped(self.view, job)
         self.seconds += time.process_time() - start

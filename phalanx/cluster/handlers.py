@@ -14,6 +14,7 @@ from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import budget, departure, elastic, requests, submission
 from phalanx.cluster.jobs import write_leases as storage
+from phalanx.cluster.jobs.job import JobState
 from phalanx.cluster.placement.choose import defragment
 from phalanx.cluster.protocol.commands import Proposal
 from phalanx.cluster.protocol.events import (
@@ -121,7 +122,7 @@ def _on_finished(ctx: Context, fact: JobFinished) -> None:
     if gang.only_saves and gang.ending is not None:  # before its agent was told to drain it
         departure.leave(ctx, job, gang.ending, gang.ending_why)
         return
-    departure.leave(ctx, job, "done", reason("finished"))
+    departure.leave(ctx, job, JobState.DONE, reason("finished"))
 
 
 def _on_defragment(ctx: Context, fact: Defragment) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import HOUR_NS
+from phalanx.cluster.jobs.job import HOUR_NS, JobState
 from phalanx.cluster.ledger.accounts import TRAINING
 from phalanx.cluster.ledger.report import Share, report
 from phalanx.cluster.policy import DAY_NS
@@ -81,7 +81,7 @@ def _queued(scenario: Scenario, world: World) -> tuple[int, str]:
         return 0, ""
     until = job.ended_ns if job.ended else world.end_ns
     queued_ns = max(0, until - job.submitted_ns - world.record.held_ns)
-    if job.state != "pending":
+    if job.state != JobState.PENDING:
         return queued_ns, ""
     why = explain(world.core.queue, world.view, job.id).reason
     return queued_ns, f"job {job.spec.name} waits: {why}"

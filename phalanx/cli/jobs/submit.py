@@ -29,7 +29,7 @@ from phalanx.cli.options import (
 )
 from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.cli.tables import plain
-from phalanx.cluster.jobs.job import SECOND_NS
+from phalanx.cluster.jobs.job import SECOND_NS, JobState
 from phalanx.config import ConfigError, Job
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import RequestedWork, submission
@@ -188,7 +188,7 @@ def _ended_well(number: int, server: str, state: Path | None, json: bool) -> boo
         print_json(job)
     else:
         print(plain(f"job {number} is {job.state}: {job.why.text}"), file=sys.stderr)
-    return job.state == "done"
+    return job.state == JobState.DONE
 
 
 def _look(client: Client, number: int) -> JobOut:

@@ -11,7 +11,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.departure import depart_safely, give_way
-from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.options import Rung, ways_without
 from phalanx.cluster.recovery.recover import broken
@@ -78,7 +78,7 @@ def _move_off(ctx: Context, job: Job, node: int, *, due: bool = False) -> bool:
         return False
     job.preemptions += 1
     why = reason("node_leaves", node=ctx.fleet.nodes[node].name, what=Cause.of(cause).what)
-    depart_safely(ctx, job, "pending", why, by_ns=deadline_ns)
+    depart_safely(ctx, job, JobState.PENDING, why, by_ns=deadline_ns)
     return False
 
 

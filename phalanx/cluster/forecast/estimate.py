@@ -15,7 +15,7 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.queue_position import QueueView
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When, latest
 from phalanx.cluster.jobs.horizon import length_ns, likely_end_ns
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import View
@@ -98,11 +98,13 @@ class Estimates:
     def _needs(self, key: int) -> list[int]:
         """What must be known before the estimate of a job or an array, and may itself wait."""
         if key < 0:
-            return [job.id for job in self._let_in(-key) if job.state == "pending"]
+            return [job.id for job in self._let_in(-key) if job.state == JobState.PENDING]
         jobs, job = self._view.jobs, self._view.jobs[key]
         if self.queue.has(key) or job.never:
             return []
-        found = [number for number in self._last_awaited(job) if jobs[number].state == "pending"]
+        found = [
+            number for number in self._last_awaited(job) if jobs[number].state == JobState.PENDING
+        ]
         if key in self._view.array_waiting.get(job.array_parent, ()):
             found.append(-job.array_parent)
         return found
@@ -172,7 +174,7 @@ class Estimates:
         """When a job that others wait for will have ended."""
         job, view = self._view.jobs[number], self._view
         endless = not job.spec.time_limit_ns and not job.spec.expected.steps
-        if job.state != "pending":
+        if job.state != JobState.PENDING:
             found = likely_end_ns(view, job)
             if found is not None:
                 return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from phalanx.cluster.forecast.estimate import Estimates
 from phalanx.cluster.forecast.queue_position import Obstacle, Way, no_capacity
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.queue.claims import on_loan, stays_until_ns
 from phalanx.cluster.queue.decisions import Pending
 from phalanx.cluster.queue.index import QueueIndex
@@ -37,7 +37,7 @@ class WaitExplainer:
     def of(self, number: int) -> Pending:
         """What a pending job waits for, when it may start, and the parts of its priority."""
         job = self._view.jobs[number]
-        if job.state != "pending":
+        if job.state != JobState.PENDING:
             return Pending(job.why, None, {})
         parts = self._parts(job)
         if job.never:

@@ -15,7 +15,7 @@ def drain(ctx: Context, job: Job, limit_ns: int, ending: JobState, why: Reason) 
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     gang.ending, gang.ending_why = ending, why
-    job.state, job.why = "draining", why
+    job.state, job.why = JobState.DRAINING, why
     gang.deadline_ns = enter(ctx, job, "draining", limit_ns)
     ctx.emit(placement.nodes, drain_order(job))
 

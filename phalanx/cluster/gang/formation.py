@@ -12,7 +12,7 @@ from phalanx.cluster.gang.losses import in_memory, tell_restored
 from phalanx.cluster.gang.orders import form_order, go_order, restore_order, stop_on
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.gang.way_taken import once_it_runs
-from phalanx.cluster.jobs.job import SKIPS_KEPT, Job
+from phalanx.cluster.jobs.job import SKIPS_KEPT, Job, JobState
 from phalanx.cluster.protocol.events import GangJoined, GangReady, RestoreFailed
 from phalanx.cluster.protocol.messages import Source
 from phalanx.cluster.reasons import Reason, reason
@@ -26,7 +26,7 @@ def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     job.generation += 1
-    job.state, job.why = "forming", why
+    job.state, job.why = JobState.FORMING, why
     ctx.note_wants(job)
     gang.broken, gang.retry_ns = {}, 0
     limits = timeouts_of(ctx, job)
@@ -128,7 +128,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     job.durables = [step for step in job.durables if step <= fact.step]
     job.committed = fact.step
     job.step = max(job.step, fact.step)
-    job.state = "running"
+    job.state = JobState.RUNNING
     job.why = once_it_runs(job.why, fact.step, lost)
     ctx.emit(placement.nodes, go_order(job))
     return True

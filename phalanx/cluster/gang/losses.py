@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.jobs.job import Gang, Job, Loss
+from phalanx.cluster.jobs.job import Gang, Job, JobState, Loss
 from phalanx.cluster.protocol.events import GangStopped
 from phalanx.cluster.reasons import Code, Reason, reason
 
@@ -64,9 +64,9 @@ def on_stopped(ctx: Context, fact: GangStopped) -> None:
     back = _rollback(job)
     if back < 0 or fact.durable <= back:
         job.add_durable(fact.durable)
-    if job.gang is None and job.kept is None and job.state in ("pending", "failed"):
+    if job.gang is None and job.kept is None and job.state in (JobState.PENDING, JobState.FAILED):
         why = job.losses[-1].why if job.lost_up_to else left_unsaved(job.why)
-        tell_left(ctx, job, why, again=job.state == "pending")
+        tell_left(ctx, job, why, again=job.state == JobState.PENDING)
 
 
 def tell_left(ctx: Context, job: Job, why: Reason, *, again: bool) -> None:

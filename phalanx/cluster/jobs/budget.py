@@ -5,7 +5,7 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.departure import depart_safely
-from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.jobs.requests import known
 from phalanx.cluster.policy import MILLION
@@ -29,14 +29,14 @@ def watch(ctx: Context, job: Job) -> None:
 
 def check(ctx: Context, job: Job) -> None:
     """Warns near the end of a budget and stops the job at its end, unless it is forced."""
-    if job.forced or not job.budget_gpu_seconds or job.state == "draining":
+    if job.forced or not job.budget_gpu_seconds or job.state == JobState.DRAINING:
         return
     used = ctx.ledger.used_gpu_ns(job.id)
     hours = in_gpu_hours(job.budget_gpu_seconds)
     limit = job.budget_gpu_seconds * SECOND_NS
     if used >= limit:
         why = LeaveCause.BUDGET.because(gpu_hours=hours)
-        depart_safely(ctx, job, "failed", why)
+        depart_safely(ctx, job, JobState.FAILED, why)
         return
     if used >= _warning_gpu_ns(ctx, job) and not job.budget_warned:
         job.budget_warned = True
@@ -72,7 +72,7 @@ def on_raise(ctx: Context, fact: RaiseBudget) -> None:
 def _ends_for_budget(job: Job) -> bool:
     """Whether a job is about to end since it has used its budget."""
     gang = job.gang
-    if gang is None or gang.ending != "failed":
+    if gang is None or gang.ending != JobState.FAILED:
         return False
     return LeaveCause.of(gang.ending_why) is LeaveCause.BUDGET
 
@@ -86,7 +86,7 @@ def _goes_on(job: Job) -> None:
     """A job that stops for its budget has one again: it comes back, or does not leave at all."""
     gang = gang_of(job)
     if gang.phase == "draining":
-        gang.ending, gang.ending_why = "pending", reason("budget_raised")
+        gang.ending, gang.ending_why = JobState.PENDING, reason("budget_raised")
         job.why = gang.ending_why
     else:  # it forms to save what it had in memory
         gang.ending, gang.ending_why = None, Reason("")

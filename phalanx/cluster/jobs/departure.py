@@ -24,21 +24,21 @@ def leave(
     """
     assert job.placement is not None
     nodes = dict.fromkeys(job.placement.nodes + job.placement.spares + gang_of(job).leftover)
-    stays = left_memory.keep(ctx, job) if keep_memory and state == "pending" else None
+    stays = left_memory.keep(ctx, job) if keep_memory and state == JobState.PENDING else None
     if stays is not None:
         holders = tuple(node for node in nodes if node in stays.nodes and node not in stays.lost)
         nodes = dict.fromkeys(node for node in nodes if node not in holders)
         stop_on(ctx, job, holders, keep_snapshots=True)
         left_memory.stay(ctx, job, stays)
-    elif state in ("pending", "failed"):
-        tell_left(ctx, job, why_gone(ctx, job, why), again=state == "pending")
+    elif state in (JobState.PENDING, JobState.FAILED):
+        tell_left(ctx, job, why_gone(ctx, job, why), again=state == JobState.PENDING)
     stop_on(ctx, job, tuple(nodes), keep_snapshots=False)
     release(ctx, job)
-    if state == "pending":
+    if state == JobState.PENDING:
         if LeaveCause.of(why) is LeaveCause.TIME_LIMIT:
             # The next allocation has the whole limit again, and is waited for like the first.
             job.ran_ns = job.waited_ns = 0
-        job.state = "pending"
+        job.state = JobState.PENDING
         let_in(ctx, job)
         job.why = job.why if job.held else why
     else:
@@ -91,14 +91,14 @@ def must_be_gone(ctx: Context, job: Job) -> None:
 def give_way(ctx: Context, job: Job, grace_ns: int, why: Reason) -> None:
     """A job leaves for others within its grace; one that leaves already may have to be quicker."""
     job.preemptions += gang_of(job).ending is None
-    depart_safely(ctx, job, "pending", why, by_ns=ctx.now_ns + grace_ns)
+    depart_safely(ctx, job, JobState.PENDING, why, by_ns=ctx.now_ns + grace_ns)
 
 
 def time_limit(ctx: Context, job: Job) -> None:
     """A job's time is over: it makes a checkpoint and leaves."""
     limit = job.spec.time_limit_ns
     why = LeaveCause.TIME_LIMIT.because(seconds=limit // 10**9, step=job.step)
-    ending: JobState = "pending" if job.spec.requeue_at_limit else "failed"
+    ending: JobState = JobState.PENDING if job.spec.requeue_at_limit else JobState.FAILED
     assert job.placement is not None
     spare_ns, end_ns = leave_ns(ctx.view, job), job.started_ns + max(0, limit - job.ran_ns)
     due_ns = ctx.queue.promises.first_start_ns(job.placement.nodes)

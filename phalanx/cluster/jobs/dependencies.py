@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.jobs.job import Job, JobSpec
+from phalanx.cluster.jobs.job import Job, JobSpec, JobState
 from phalanx.cluster.protocol.events import Step
 from phalanx.cluster.reasons import Reason, reason
 
@@ -24,7 +24,9 @@ def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None
         for job in members(ctx, dependency.job):
             if not job.ended:
                 jobs[job.id] = None
-            if dependency.kind == "afterok" and (job.never or job.state in ("failed", "cancelled")):
+            if dependency.kind == "afterok" and (
+                job.never or job.state in (JobState.FAILED, JobState.CANCELLED)
+            ):
                 never = _never(job)
     return jobs, never
 
@@ -102,7 +104,7 @@ def ended(ctx: Context, job: Job) -> list[Job]:
             continue
         if other.never:
             continue
-        if job.state != "done" and _wants_success(other, job):
+        if job.state != JobState.DONE and _wants_success(other, job):
             give_up(ctx, other, _never(job))
         elif not other.waiting_for:
             freed.append(other)

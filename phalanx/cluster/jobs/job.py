@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 from msgspec import Struct
@@ -172,16 +173,19 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
         return self.array.width or self.array.count
 
 
-JobState = Literal[
-    "pending",  # in the queue, or waiting for a dependency: see Job.why
-    "forming",  # placed; workers start, join, restore
-    "running",
-    "draining",  # asked to stop: snapshot, then gone
-    "done",
-    "failed",
-    "cancelled",
-]
-ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled")
+class JobState(StrEnum):
+    """Where a job is in its life."""
+
+    PENDING = "pending"  # in the queue, or waiting for a dependency: see Job.why
+    FORMING = "forming"  # placed; workers start, join, restore
+    RUNNING = "running"
+    DRAINING = "draining"  # asked to stop: snapshot, then gone
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
 class Placement(Struct, frozen=True):
@@ -268,7 +272,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     id: int
     spec: JobSpec
     submitted_ns: int
-    state: JobState = "pending"
+    state: JobState = JobState.PENDING
     why: Reason = Reason("submitted")  # of its state; while pending: what it waits for
     eligible: bool = True  # no dependency, hold or array cap keeps it out of the queue
     queued_ns: int = 0  # since when it is eligible

@@ -21,7 +21,7 @@ def let_in(ctx: Context, job: Job) -> None:
     if job.held:
         job.eligible, job.why = False, job.operator_hold or reason("held")
         return
-    job.state = "pending"
+    job.state = JobState.PENDING
     job.eligible = True
     job.queued_ns = ctx.now_ns
     job.why = reason("queued")
@@ -75,7 +75,7 @@ def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
     left_memory.give_up(ctx, job, why)
     job.ended_ns = ctx.now_ns
     dependencies.withdrawn(ctx, job)
-    level: Level = "error" if state == "failed" else "info"
+    level: Level = "error" if state == JobState.FAILED else "info"
     ctx.notify(why, job=job.id, level=level)
     for other in dependencies.ended(ctx, job):
         if not blocked(ctx, other):

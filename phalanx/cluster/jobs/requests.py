@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.jobs.departure import depart_safely, leave
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.jobs.lifecycle import blocked, end, keep_out, let_in
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Cancel, Hold, Requeue
@@ -17,9 +17,9 @@ def cancel(ctx: Context, fact: Cancel) -> None:
     if job is None:
         return
     if job.placement is not None:
-        leave(ctx, job, "cancelled", reason("cancelled"))
+        leave(ctx, job, JobState.CANCELLED, reason("cancelled"))
     else:
-        end(ctx, job, "cancelled", reason("cancelled"))
+        end(ctx, job, JobState.CANCELLED, reason("cancelled"))
     ctx.emit((), Accept(reason=reason("cancelled"), request=fact.request, job=job.id))
 
 
@@ -30,17 +30,17 @@ def requeue(ctx: Context, fact: Requeue) -> None:
         return
     if _refused_as_ending(ctx, job, fact.request):
         return
-    if fact.hold and job.state in ("pending", "draining"):
+    if fact.hold and job.state in (JobState.PENDING, JobState.DRAINING):
         hold(ctx, Hold(job=job.id, request=fact.request, operator=fact.operator))
         return
-    if job.placement is None or job.state == "draining":
+    if job.placement is None or job.state == JobState.DRAINING:
         why = reason("not_running", job=job.id, state=job.state)
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
     job.held = fact.hold
     job.operator_hold = reason("held") if fact.hold and fact.operator else None
     told = reason("drained" if fact.hold else "requeued")
-    depart_safely(ctx, job, "pending", told)
+    depart_safely(ctx, job, JobState.PENDING, told)
     ctx.emit((), Accept(reason=told, request=fact.request, job=job.id))
 
 
@@ -49,7 +49,7 @@ def hold(ctx: Context, fact: Hold) -> None:
     job = known(ctx, fact.job, fact.request)
     if job is None:
         return
-    if job.state not in ("pending", "draining"):
+    if job.state not in (JobState.PENDING, JobState.DRAINING):
         why = reason("not_pending", job=job.id, state=job.state)
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
@@ -64,7 +64,7 @@ def hold(ctx: Context, fact: Hold) -> None:
     changed, job.held = job.held != fact.held, fact.held
     if changed and fact.held and job.id in ctx.view.pending:
         keep_out(ctx, job)
-    elif changed and not fact.held and job.state == "pending" and not blocked(ctx, job):
+    elif changed and not fact.held and job.state == JobState.PENDING and not blocked(ctx, job):
         let_in(ctx, job)
     ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
 
@@ -72,7 +72,7 @@ def hold(ctx: Context, fact: Hold) -> None:
 def _refused_as_ending(ctx: Context, job: Job, request: str) -> bool:
     """Whether a job ends for good as soon as its state is safe: too late to keep it."""
     gang = job.gang
-    if gang is None or gang.ending is None or gang.ending == "pending":
+    if gang is None or gang.ending is None or gang.ending == JobState.PENDING:
         return False
     why = reason("leaving", job=job.id, why=str(gang.ending_why))
     ctx.emit((), Refuse(reason=why, request=request, job=job.id))

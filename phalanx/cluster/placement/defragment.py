@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.placement.constraints import parse
 from phalanx.cluster.placement.free_index import FreeIndex, Nodes, free_index_of
 from phalanx.cluster.placement.request import barred_from
@@ -131,7 +131,7 @@ class _Plan:
     def _movable(self, node: int) -> bool:
         for number in self._fleet.held[node]:
             job = self._view.jobs.get(number)
-            if job is None or job.state != "running" or job.placement is None:
+            if job is None or job.state != JobState.RUNNING or job.placement is None:
                 return False
             if len(job.placement.nodes) != 1 or job.spec.gang.whole_nodes:
                 return False

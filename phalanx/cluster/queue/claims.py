@@ -14,7 +14,7 @@ from msgspec import structs
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.horizon import earliest, length_ns
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.placement.request import PlacementRequest
 from phalanx.cluster.policy import QueuePolicy
@@ -133,7 +133,7 @@ def evict(
     for number in view.active if preempts else loans:
         other = view.jobs[number]
         ripe = now >= other.started_ns + policy.least_run_ns
-        if other.state == "draining" or number in asked or not ripe:
+        if other.state == JobState.DRAINING or number in asked or not ripe:
             continue
         lower = preempts and other.spec.preemptible and _rank(view, other) < mine
         if number in loans or lower:

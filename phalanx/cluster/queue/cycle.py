@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.jobs.horizon import leave_ns, length_ns
-from phalanx.cluster.jobs.job import Job, Placement
+from phalanx.cluster.jobs.job import Job, JobState, Placement
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.placement.choose import place
 from phalanx.cluster.placement.free_index import Nodes, free_index_of
@@ -351,7 +351,7 @@ class Pass:
                 seen.update(dict.fromkeys(view.fleet.held[node]))
             for number in seen:
                 job = view.jobs.get(number)
-                if job is None or job.state == "draining" or number in self._leaving:
+                if job is None or job.state == JobState.DRAINING or number in self._leaving:
                     continue
                 end_ns = self._index.ends.gone_ns(view, number)
                 if not windows.shuts_out(window, job.spec.team, end_ns):

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.gang.layout import column_replicas, column_slots, grid
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, numbers
 from phalanx.cluster.placement.request import PlacementRequest, tensor_slots
 from phalanx.cluster.state import View
@@ -53,7 +53,7 @@ def lost_gpu_ns(view: View, job: Job) -> int:
 def shrinks(job: Job, floor: int) -> list[tuple[int, tuple[int, ...]]]:
     """(replicas left, nodes freed) for every number of last columns that a job can give up."""
     shape, placement = job.spec.gang, job.placement
-    if placement is None or job.state != "running" or placement.replicas <= floor:
+    if placement is None or job.state != JobState.RUNNING or placement.replicas <= floor:
         return []
     together = column_replicas(shape, placement.replicas)
     if not together:

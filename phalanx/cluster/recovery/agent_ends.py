@@ -6,7 +6,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs.departure import leave
-from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
 from phalanx.cluster.jobs.lifecycle import keep_out
 from phalanx.cluster.protocol.events import GangJoined
 from phalanx.cluster.reasons import reason
@@ -75,11 +75,11 @@ def _quarantine(ctx: Context, job: Job) -> None:
     why = reason("ends_agents", nodes=", ".join(names))
     job.held, job.operator_hold, job.agent_ends = True, why, ()
     ctx.notify(why, job=job.id, level="error")
-    leave(ctx, job, "pending", why, keep_memory=True)
+    leave(ctx, job, JobState.PENDING, why, keep_memory=True)
     if not job.array_parent:
         return
     for other in dependencies.members(ctx, job.array_parent):
-        if other.state == "pending" and other.operator_hold is None:
+        if other.state == JobState.PENDING and other.operator_hold is None:
             other.held = True
             other.operator_hold = reason("sibling_ends_agents", job=job.id)
             if other.id in ctx.view.pending:

@@ -11,7 +11,7 @@ from phalanx.cluster.gang.draining import tell_bare
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.jobs.departure import drain_limit_ns, leave
-from phalanx.cluster.jobs.job import SECOND_NS, Dispute, Job
+from phalanx.cluster.jobs.job import SECOND_NS, Dispute, Job, JobState
 from phalanx.cluster.jobs.leave_cause import FOR_OTHERS, LeaveCause
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.protocol.events import (
@@ -284,7 +284,7 @@ def _disputed(ctx: Context, job: Job, dispute: Dispute, fact: Corruption) -> Non
         words = f"replicas disagree at step {fact.step} ({who})"
         job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
         why = reason("same_step", step=fact.step, times=dispute.times, evidence=words)
-        leave(ctx, job, "failed", why)
+        leave(ctx, job, JobState.FAILED, why)
     elif suspects and dispute.times > 1:
         giving_way = max(reversed(suspects), key=lambda node: health.lemon_score(ctx, node))
         told = reason("third_opinion", node=ctx.fleet.nodes[giving_way].name, step=fact.step)

@@ -15,7 +15,7 @@ from phalanx.cluster.gang.phases import gang_of, last_call_ns, timeouts_of, toke
 from phalanx.cluster.gang.way_taken import WayTaken
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.departure import depart_safely, leave
-from phalanx.cluster.jobs.job import SECOND_NS, Job, Placement
+from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, Placement
 from phalanx.cluster.jobs.leave_cause import STORAGE_GONE, LeaveCause
 from phalanx.cluster.jobs.lifecycle import drop_spare, held_gpus, spare_gpus
 from phalanx.cluster.placement.choose import held_by
@@ -68,7 +68,7 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
         order = Abort(reason=why, job=job.id, generation=job.generation, answer_ns=answer_ns)
         ctx.emit(others, order)
     gang.phase, gang.since_ns = "settling", ctx.now_ns
-    job.state = "forming"
+    job.state = JobState.FORMING
     # Who is silent is said when answers are due; if nobody is, the gang goes on a little later.
     grace_ns = ctx.policy.timeouts.round_trip_ns if answer_ns else 0
     ctx.wake(settle_ns + grace_ns, "settle", job.id, token(job))
@@ -81,11 +81,11 @@ def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
     """
     gang = gang_of(job)
     if LeaveCause.of(why) in STORAGE_GONE or not unsaved(job):
-        leave(ctx, job, "failed", why)
+        leave(ctx, job, JobState.FAILED, why)
         return
     broken(ctx, job, node, cause, lost=False)
     ctx.notify(reason("saves_first", why=str(why)), job=job.id, level="error")
-    gang.ending, gang.ending_why = "failed", why
+    gang.ending, gang.ending_why = JobState.FAILED, why
 
 
 def _saves_again(ctx: Context, job: Job) -> bool:
@@ -137,7 +137,7 @@ def recover(ctx: Context, job: Job) -> None:
     if best.rung is Rung.REQUEUE:
         job.preemptions += 1
         gone = _doubtful(ctx, job, tuple(gang.broken))
-        ending, told = (gang.ending, gang.ending_why) if gang.ending else ("pending", why)
+        ending, told = (gang.ending, gang.ending_why) if gang.ending else (JobState.PENDING, why)
         leave(ctx, job, ending, told, keep_memory=True)
         settle_nodes(ctx, gone)
         return
@@ -177,7 +177,7 @@ def _leave_in_order(ctx: Context, job: Job) -> None:
     job.preemptions += 1
     names = ", ".join(ctx.fleet.nodes[node].name for node in nodes[:EVIDENCE_KEPT])
     why = reason("node_leaves", node=names, what=Cause.of(gang.cause).what)
-    depart_safely(ctx, job, "pending", why, by_ns=by_ns)
+    depart_safely(ctx, job, JobState.PENDING, why, by_ns=by_ns)
 
 
 def _empty_by_ns(ctx: Context, nodes: tuple[int, ...]) -> int:

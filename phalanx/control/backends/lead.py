@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.jobs.job import ENDED
+from phalanx.cluster.jobs.job import ENDED, JobState
 from phalanx.control.backends.own_controller import CertificateError, OwnController
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import RequestedWork, submission
@@ -267,7 +267,7 @@ class BatchLeader:
     def _submit(self, spares: int) -> int:
         """Put the job into the queue, once; in a later allocation it is let in again."""
         if number := self._known():
-            if self._job(number).state == "pending":
+            if self._job(number).state == JobState.PENDING:
                 self._ask(lambda: self.client.post(f"/v1/jobs/{number}/release", None, Done))
             return number
         wanted = structs.replace(
@@ -304,7 +304,7 @@ class BatchLeader:
                     seen = job.state
                 if job.state in ENDED:
                     self._note_quarantined()
-                    return 0 if job.state == "done" else 1
+                    return 0 if job.state == JobState.DONE else 1
                 self._ask_site()
             time.sleep(POLL_SECONDS)
         return self._leave(number)
@@ -321,20 +321,20 @@ class BatchLeader:
             with suppress(ClientError):
                 job = self._job(number)
                 if job.state in ENDED:
-                    return 0 if job.state == "done" else 1
-                if job.state in ("running", "forming") and not asked:
+                    return 0 if job.state == JobState.DONE else 1
+                if job.state in (JobState.RUNNING, JobState.FORMING) and not asked:
                     asked = self._ask(
                         lambda: self.client.post(f"/v1/jobs/{number}/requeue", None, Done)
                     )
-                elif job.state in ("pending", "draining") and not held:
+                elif job.state in (JobState.PENDING, JobState.DRAINING) and not held:
                     held = self._ask(
                         lambda: self.client.post(f"/v1/jobs/{number}/hold", None, Done)
                     )
-                elif job.state == "pending":
+                elif job.state == JobState.PENDING:
                     log.info("step %d is on disk", job.durable)
                     self._note_quarantined()
                     return AGAIN
-                elif job.state == "forming":
+                elif job.state == JobState.FORMING:
                     asked = False  # it was quicker than we
             time.sleep(POLL_SECONDS / 5)
 

@@ -11,6 +11,9 @@ from phalanx.cluster.ledger.report import Share
 from phalanx.control.wire.payload import Payload
 
 Role = Literal["admin", "user", "read", "agent", "join", "login"]  # of a token
+JobFilter = Literal[
+    "all", "live", "pending", "forming", "running", "draining", "done", "failed", "cancelled"
+]
 MOST = 1 << 53  # beyond it, JSON numbers lose digits in other languages
 WORD = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$"
 
@@ -58,7 +61,7 @@ class TokenPath(In, frozen=True):
 
 
 class JobsQuery(In, frozen=True):
-    state: JobState | Literal["all", "live"] = "live"
+    state: JobFilter = "live"
     after: Number = 0
     limit: Limit = 100
     newest: bool = False  # of too many, those with the highest numbers

@@ -6,6 +6,7 @@ import resource
 import time
 import traceback
 
+from phalanx.cluster.jobs.job import JobState
 from phalanx.cluster.ledger.report import fleet_share
 from phalanx.simulate.chaos.faults import ChaosInjector
 from phalanx.simulate.chaos.site import MINUTE
@@ -35,8 +36,8 @@ def run_chaos(scenario: Scenario, seed: int) -> SeedResult:
         days=world.agenda.now_ns / (24 * 60 * MINUTE),
         gpus=world.leader.core.view.fleet.total_gpus,
         jobs=world.jobs,
-        jobs_done=sum(job.state == "done" for job in jobs),
-        jobs_failed=sum(job.state == "failed" for job in jobs),
+        jobs_done=sum(job.state == JobState.DONE for job in jobs),
+        jobs_failed=sum(job.state == JobState.FAILED for job in jobs),
         events=world.events,
         peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         rungs=dict(world.record.rungs),

@@ -10,7 +10,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.losses import LossNotice
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import Dependency, Job, JobSpec
+from phalanx.cluster.jobs.job import Dependency, Job, JobSpec, JobState
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.protocol.commands import Command, Form, Go, Notify
@@ -178,7 +178,7 @@ class ChaosWorld:
                 phase = job.gang.phase if job.gang else "no gang"
                 told = f"job {job.id} is {job.state} ({phase}) at step {job.step}: {job.why}"
                 self.complain("liveness", told)
-            elif job.state != "done" and not self._may_end(job):
+            elif job.state != JobState.DONE and not self._may_end(job):
                 self.complain("liveness", f"job {job.id} {job.state} at step {job.step}: {job.why}")
 
     def cancels(self, job: Job) -> None:
@@ -191,7 +191,7 @@ class ChaosWorld:
         """Whether something that must succeed first did not, or cannot."""
         jobs = self.leader.core.view.jobs
         return any(
-            jobs[number].state in ("failed", "cancelled") or jobs[number].never
+            jobs[number].state in (JobState.FAILED, JobState.CANCELLED) or jobs[number].never
             for dependency in job.spec.after
             if dependency.kind == "afterok"
             for number in members(jobs, dependency.job)
@@ -199,7 +199,7 @@ class ChaosWorld:
 
     def _may_end(self, job: Job) -> bool:
         """Whether a job had a reason to end before it was done."""
-        if job.state == "cancelled" and job.id in self.cancelled:
+        if job.state == JobState.CANCELLED and job.id in self.cancelled:
             return True
         if GivenUp.of(job.why) in OWN_FAILURES:  # as it seems, where faults happen to repeat
             return self.workers.hangs.get(job.id, 0) >= HANGS
@@ -243,7 +243,7 @@ class ChaosWorld:
                 self._goes_on(running, gang_of(running).restored, commands)
         if isinstance(body, JobFinished):
             job = controller.core.view.jobs.get(body.job)
-            if job is not None and job.state == "done" and job.ended_ns == event.time_ns:
+            if job is not None and job.state == JobState.DONE and job.ended_ns == event.time_ns:
                 self.lineage.finished(body.job, job.spec.expected.steps)
         return commands
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.protocol.commands import Command, Form, Restore
 from phalanx.cluster.protocol.events import Event
 from phalanx.simulate.rules.site_rules import SiteRules, held_by
@@ -263,7 +263,9 @@ class Invariants:
     def _ask_why(self) -> None:
         """People ask at any time; what that does later is for ``replay`` to find."""
         core = self.core
-        waiting = (number for number, job in core.view.jobs.items() if job.state == "pending")
+        waiting = (
+            number for number, job in core.view.jobs.items() if job.state == JobState.PENDING
+        )
         for number in list(islice(waiting, ASKED)):
             before = msgspec.json.encode(core.queue.state)
             explain(core.queue, core.view, number)

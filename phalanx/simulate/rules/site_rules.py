@@ -11,7 +11,7 @@ from itertools import chain
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import ENDED, SECOND_NS, Job, JobSpec
+from phalanx.cluster.jobs.job import ENDED, SECOND_NS, Job, JobSpec, JobState
 from phalanx.cluster.policy import Partition
 from phalanx.cluster.protocol.events import (
     DrainNode,
@@ -123,7 +123,7 @@ class SiteRules:
                 continue
             for number in members(jobs, dependency.job):
                 other = jobs.get(number)
-                enough = ("done",) if dependency.kind == "afterok" else ENDED
+                enough = (JobState.DONE,) if dependency.kind == "afterok" else ENDED
                 if other is not None and other.state not in enough:
                     told = f"job {job.id} starts, {dependency.kind} {number} notwithstanding"
                     self._complain("dependency", told)

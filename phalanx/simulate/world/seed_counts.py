@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from phalanx.cluster.jobs.job import HOUR_NS, Job
+from phalanx.cluster.jobs.job import HOUR_NS, Job, JobState
 from phalanx.cluster.protocol.commands import Command, Form, Refuse
 from phalanx.cluster.protocol.events import Event, Submit
 from phalanx.cluster.state import View
@@ -64,7 +64,7 @@ class SeedCounts:
         self.steps = max(self.steps, step)
         if job.ended:
             self.ended[job.state] = self.ended.get(job.state, 0) + 1
-            if job.state == "failed":
+            if job.state == JobState.FAILED:
                 code = job.why.code
                 self.failed[code] = self.failed.get(code, 0) + 1
                 if len(self.failures) < FAILURES_KEPT:

@@ -20,7 +20,6 @@ logger = logging.getLogger("phalanx.server")
 
 LAST_WORDS_SECONDS = 15.0  # nodes of an ended job may still tell of its last steps
 RECENT_STEPS = 8  # that a node's pace is judged by
-ENDED = ("done", "failed", "cancelled")
 
 
 class GangWatch:
@@ -76,7 +75,7 @@ class GangWatch:
     def end(self, number: int) -> None:
         """A gang runs no more; if its job is over, what was measured of it is closed."""
         job = self._controller.core.view.jobs.get(number)
-        if job is None or job.state in ENDED:
+        if job is None or job.ended:
             loop = asyncio.get_running_loop()
             loop.call_later(LAST_WORDS_SECONDS, self._forget, number)
 

@@ -12,6 +12,7 @@ import numpy as np
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import explainer
+from phalanx.cluster.jobs.job import JobState
 from phalanx.control.server.agent_link.gang_watch import slowness
 from phalanx.control.server.api.server import token_out
 from phalanx.control.server.history.fleet_history import FleetFrame, frame_of
@@ -218,7 +219,9 @@ async def queue(call: Call) -> QueueOut:
     held = [
         job
         for job in core.view.jobs.values()
-        if job.state == "pending" and job.id not in core.view.pending and call.sees(job.spec.team)
+        if job.state == JobState.PENDING
+        and job.id not in core.view.pending
+        and call.sees(job.spec.team)
     ]
     rows = []
     asked, answers = core.sequence, explainer(core.queue, core.view)

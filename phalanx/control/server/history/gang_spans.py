@@ -20,7 +20,7 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 
 from phalanx import __version__
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event, Progress
 from phalanx.control.server.http.views import job_of
@@ -116,7 +116,7 @@ class GangSpans:
     def _end(self, job: Job, now_ns: int) -> None:
         facts = {**_facts(job), "phalanx.state": job.state, "phalanx.why": str(job.why)}
         root = self._spans.root(f"job {job.spec.name}", _context(job), job.submitted_ns, facts)
-        if job.state == "failed":
+        if job.state == JobState.FAILED:
             root.set_status(Status(StatusCode.ERROR, str(job.why)))
         root.end(now_ns)
 

@@ -11,7 +11,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import WaitExplainer, explainer
-from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec
+from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec, JobState
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
 from phalanx.cluster.reasons import Reason, about
@@ -107,7 +107,7 @@ def waits(
 ) -> Waits:
     """Why a job is in its state; ``answers``: what was asked about others at the same moment."""
     pending, start_ns = None, None
-    if job.state == "pending":
+    if job.state == JobState.PENDING:
         pending = (answers or explainer(core.queue, core.view)).of(job.id)
         start_ns = pending.estimated_start_ns
     start = f"unknown, because {pending.unknown}" if pending and pending.unknown else ""
