@@ -15,6 +15,7 @@ from phalanx.plan.cost.predict import Prediction
 from phalanx.plan.cost.traffic import AxisTraffic, traffic
 from phalanx.plan.machine import machine_of
 from phalanx.plan.memory.model_counts import parameters
+from phalanx.plan.memory.offload import MASTER_BYTES
 from phalanx.plan.question.emit import job_of, job_toml
 from phalanx.plan.question.quantities import duration, short
 from phalanx.plan.question.request import PlanQuestion
@@ -22,7 +23,6 @@ from phalanx.plan.search.search import MappingCandidate, SearchResult, search
 from phalanx.plan.search.space import Pins
 from phalanx.plan.show.plot import Picture, Point
 from phalanx.plan.show.roofline import kernels
-from phalanx.plan.show.textbook import CHECKPOINT_BYTES_PER_PARAMETER
 from phalanx.plan.workload import Mapping, Precision
 
 # Where fewer GPUs may be better (failures and batch limits can make the last ones cost more than
@@ -89,7 +89,8 @@ def _propose(question: PlanQuestion, on: Cluster, hint: bool = True) -> PlanProp
         best.tokens_per_second,
         question.workload.tokens / best.step_seconds_low,
     )
-    ahead = outlook(on, CHECKPOINT_BYTES_PER_PARAMETER * total.total, question.failures)
+    stored = (MASTER_BYTES + question.workload.moment_bytes) * total.total
+    ahead = outlook(on, stored, question.failures)
     kept = Range(ahead.goodput_low, ahead.goodput, ahead.goodput_high)
     return PlanProposal(
         model=question.name,

@@ -13,6 +13,7 @@ import msgspec
 
 from phalanx.config import ConfigError, Job, to_toml
 from phalanx.plan.memory.model_counts import parameters
+from phalanx.plan.workload import MOMENT_BYTES
 from phalanx.train.exits import ExitInfo
 from phalanx.train.process_identity import own_process
 
@@ -130,8 +131,8 @@ def check_free_space(job: Job) -> None:
     if not (job.checkpoint.every or job.checkpoint.at_end):
         return
     # The master weights and at least one moment of each: AdamW keeps two, Muon one.
-    moments = 2 if job.optimizer.kind == "adamw" else 1
-    needed_bytes = 4 * (1 + moments) * parameters(job.model).total
+    moments = MOMENT_BYTES[job.optimizer.state] if job.optimizer.kind == "adamw" else 4
+    needed_bytes = (4 + moments) * parameters(job.model).total
     runs = Path(job.runs).absolute()
     existing = next(path for path in (runs, *runs.parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free

@@ -179,3 +179,16 @@ def test_counts_of_a_sweep() -> None:
     for wrong in ("x", "12", "-8", "0"):
         with pytest.raises(ConfigError, match="gpus"):
             counts_of(wrong, question.cluster)
+
+
+def test_moments_in_fewer_bits_make_smaller_checkpoints_and_need_less_memory() -> None:
+    pins = {"cluster": "h200-8", "zero": 1, "micro_batch": 1}
+    full, eight = (
+        plan(model="llama3-8b", optimizer_state=state, **pins) for state in ("float32", "int8")
+    )
+    assert eight.failures.checkpoint_bytes == pytest.approx(
+        full.failures.checkpoint_bytes * (4 + 2 + 8 / 128) / 12
+    )
+    assert eight.prediction.memory_bytes < full.prediction.memory_bytes
+    with pytest.raises(ConfigError, match="no such format"):
+        plan(model="llama3-8b", cluster="h200-8", optimizer_state="int4")
