@@ -17,10 +17,10 @@ from phalanx.cluster.protocol.commands import Form, Restore, Stop
 from phalanx.cluster.protocol.messages import (
     Applied,
     Heartbeat,
-    Hello,
     Holding,
     Inventory,
     Joined,
+    NodeSeen,
     Ready,
 )
 from phalanx.control.server.http.front import Headers, headers_of
@@ -147,7 +147,7 @@ class LoadAgent(asyncio.Protocol):
                     self.fleet.got_stop(job)
         elif isinstance(message, wire.Welcome):
             self.node, self.link = message.node, message.link
-            self.send(Hello(node=self.node, inventory=self._inventory()))
+            self.send(NodeSeen(node=self.node, inventory=self._inventory()))
             self.fleet.connected.add(self.index)
         elif isinstance(message, wire.Rejected):
             self.fleet.rejected.append(message.message)

@@ -13,8 +13,6 @@ from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import Policy, QueuePolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Check, Command, Drain, Form, Restore
 from phalanx.cluster.protocol.events import (
-    CheckResult,
-    DeviceError,
     Event,
     EventBody,
     GangDrained,
@@ -26,8 +24,8 @@ from phalanx.cluster.protocol.events import (
     Progress,
     Submit,
     Tick,
-    WorkerExited,
 )
+from phalanx.cluster.protocol.messages import CheckResult, DeviceError, WorkerExited
 
 SECOND = 10**9
 # Replicas of one node each, and how many jobs of that size are kept in the fleet.

@@ -37,8 +37,8 @@ ROOM_KEYS = ("room_retry_ns", "room_tries")
 
 # Classes whose names stand in two modules: names on a wire or in a file, or two faces of one thing.
 TWICE = {
-    *("Ask", "Data", "Drain", "Flush", "Hello", "Inventory", "Ready", "Refused"),
-    *("Train", "Trouble", "Welcome"),
+    *("Ask", "Data", "Drain", "Flush", "Inventory", "Ready"),
+    *("Train", "Welcome"),
     "Dtype",  # an option of two commands
     "Job",  # as it is configured, and as the core knows it
     "LatentAttention",  # its settings, and the module

@@ -15,22 +15,19 @@ from phalanx.cluster.protocol.commands import Refuse
 from phalanx.cluster.protocol.events import (
     Corruption,
     DataStarved,
-    DeviceError,
     DrainNode,
     EventBody,
     GangStopped,
     JobFinished,
-    KeeperSilent,
     LossSpike,
-    NodeNotice,
     NodeSilent,
     NoProgress,
     Progress,
     SlowRank,
     StorageSlow,
     ThroughputRegression,
-    WorkerExited,
 )
+from phalanx.cluster.protocol.messages import DeviceError, KeeperSilent, NodeNotice, WorkerExited
 from phalanx.cluster.reasons import Reason, reason
 
 MOST = 1 << 62

@@ -5,17 +5,14 @@ import pytest
 from phalanx.cluster.core import FORMAT_VERSION, Core, SequenceError, SnapshotError, VersionError
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Accept, Form, Restore
-from phalanx.cluster.protocol.events import (
+from phalanx.cluster.protocol.events import Event, JobFinished, NodeSilent, Tick
+from phalanx.cluster.protocol.messages import (
     CheckResult,
     DeviceError,
-    Event,
-    JobFinished,
+    Inventory,
     NodeSeen,
-    NodeSilent,
-    Tick,
     WorkerExited,
 )
-from phalanx.cluster.protocol.messages import Inventory
 from tests.cluster.drive import SECOND, Drive, fleet_of
 
 

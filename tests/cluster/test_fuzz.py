@@ -20,10 +20,8 @@ from phalanx.cluster.protocol.commands import Check, Drain, Form, Restore
 from phalanx.cluster.protocol.events import (
     Answer,
     Cancel,
-    CheckResult,
     ControllerStarted,
     Corruption,
-    DeviceError,
     DrainNode,
     GangDrained,
     GangJoined,
@@ -32,22 +30,27 @@ from phalanx.cluster.protocol.events import (
     Hold,
     JobFinished,
     NodeJoined,
-    NodeNotice,
     NodeRepaired,
-    NodeSeen,
     NodeSilent,
     NoProgress,
     Progress,
     QuarantineNode,
     ReadmitNode,
     Requeue,
-    RestoreFailed,
     Scale,
     SlowRank,
     Submit,
+)
+from phalanx.cluster.protocol.messages import (
+    CheckResult,
+    DeviceError,
+    Holding,
+    Inventory,
+    NodeNotice,
+    NodeSeen,
+    RestoreFailed,
     WorkerExited,
 )
-from phalanx.cluster.protocol.messages import Holding, Inventory
 from tests.cluster.drive import SECOND, Drive, fleet_of
 from tests.cluster.invariants import check
 

@@ -6,14 +6,15 @@ import pytest
 
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Notify
-from phalanx.cluster.protocol.events import KeeperSilent
 from phalanx.cluster.protocol.gather import Gather
-from phalanx.cluster.protocol.messages import KeeperChange
+from phalanx.cluster.protocol.messages import THIS_NODE, KeeperSilent
 from tests.cluster.drive import Drive
 
 
 def test_what_an_agent_finds_becomes_an_event():
-    (message,) = Agent(3, 0, 0).handle(KeeperChange(job=7, state="silent", seconds=5), 0)
+    (message,) = Agent(3, 0, 0).handle(
+        KeeperSilent(node=THIS_NODE, job=7, state="silent", seconds=5), 0
+    )
     (event,) = Gather().receive(message, 0)
     assert event == KeeperSilent(job=7, node=3, state="silent", seconds=5)
 

@@ -10,19 +10,17 @@ from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Abort, Drain, Notify, Stop
 from phalanx.cluster.protocol.events import (
-    DeviceError,
     DrainNode,
     GangDrained,
     GangJoined,
     GangReady,
     JobFinished,
-    NodeNotice,
     NodeSilent,
     ReadmitNode,
     Requeue,
     SetReservation,
-    WorkerExited,
 )
+from phalanx.cluster.protocol.messages import DeviceError, NodeNotice, WorkerExited
 from phalanx.cluster.queue.preemption import lost_gpu_ns
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 

@@ -8,9 +8,9 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Abort, Command, Form, Go, Notify
-from phalanx.cluster.protocol.events import GangJoined, NodeSeen, NodeSilent, WorkerExited
+from phalanx.cluster.protocol.events import GangJoined, NodeSilent
 from phalanx.cluster.protocol.liveness import Liveness, newcomers
-from phalanx.cluster.protocol.messages import Holding, Inventory
+from phalanx.cluster.protocol.messages import Holding, Inventory, NodeSeen, WorkerExited
 from phalanx.cluster.protocol.timeouts import derive
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 

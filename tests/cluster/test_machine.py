@@ -20,13 +20,10 @@ from phalanx.cluster.policy import (
 from phalanx.cluster.protocol.events import (
     Answer,
     Cancel,
-    CheckResult,
     ControllerStarted,
     Corruption,
-    DeviceError,
     DrainNode,
     EventBody,
-    FlushWanted,
     GangDrained,
     GangJoined,
     GangReady,
@@ -34,23 +31,29 @@ from phalanx.cluster.protocol.events import (
     Hold,
     JobFinished,
     LossSpike,
-    NodeNotice,
     NodeRepaired,
-    NodeSeen,
     NodeSilent,
     NoProgress,
     Progress,
     QuarantineNode,
     ReadmitNode,
     Requeue,
-    RestoreFailed,
     Scale,
     SlowRank,
     StorageSlow,
     Submit,
+)
+from phalanx.cluster.protocol.messages import (
+    CheckResult,
+    DeviceError,
+    FlushWanted,
+    Holding,
+    Inventory,
+    NodeNotice,
+    NodeSeen,
+    RestoreFailed,
     WorkerExited,
 )
-from phalanx.cluster.protocol.messages import Holding, Inventory
 from tests.cluster.drive import SECOND, Drive, fleet_of
 from tests.cluster.invariants import check
 

@@ -6,15 +6,16 @@ from msgspec import structs
 
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Command, Form, Stop
-from phalanx.cluster.protocol.events import (
+from phalanx.cluster.protocol.events import GangJoined, NodeSilent
+from phalanx.cluster.protocol.gather import Gather
+from phalanx.cluster.protocol.messages import (
     CheckResult,
-    GangJoined,
+    Holding,
+    Inventory,
+    Joined,
     NodeSeen,
-    NodeSilent,
     WorkerExited,
 )
-from phalanx.cluster.protocol.gather import Gather
-from phalanx.cluster.protocol.messages import Holding, Inventory, Joined
 from phalanx.cluster.reasons import reason
 from tests.cluster.drive import SECOND, Drive
 

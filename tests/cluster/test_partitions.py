@@ -10,7 +10,8 @@ from phalanx.cluster.jobs.job import GangShape, JobSpec
 from phalanx.cluster.placement.choose import defragment
 from phalanx.cluster.policy import Partition, Policy, QueuePolicy
 from phalanx.cluster.protocol.commands import Refuse
-from phalanx.cluster.protocol.events import DeviceError, Submit
+from phalanx.cluster.protocol.events import Submit
+from phalanx.cluster.protocol.messages import DeviceError
 from tests.cluster.drive import SECOND, Drive
 
 HOUR = 3600 * SECOND

@@ -8,12 +8,8 @@ from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import Array, Expected, GangShape, Job
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.commands import Notify
-from phalanx.cluster.protocol.events import (
-    DeviceError,
-    JobFinished,
-    QuarantineNode,
-    WorkerExited,
-)
+from phalanx.cluster.protocol.events import JobFinished, QuarantineNode
+from phalanx.cluster.protocol.messages import DeviceError, WorkerExited
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, Site, policy_of

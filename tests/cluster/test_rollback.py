@@ -12,16 +12,15 @@ from phalanx.cluster.jobs.job import DURABLES_KEPT, Job
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import (
-    CheckResult,
     Corruption,
     GangJoined,
     GangReady,
     LossSpike,
     NodeRepaired,
     NodeSilent,
-    RestoreFailed,
     StorageSlow,
 )
+from phalanx.cluster.protocol.messages import CheckResult, RestoreFailed
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 from tests.cluster.recovery.test_recover import exited
 

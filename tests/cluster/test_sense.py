@@ -17,7 +17,6 @@ from phalanx.cluster.protocol.commands import Notify, Refuse
 from phalanx.cluster.protocol.events import (
     Corruption,
     DataStarved,
-    DeviceError,
     EventBody,
     GangReady,
     JobFinished,
@@ -31,7 +30,7 @@ from phalanx.cluster.protocol.events import (
     SubmitWorkflow,
     ThroughputRegression,
 )
-from phalanx.cluster.protocol.messages import Holding, Inventory
+from phalanx.cluster.protocol.messages import DeviceError, Holding, Inventory
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 from tests.cluster.invariants import check
 

@@ -27,22 +27,17 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from phalanx import __version__
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.agent_machine import Agent
-from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.commands import AgentAction, Check, Command, Drain, Form, Go, Restore
 from phalanx.cluster.protocol.messages import (
-    CheckDone,
+    THIS_NODE,
+    CheckResult,
     Connected,
     Disconnected,
     Inventory,
-    Message,
     Restored,
-    RunCheck,
     Sealed,
     Wake,
-    WorkerDrain,
-    WorkerForm,
-    WorkerGo,
-    WorkerLeft,
-    WorkerRestore,
+    WorkerExited,
     WorkerUp,
 )
 from phalanx.control.trust.node_key import NONCE_HEADER, SERVER_HEADER, NodeClaim, NodeKey
@@ -300,10 +295,10 @@ class PlayedAgent:
         while facts:
             outputs = self.agent.handle(facts.pop(0), time.time_ns())
             for output in outputs:
-                if hasattr(output, "node"):
-                    await self._send(output)
-                else:
+                if isinstance(output, AgentAction):
                     facts += self._play(output)
+                else:
+                    await self._send(output)
 
     async def tell(self, happened: Any) -> None:
         """Something happens on this node."""
@@ -319,29 +314,29 @@ class PlayedAgent:
             await asyncio.sleep(0.5)
             await self._act(Wake())
 
-    def _play(self, action: Message) -> list[Any]:
+    def _play(self, action: AgentAction) -> list[Any]:
         match action:
-            case WorkerForm(job=job, generation=generation, ranks=ranks, warm=False):
-                self.started.append((job, generation))
+            case Form(job=job, generation=generation):
+                assert self.agent is not None
+                ranks = action.ranks_on(self.agent.node)
+                if ranks:
+                    self.started.append((job, generation))
                 return [WorkerUp(job=job, generation=generation, rank=rank) for rank in ranks]
-            case WorkerRestore(job=job, generation=generation, step=step, source=source):
+            case Restore(job=job, generation=generation, step=step, source=source):
                 self._restored[job, generation] = step
                 return [
                     Restored(job=job, generation=generation, rank=rank, step=step, source=source)
                     for rank in self._ranks(job)
                 ]
-            case WorkerGo(job=job, generation=generation):
+            case Go(job=job, generation=generation):
                 first = self._restored[job, generation]
                 if (job, generation) not in self._steppers:
                     steps = self._steps(job, generation, self._ranks(job), first)
                     self._steppers[job, generation] = asyncio.ensure_future(steps)
-            case WorkerDrain(job=job, generation=generation):
-                return [
-                    WorkerLeft(job=job, generation=generation, rank=rank, step=1)
-                    for rank in self._ranks(job)
-                ]
-            case RunCheck(check=check, command=command):
-                return [CheckDone(check=check, passed=True, command=command)]
+            case Drain(job=job, generation=generation):
+                return [ended(job, generation, rank, step=1) for rank in self._ranks(job)]
+            case Command(sequence=command, body=Check(check=check)):
+                return [CheckResult(node=THIS_NODE, check=check, passed=True, command=command)]
         return []
 
     def _ranks(self, job: int) -> tuple[int, ...]:
@@ -363,7 +358,7 @@ class PlayedAgent:
                     )
                 )
         for rank in ranks:
-            await self._act(WorkerLeft(job=job, generation=generation, rank=rank, step=step))
+            await self._act(ended(job, generation, rank, step))
 
 
 def postgres_program() -> Path | None:
@@ -408,3 +403,10 @@ class Postgres:
             env={**os.environ, "LC_ALL": "C.UTF-8"},
         )
         assert done.returncode == 0, done.stderr.decode() + done.stdout.decode()
+
+
+def ended(job: int, generation: int, rank: int, step: int) -> WorkerExited:
+    """A worker is gone as it should."""
+    return WorkerExited(
+        job=job, generation=generation, node=THIS_NODE, rank=rank, cause="", step=step
+    )

@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.cluster.causes import CAUSES
-from phalanx.cluster.protocol.messages import Fault, LocalFact, SiteNotice
+from phalanx.cluster.protocol.messages import THIS_NODE, DeviceError, LocalFact, NodeNotice
 from phalanx.control.agent.config import FaultOptions
 from phalanx.control.agent.faults import FaultSources
 from phalanx.control.agent.faults.gpu_watch import event_fault, gpu_faults
 from phalanx.control.agent.faults.host import (
-    HostNotice,
     NoticeSource,
     oom_kills,
     own_group,
@@ -52,7 +51,7 @@ def test_a_record_of_the_kernel_means(expected: str, line: str) -> None:
             said = "-"
         case OomKill(pid=pid):
             said = f"oom {pid}"
-        case Fault(cause=cause):
+        case DeviceError(cause=cause):
             assert cause in CAUSES
             said = cause
     assert said == expected
@@ -63,7 +62,7 @@ def test_an_xid_names_its_gpu() -> None:
     record = parse_record(lines[0])
     assert record is not None
     found = fault_of(record, GPUS)
-    assert isinstance(found, Fault) and found.gpu == 1 and "Xid 48" in found.detail
+    assert isinstance(found, DeviceError) and found.gpu == 1 and "Xid 48" in found.detail
 
 
 def test_every_xid_has_a_cause_of_the_table() -> None:
@@ -281,13 +280,15 @@ def test_sources_report_each_fault_once(tmp_path: Path) -> None:
 
     asyncio.run(listen())
     assert {"gpu_unavailable", "dram", "pcie", "network_link", "filesystem_mount"} <= causes(heard)
-    assert sum(isinstance(fact, SiteNotice) for fact in heard) == 1
-    links = [fact for fact in heard if isinstance(fact, Fault) and fact.cause == "network_link"]
+    assert sum(isinstance(fact, NodeNotice) for fact in heard) == 1
+    links = [
+        fact for fact in heard if isinstance(fact, DeviceError) and fact.cause == "network_link"
+    ]
     assert len(links) == 1
 
 
 def causes(heard: list[LocalFact]) -> set[str]:
-    return {fact.cause for fact in heard if isinstance(fact, Fault | SiteNotice)}
+    return {fact.cause for fact in heard if isinstance(fact, DeviceError | NodeNotice)}
 
 
 def test_a_kernel_log_that_is_a_device_is_waited_for(tmp_path: Path) -> None:
@@ -317,6 +318,6 @@ def test_a_notice_is_told_again_only_when_the_node_goes_sooner() -> None:
     sources = FaultSources(FaultOptions(), heard.append, links=False)
     second = 10**9
     for at_ns in (100 * second, 100 * second, 160 * second, 100 * second - 1, 40 * second):
-        sources.report(HostNotice(deadline_ns=at_ns, cause="host_maintenance"))
-    told = [fact.deadline_ns for fact in heard if isinstance(fact, SiteNotice)]
+        sources.report(NodeNotice(node=THIS_NODE, deadline_ns=at_ns))
+    told = [fact.deadline_ns for fact in heard if isinstance(fact, NodeNotice)]
     assert told == [100 * second, 40 * second]

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from phalanx.checkpoint.keeper.frames import Unframer, framed
-from phalanx.cluster.protocol.messages import Restored, WorkerAbort, WorkerRestore
+from phalanx.cluster.protocol.commands import Abort, Restore
+from phalanx.cluster.protocol.messages import Restored
+from phalanx.cluster.reasons import reason
 from phalanx.config import Job, Train
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.worker_messages import Fact, Take, decode_fact
@@ -30,16 +32,7 @@ WAIT_SECONDS = 90.0
 
 
 def take(generation: int) -> Take:
-    return Take(
-        job=1,
-        generation=generation,
-        rank=0,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        host="127.0.0.1",
-        port=1,
-    )
+    return Take(job=1, formation=Formation(generation, 0, 2, 0, host="127.0.0.1", port=1))
 
 
 def test_a_generation_that_is_over_is_not_entered(tmp_path: Path) -> None:
@@ -50,7 +43,7 @@ def test_a_generation_that_is_over_is_not_entered(tmp_path: Path) -> None:
         orders = AgentOrders(str(tmp_path / "agent"), 1, 0)
         link, _ = agent.accept()
         with link:
-            over = framed(WorkerAbort(job=1, generation=1))
+            over = framed(Abort(reason=reason("stop"), job=1, generation=1))
             link.sendall(framed(take(1)) + over + framed(take(1)))
             # Who it is, and twice that it has taken its first place: it has heard of the end, too.
             _heard(link, count=3)
@@ -77,7 +70,7 @@ def test_a_worker_that_has_restored_says_so_again_to_the_next_agent(tmp_path: Pa
         agent.bind(str(tmp_path / "agent"))
         agent.listen()
         orders = AgentOrders(str(tmp_path / "agent"), 1, 0)
-        restore = WorkerRestore(job=1, generation=1, step=5, source="peer")
+        restore = Restore(reason=reason("fresh"), job=1, generation=1, step=5, source="peer")
         first, _ = agent.accept()
         with first:
             first.sendall(framed(take(1)) + framed(restore))

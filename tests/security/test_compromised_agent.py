@@ -54,29 +54,29 @@ def _gang(kind: type[Struct], **more: Any) -> Lie:
 # Every message that an agent may send, turned against a job that does not run on its node.
 LIES: dict[type, Lie] = {
     m.Heartbeat: lambda n, j, g: [m.Heartbeat(node=n, incarnation=0)],
-    m.Hello: lambda n, j, g: [m.Hello(node=n, inventory=_inventory(j, g))],
+    m.NodeSeen: lambda n, j, g: [m.NodeSeen(node=n, inventory=_inventory(j, g))],
     m.Applied: lambda n, j, g: [m.Applied(node=n, sequence=s, index=0) for s in range(60)],
     m.Joined: _gang(m.Joined, committed=FAR, reached=FAR, reached_ns=1, durable=FAR),
     m.LastSteps: _gang(m.LastSteps, committed=0, reached=FAR, durable=FAR),
     m.Ready: _gang(m.Ready, step=FAR, skipped=(0, FAR)),
     m.Drained: _gang(m.Drained, step=0),
-    m.FlushAsked: _gang(m.FlushAsked),
+    m.FlushWanted: lambda n, j, g: [m.FlushWanted(job=j, generation=g)],
     m.Finished: _gang(m.Finished, step=FAR),
-    m.Exited: lambda n, j, g: [
-        m.Exited(node=n, job=j, generation=g, rank=rank, cause=cause, step=FAR)
+    m.WorkerExited: lambda n, j, g: [
+        m.WorkerExited(node=n, job=j, generation=g, rank=rank, cause=cause, step=FAR)
         for rank in (0, 3)
         for cause in ("lost_peer", "segfault", "user_error")
     ],
-    m.Refused: lambda n, j, g: [
-        m.Refused(node=n, job=j, generation=g, source=source, step=step, there=())
+    m.RestoreFailed: lambda n, j, g: [
+        m.RestoreFailed(node=n, job=j, generation=g, source=source, step=step, there=())
         for source in ("peer", "disk", "remote")
         for step in (0, 5)
     ],
     m.Steps: _gang(m.Steps, step=FAR, committed=FAR, durable=FAR, at_ns=FAR),
     m.Activity: _gang(m.Activity, cpu_ns=0, output_bytes=0, reports_steps=True),
     m.Busy: _gang(m.Busy, step=FAR, what="validation"),
-    m.Differed: lambda n, j, g: [
-        m.Differed(
+    m.ReplicasDiffer: lambda n, j, g: [
+        m.ReplicasDiffer(
             node=n,
             job=j,
             generation=g,
@@ -88,11 +88,13 @@ LIES: dict[type, Lie] = {
         )
         for changed in ((0, 1), (2, 3), (1 << 40, -7), ())
     ],
-    m.Trouble: lambda n, j, g: [m.Trouble(node=n, cause="segfault", job=j, detail="x" * 2000)],
-    m.Noticed: lambda n, j, g: [m.Noticed(node=n, deadline_ns=time.time_ns())],
-    m.Checked: lambda n, j, g: [m.Checked(node=n, check="quick", passed=False, command=1)],
-    m.KeeperChanged: lambda n, j, g: [
-        m.KeeperChanged(node=n, job=j, state="replaced", seconds=9_999)
+    m.DeviceError: lambda n, j, g: [
+        m.DeviceError(node=n, cause="segfault", job=j, detail="x" * 2000)
+    ],
+    m.NodeNotice: lambda n, j, g: [m.NodeNotice(node=n, deadline_ns=time.time_ns())],
+    m.CheckResult: lambda n, j, g: [m.CheckResult(node=n, check="quick", passed=False, command=1)],
+    m.KeeperSilent: lambda n, j, g: [
+        m.KeeperSilent(node=n, job=j, state="replaced", seconds=9_999)
     ],
     wire.OrderRefused: lambda n, j, g: [wire.OrderRefused(node=n, problem="x" * 2000)],
     m.Seen: lambda n, j, g: [
@@ -106,7 +108,7 @@ LIES: dict[type, Lie] = {
     ],
 }
 # What these say of themselves takes their own node out: told last.
-OWN_END = (m.Noticed, m.Checked, m.Trouble)
+OWN_END = (m.NodeNotice, m.CheckResult, m.DeviceError)
 
 
 def test_every_message_of_an_agent_is_played() -> None:
@@ -208,8 +210,8 @@ def test_it_cannot_have_its_peers_taken_out_of_the_fleet(server: ServerProcess) 
         found = (await get(server, f"/v1/jobs/{job}"))["job"]
         assert evil.agent is not None
         ranks = (0, 1) if found["nodes"][0] == "peer-2" else (2, 3)
-        lie = LIES[m.Differed](evil.agent.node, job, found["generation"])[0]
-        await say(evil, [m.Differed(**{**_fields(lie), "changed": ranks})])
+        lie = LIES[m.ReplicasDiffer](evil.agent.node, job, found["generation"])[0]
+        await say(evil, [m.ReplicasDiffer(**{**_fields(lie), "changed": ranks})])
         path = f"/v1/jobs/{job}"
         await asyncio.to_thread(
             server.wait_for, path, lambda a: a["job"]["generation"] > found["generation"]
@@ -231,8 +233,8 @@ def test_a_flood_of_true_words_fills_no_log(server: ServerProcess) -> None:
         (evil,) = await joined(server, "evil-3", partition="flood")
         assert evil.agent is not None
         before = (await get(server, "/v1/status"))["sequence"]
-        trouble = m.Trouble(node=evil.agent.node, cause="ecc_corrected")
-        large = m.Hello(
+        trouble = m.DeviceError(node=evil.agent.node, cause="ecc_corrected")
+        large = m.NodeSeen(
             node=evil.agent.node,
             inventory=m.Inventory(
                 jobs=tuple(m.Holding(n, 1, "running", 0, 0) for n in range(9999))
@@ -249,7 +251,7 @@ def test_a_flood_of_true_words_fills_no_log(server: ServerProcess) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("word", [m.Heartbeat, m.Exited, NodeSample])
+@pytest.mark.parametrize("word", [m.Heartbeat, m.WorkerExited, NodeSample])
 def test_it_cannot_speak_in_the_name_of_another_node(server: ServerProcess, word: type) -> None:
     async def scenario() -> None:
         evil, other = await joined(server, f"evil-{word.__name__}", "other", partition="names")

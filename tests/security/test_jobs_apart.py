@@ -21,7 +21,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from phalanx.checkpoint.keeper.frames import framed
-from phalanx.cluster.protocol.messages import WorkerLeft
+from phalanx.cluster.protocol.messages import THIS_NODE, WorkerExited
 from phalanx.control.agent.config import read_agent_config
 from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
@@ -36,13 +36,15 @@ from tests.security.agents import RootAgent, as_user, wait_for
 TAKE_OVER = """
 import os, socket, sys
 sys.path.insert(0, {path!r})
-from phalanx.cluster.protocol.messages import WorkerLeft
+from phalanx.cluster.protocol.messages import THIS_NODE, WorkerExited
 from phalanx.control.wire.worker_messages import Present
 from phalanx.checkpoint.keeper.frames import framed
 link = socket.socket(socket.AF_UNIX)
 link.connect({socket!r})
 link.sendall(framed(Present(job={job}, index=0, pid={pid}, generation=1, rank=0, running=True)))
-left = WorkerLeft(job={job}, generation=1, rank=0, step=0, cause="user_error", detail="mine")
+left = WorkerExited(
+    node=THIS_NODE, job={job}, generation=1, rank=0, step=0, cause="user_error", detail="mine"
+)
 link.sendall(framed(left))
 link.settimeout(10)
 while link.recv(4096): pass
@@ -103,7 +105,9 @@ def spoken(
         await WorkerEvents(said.append, root_of, lambda *_: None).listen(local_job, "")
         reader, writer = await asyncio.open_unix_connection(str(local_job.agent_socket))
         present = Present(job=job, index=0, pid=pid, generation=1, rank=0)
-        left = WorkerLeft(job=job, generation=1, rank=0, step=0, cause="user_error", detail="")
+        left = WorkerExited(
+            node=THIS_NODE, job=job, generation=1, rank=0, step=0, cause="user_error", detail=""
+        )
         writer.write(framed(present) + framed(left))
         writer.write_eof()
         await reader.read()

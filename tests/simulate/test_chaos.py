@@ -14,7 +14,7 @@ import pytest
 from phalanx.cluster.placement.request import barred_from
 from phalanx.cluster.protocol.controller_machine import ControllerMachine
 from phalanx.cluster.protocol.events import NodeSilent
-from phalanx.cluster.protocol.messages import Exited
+from phalanx.cluster.protocol.messages import WorkerExited
 from phalanx.simulate.chaos.faults import KINDS
 from phalanx.simulate.chaos.runner import play
 from phalanx.simulate.runner import run_seed, run_seeds
@@ -218,7 +218,7 @@ def test_peers_confirm_that_a_node_without_a_connection_is_lost(
 ) -> None:
     confirm, confirmed = ControllerMachine._confirm_lost, list[NodeSilent]()
 
-    def watched(machine: ControllerMachine[int], exit: Exited, now_ns: int) -> Any:
+    def watched(machine: ControllerMachine[int], exit: WorkerExited, now_ns: int) -> Any:
         lost = confirm(machine, exit, now_ns)
         confirmed.extend(lost)
         return lost

@@ -15,18 +15,21 @@ from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.commands import Accept, Refuse, Stop
 from phalanx.cluster.protocol.events import (
     Answer,
-    CheckResult,
-    DeviceError,
     DrainNode,
     NodeJoined,
-    NodeNotice,
     NodeRepaired,
-    NodeSeen,
     NodeSilent,
     QuarantineNode,
     ReadmitNode,
 )
-from phalanx.cluster.protocol.messages import Holding, Inventory
+from phalanx.cluster.protocol.messages import (
+    CheckResult,
+    DeviceError,
+    Holding,
+    Inventory,
+    NodeNotice,
+    NodeSeen,
+)
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery import agent_ends
 from phalanx.cluster.recovery.recover import broken, degrade

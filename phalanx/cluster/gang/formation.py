@@ -13,8 +13,8 @@ from phalanx.cluster.gang.orders import form_order, go_order, restore_order, sto
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.gang.way_taken import once_it_runs
 from phalanx.cluster.jobs.job import SKIPS_KEPT, Job, JobState
-from phalanx.cluster.protocol.events import GangJoined, GangReady, RestoreFailed
-from phalanx.cluster.protocol.messages import Source
+from phalanx.cluster.protocol.events import GangJoined, GangReady
+from phalanx.cluster.protocol.messages import RestoreFailed, Source
 from phalanx.cluster.reasons import Reason, reason
 
 

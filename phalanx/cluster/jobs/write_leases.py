@@ -10,7 +10,8 @@ from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import HOUR_NS, Job
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Flush
-from phalanx.cluster.protocol.events import FlushWanted, StorageSlow
+from phalanx.cluster.protocol.events import StorageSlow
+from phalanx.cluster.protocol.messages import FlushWanted
 from phalanx.cluster.reasons import reason
 
 LONGEST_FLUSH_NS = 24 * HOUR_NS  # whoever needs longer asks again

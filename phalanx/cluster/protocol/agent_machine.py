@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import structs
+
 from phalanx.cluster.protocol.commands import (
     Abort,
     Check,
@@ -26,38 +28,30 @@ from phalanx.cluster.protocol.local_gang import LocalGang, LocalRank, Output, Ph
 from phalanx.cluster.protocol.messages import (
     Applied,
     Busy,
-    CheckDone,
-    Checked,
+    CheckResult,
     Connected,
-    Differs,
+    DeviceError,
     Disconnected,
-    Fault,
-    FlushAsk,
-    FlushAsked,
+    FlushWanted,
     Heartbeat,
-    Hello,
     Holding,
     Inventory,
-    KeeperChange,
-    KeeperChanged,
     KeeperFound,
+    KeeperSilent,
     LocalFact,
-    Noticed,
+    NodeNotice,
+    NodeSeen,
+    ReplicasDiffer,
     Restored,
-    RunCheck,
+    RestoreFailed,
     Sealed,
-    SiteNotice,
-    Trouble,
     Wake,
     WardSealed,
-    WorkerAbort,
-    WorkerBusy,
-    WorkerForm,
+    WorkerExited,
     WorkerFound,
-    WorkerLeft,
-    WorkerStop,
     WorkerUp,
 )
+from phalanx.cluster.reasons import reason
 
 APPLIED_KEPT = 1024  # commands that are remembered, to drop them when they come twice
 
@@ -105,11 +99,12 @@ class Agent:
                 Sealed()
                 | WorkerUp()
                 | Restored()
-                | WorkerLeft()
+                | RestoreFailed()
+                | WorkerExited()
                 | WardSealed()
-                | FlushAsk()
-                | Differs()
-                | WorkerBusy()
+                | FlushWanted()
+                | ReplicasDiffer()
+                | Busy()
             ):
                 local = self.jobs.get(happened.job)
                 if local is None or local.generation != happened.generation:
@@ -166,8 +161,8 @@ class Agent:
                 return self._form(order)
             case Stop() as order:
                 return self._stop(order)
-            case Check(check=check):
-                return [RunCheck(check=check, command=command.sequence)]
+            case Check():
+                return [command]
             case Restore() | Go() | Abort() | Drain() | Rebalance() | Flush() as order:
                 local = self.jobs.get(order.job)
                 if local is None or local.generation != order.generation:
@@ -189,39 +184,17 @@ class Agent:
         kept.fence(order.kept_generation)
         outputs: list[Output] = []
         if local is not None and local.phase in ("restoring", "ready", "running", "draining"):
-            outputs.append(WorkerAbort(job=order.job, generation=local.generation))
-        form = self._worker_form(order)
+            abort = Abort(reason=order.reason, job=order.job, generation=local.generation)
+            outputs.append(abort)
         self.jobs[order.job] = LocalGang(
             node=self.node,
             job=order.job,
             generation=order.generation,
             kept=kept,
-            phase="spare" if form.warm else "forming",
-            ranks={rank: LocalRank() for rank in form.ranks},
+            phase="spare" if self.node in order.spares else "forming",
+            ranks={rank: LocalRank() for rank in order.ranks_on(self.node)},
         )
-        return [*outputs, form]
-
-    def _worker_form(self, order: Form) -> WorkerForm:
-        warm = self.node in order.spares
-        per_slot = order.slot_gpus or 1
-        world = order.world or per_slot * len(order.nodes)
-        ranks: tuple[int, ...] = ()
-        mask = 0
-        if not warm:
-            slot = order.nodes.index(self.node)
-            ranks = tuple(range(slot * per_slot, min((slot + 1) * per_slot, world)))
-            mask = order.gpus[slot] if order.gpus else 0
-        return WorkerForm(
-            job=order.job,
-            generation=order.generation,
-            ranks=ranks,
-            world=world,
-            store=order.store,
-            gpus=mask,
-            warm=warm,
-            micro_batches=order.micro_batches,
-            payload=order.payload,
-        )
+        return [*outputs, order]
 
     def _stop(self, order: Stop) -> list[Output]:
         local = self.jobs.get(order.job)
@@ -233,12 +206,7 @@ class Agent:
         last = local.say_last() if local is not None else []
         if not order.keep_snapshots:
             self.memory.pop(order.job, None)
-        if not known:
-            return []
-        stop = WorkerStop(
-            job=order.job, generation=order.generation, keep_snapshots=order.keep_snapshots
-        )
-        return [*last, stop]
+        return [*last, order] if known else []
 
     # Facts.
 
@@ -248,11 +216,12 @@ class Agent:
         fact: Sealed
         | WorkerUp
         | Restored
-        | WorkerLeft
+        | RestoreFailed
+        | WorkerExited
         | WardSealed
-        | FlushAsk
-        | Differs
-        | WorkerBusy,
+        | FlushWanted
+        | ReplicasDiffer
+        | Busy,
     ) -> list[Output]:
         match fact:
             case Sealed():
@@ -263,14 +232,16 @@ class Agent:
                 return local.up(rank)
             case Restored():
                 return local.restored(fact)
-            case WorkerLeft():
+            case WorkerExited():
                 return local.left(fact)
-            case Differs():
-                return local.differs(fact)
-            case WorkerBusy(job=j, generation=g, step=s, what=w):
-                return [Busy(node=self.node, job=j, generation=g, step=s, what=w)]
-            case FlushAsk(job=job, generation=generation):
-                return [FlushAsked(node=self.node, job=job, generation=generation)]
+            case RestoreFailed():
+                return local.restore_failed(fact)
+            case ReplicasDiffer():
+                return local.differ(fact)
+            case Busy():
+                return [structs.replace(fact, node=self.node)]
+            case FlushWanted():
+                return [fact]
         return []
 
     def _of_node(self, fact: LocalFact) -> list[Output]:
@@ -286,14 +257,8 @@ class Agent:
                     ward_previous=fact.ward_previous,
                     kept_generation=fact.kept_generation,
                 )
-            case Fault(cause=c, gpu=g, rail=r, job=j, detail=d):
-                return [Trouble(node=self.node, cause=c, gpu=g, rail=r, job=j, detail=d)]
-            case KeeperChange(job=j, state=state, seconds=s):
-                return [KeeperChanged(node=self.node, job=j, state=state, seconds=s)]
-            case SiteNotice(deadline_ns=at, cause=c):
-                return [Noticed(node=self.node, deadline_ns=at, cause=c)]
-            case CheckDone(check=k, passed=p, command=m, cause=c, detail=d):
-                return [Checked(node=self.node, check=k, passed=p, command=m, cause=c, detail=d)]
+            case DeviceError() | NodeNotice() | CheckResult() | KeeperSilent():
+                return [structs.replace(fact, node=self.node)]
         return []
 
     def _found(self, fact: WorkerFound) -> None:
@@ -322,7 +287,7 @@ class Agent:
         self._lease_ends_ns = None
         self._beat_ns = now_ns + self.heartbeat_ns
         self._report_ns = now_ns + self.report_ns
-        outputs: list[Output] = [Hello(node=self.node, inventory=self.inventory())]
+        outputs: list[Output] = [NodeSeen(node=self.node, inventory=self.inventory())]
         for local in self.jobs.values():
             outputs.extend(local.say_again())
         return outputs
@@ -351,8 +316,9 @@ class Agent:
         for job, local in self.jobs.items():
             self.fences[job] = max(self.fences.get(job, 0), local.generation)
         known = dict.fromkeys((*self.jobs, *self.memory))  # nor do snapshots stay for ever
+        why = reason("lease_over", seconds=self.lease_ns // 10**9)
         stops: list[Output] = [
-            WorkerStop(job=job, generation=self.fences.get(job, 0)) for job in known
+            Stop(reason=why, job=job, generation=self.fences.get(job, 0)) for job in known
         ]
         self.jobs = {}
         self.memory = {}

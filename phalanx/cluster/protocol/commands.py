@@ -1,4 +1,7 @@
-"""Everything that the core orders. Delivered at least once; agents drop what they know already."""
+"""Everything that the core orders. Delivered at least once; agents drop what they know already.
+
+An order to a node or its workers is the same struct wherever it passes, down to the rank.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,24 @@ class Form(Order, frozen=True, tag=True):
     asks_leave: bool = False  # before it writes a durable checkpoint
     payload: str = ""
     user: str = ""  # whom it runs as, where the agent is root
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole gang."""
+        return self.world or (self.slot_gpus or 1) * len(self.nodes)
+
+    def ranks_on(self, node: int) -> tuple[int, ...]:
+        """Ranks of a node of the gang; a spare has none."""
+        if node in self.spares:
+            return ()
+        first = self.nodes.index(node) * (self.slot_gpus or 1)
+        return tuple(range(first, min(first + (self.slot_gpus or 1), self.world_size)))
+
+    def gpus_on(self, node: int) -> int:
+        """Mask of the GPUs that a node of the gang gives; 0: all."""
+        if node in self.spares or not self.gpus:
+            return 0
+        return self.gpus[self.nodes.index(node)]
 
 
 class Restore(Order, frozen=True, tag=True):
@@ -156,6 +177,7 @@ class Proposal(Order, frozen=True, tag=True):
     moves: tuple[tuple[int, int, int], ...]
 
 
+WorkerOrder = Restore | Go | Abort | Drain | Rebalance | Flush  # handed on to workers as it is
 CommandBody = (
     Form
     | Restore
@@ -182,3 +204,7 @@ class Command(Struct, frozen=True):
     controller_epoch: int
     target: tuple[int, ...]
     body: CommandBody
+
+
+# What an agent's machine has done on its node; a whole command: a check, whose result names it.
+AgentAction = Form | Stop | WorkerOrder | Command

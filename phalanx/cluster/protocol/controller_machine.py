@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.fleet.membership import refusal
@@ -46,13 +46,14 @@ from phalanx.cluster.protocol.messages import (
     AgentMessage,
     Applied,
     Busy,
-    Exited,
+    FlushWanted,
     Heartbeat,
-    Hello,
     Joined,
     LastSteps,
+    NodeSeen,
     Seen,
     Steps,
+    WorkerExited,
 )
 from phalanx.cluster.protocol.outbox import Outbox
 from phalanx.cluster.protocol.step_watch import GangRecord, StepWatch
@@ -129,7 +130,7 @@ class ControllerMachine(Generic[Connection]):
         silent = self.liveness.lost(node, self._absent.left_ns(node))
         return () if silent is None else (silent,)
 
-    def _confirm_lost(self, exit: Exited, now_ns: int) -> Sequence[NodeSilent]:
+    def _confirm_lost(self, exit: WorkerExited, now_ns: int) -> Sequence[NodeSilent]:
         """A gang lost a peer: a node of it without a connection is dead, not its agent alone."""
         job = self._view.jobs.get(exit.job)
         nodes = job.placement.nodes if job is not None and job.placement is not None else ()
@@ -154,7 +155,7 @@ class ControllerMachine(Generic[Connection]):
         self, node: int, message: AgentMessage, now_ns: int
     ) -> Sequence[Output[Connection]]:
         """A message on a node's connection; what it says about another node is not believed."""
-        if message.node != node:
+        if names_another(node, message):
             return self.spoke_for_another(node)
         if isinstance(message, Heartbeat):
             if self.liveness.heartbeat(node, now_ns, message.incarnation):
@@ -168,9 +169,11 @@ class ControllerMachine(Generic[Connection]):
         why = refusal(self._view, node, message, last_word=late)
         if why is not None:
             return (Disbelieved(node, message, why),)
-        return self._believed(message, now_ns)
+        return self._believed(node, message, now_ns)
 
-    def _believed(self, message: AgentMessage, now_ns: int) -> Sequence[Output[Connection]]:
+    def _believed(
+        self, node: int, message: AgentMessage, now_ns: int
+    ) -> Sequence[Output[Connection]]:
         match message:
             case Seen():
                 return self.diagnosis.receive(message, now_ns)
@@ -180,9 +183,11 @@ class ControllerMachine(Generic[Connection]):
             case Busy():
                 self.watch.busy(message, now_ns)
                 return ()
-            case Hello(node=node, inventory=inventory):
+            case FlushWanted(job=job, generation=generation):
+                return (message,) if self.gather.takes_part(node, job, generation) else ()
+            case NodeSeen(inventory=inventory):
                 self.liveness.watch(node, now_ns, inventory.incarnation)
-            case Exited(cause=Cause.LOST_PEER):
+            case WorkerExited(cause=Cause.LOST_PEER):
                 lost = self._confirm_lost(message, now_ns)
                 return [*lost, *self.gather.receive(message, now_ns)]
         return self.gather.receive(_not_in_future(message, now_ns), now_ns)
@@ -319,6 +324,11 @@ class ControllerMachine(Generic[Connection]):
             self.watch.next_deadline_ns(),
         )
         return min((at for at in deadlines if at is not None), default=None)
+
+
+def names_another(node: int, message: Struct) -> bool:
+    """Whether a message on a node's connection names another one; some name none."""
+    return getattr(message, "node", node) != node
 
 
 def _job_of(body: object) -> int:

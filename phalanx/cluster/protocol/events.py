@@ -1,7 +1,8 @@
 """Everything that the core is told. An event is stored before its commands go out.
 
 Facts come from agents and detectors, orders from people, ticks from the shell when the deadline
-that the core asked for has come. Nodes and jobs are named by number.
+that the core asked for has come. Nodes and jobs are named by number. What an agent says of one node
+or one worker is an event as it is: such facts stand in ``messages``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from msgspec import Struct
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.policy import Policy
-from phalanx.cluster.protocol.messages import Inventory, KeeperState, Source
+from phalanx.cluster.protocol.messages import (
+    CheckResult,
+    DeviceError,
+    FlushWanted,
+    Inventory,
+    KeeperSilent,
+    NodeNotice,
+    NodeSeen,
+    RestoreFailed,
+    WorkerExited,
+)
 
 
 class Body(Struct, frozen=True, kw_only=True, tag_field="kind", gc=False, omit_defaults=True):
@@ -159,43 +170,6 @@ class NodeSilent(Body, frozen=True, tag=True):
     broke_ns: int = -1  # when it did; -1: nobody saw it
 
 
-class NodeSeen(Body, frozen=True, tag=True):
-    """A silent node speaks again, with what still runs there."""
-
-    node: int
-    inventory: Inventory
-
-
-class NodeNotice(Body, frozen=True, tag=True):
-    """The site will take a node away (host maintenance, spot reclaim)."""
-
-    node: int
-    deadline_ns: int
-    cause: str = "host_maintenance"
-
-
-class DeviceError(Body, frozen=True, tag=True):
-    """Something on a node reported an error. ``cause``: a key of the table of causes."""
-
-    node: int
-    cause: str
-    gpu: int = -1  # -1: not one GPU's
-    rail: int = -1
-    job: int = 0
-    detail: str = ""
-
-
-class CheckResult(Body, frozen=True, tag=True):
-    """A check that the core asked for, or one that the agent ran by itself."""
-
-    node: int
-    check: str
-    passed: bool
-    command: int = 0  # sequence of the command that asked for it
-    cause: str = ""
-    detail: str = ""
-
-
 class NodeRepaired(Body, frozen=True, tag=True):
     """Somebody repaired a node; it is tested and comes back."""
 
@@ -203,16 +177,6 @@ class NodeRepaired(Body, frozen=True, tag=True):
 
 
 # Facts about gangs.
-
-
-class WorkerExited(Body, frozen=True, tag=True):
-    job: int
-    generation: int
-    node: int
-    rank: int
-    cause: str  # a key of the table of causes
-    step: int = -1
-    detail: str = ""
 
 
 class GangJoined(Body, frozen=True, tag=True):
@@ -268,21 +232,6 @@ class GangDrained(Body, frozen=True, tag=True):
     generation: int
     step: int
     durable: bool = True
-
-
-class RestoreFailed(Body, frozen=True, tag=True):
-    """A source was refused (corrupt, gone); the next one is used.
-
-    ``there``: steps of durable checkpoints up to this one that exist; None: nobody looked.
-    """
-
-    job: int
-    generation: int
-    node: int
-    source: Source
-    step: int
-    detail: str = ""
-    there: tuple[int, ...] | None = None
 
 
 class Progress(Body, frozen=True, tag=True):
@@ -374,24 +323,6 @@ class Corruption(Body, frozen=True, tag=True):
     nodes: tuple[int, ...] = ()
     claims: tuple[tuple[int, int], ...] = ()  # (node, fingerprint)
     block: int = 0  # lowest rank that holds it: claims about other weights are another matter
-
-
-class KeeperSilent(Body, frozen=True, tag=True):
-    """A job's keeper on a node does not answer (training goes on without snapshots of its ranks),
-    answers again, or was replaced, which takes the gang back to its last snapshot.
-    """
-
-    job: int
-    node: int
-    state: KeeperState
-    seconds: int  # of silence
-
-
-class FlushWanted(Body, frozen=True, tag=True):
-    """A gang wants to write a durable checkpoint."""
-
-    job: int
-    generation: int
 
 
 class StorageSlow(Body, frozen=True, tag=True):

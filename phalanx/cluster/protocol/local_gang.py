@@ -4,37 +4,34 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from phalanx.cluster.protocol.commands import Abort, Drain, Flush, Go, Rebalance, Restore
+from phalanx.cluster.protocol.commands import (
+    Abort,
+    AgentAction,
+    Drain,
+    Go,
+    Restore,
+    WorkerOrder,
+)
 from phalanx.cluster.protocol.keeper_state import KeeperState
 from phalanx.cluster.protocol.messages import (
-    AgentAction,
     AgentMessage,
-    Differed,
-    Differs,
     Drained,
-    Exited,
     Finished,
     Joined,
     LastSteps,
     Ready,
-    Refused,
+    ReplicasDiffer,
     Restored,
+    RestoreFailed,
     Sealed,
     Steps,
-    WorkerAbort,
-    WorkerDrain,
-    WorkerFlush,
+    WorkerExited,
     WorkerFound,
-    WorkerGo,
-    WorkerLeft,
-    WorkerRebalance,
-    WorkerRestore,
 )
 
 Output = AgentMessage | AgentAction
-Passed = Restore | Go | Abort | Drain | Rebalance | Flush
 Phase = Literal[
     "spare",
     "forming",
@@ -71,14 +68,13 @@ class LocalGang(Struct, kw_only=True):
     restored_step: int = 0
     skipped: tuple[int, int] = (0, 0)  # samples of the batch that was left out with it
     unsaid: Steps | None = None
-    complaints: list[Exited | Differed] = []  # why it stopped, said again to the next controller
+    complaints: list[WorkerExited | ReplicasDiffer] = []  # said again to the next controller
     early: Restore | None = None  # came before the workers: the gang was further than this agent
 
     # Orders.
 
-    def tell(self, order: Passed) -> list[Output]:
+    def tell(self, order: WorkerOrder) -> list[Output]:
         """Passes an order on to the workers."""
-        job, generation = self.job, self.generation
         match order:
             case Restore():
                 return self._restore(order)
@@ -86,26 +82,18 @@ class LocalGang(Struct, kw_only=True):
                 if self.phase != "ready":
                     return []
                 self.phase = "running"
-                self.kept.go(generation)
-                return [WorkerGo(job=job, generation=generation)]
+                self.kept.go(self.generation)
             case Abort():
                 last = self.say_last()
                 if self.phase not in ("restoring", "ready", "running"):
                     return last
                 self.phase = "aborted"
-                return [*last, WorkerAbort(job=job, generation=generation)]
-            case Drain(deadline_ns=deadline):
+                return [*last, order]
+            case Drain():
                 if self.phase != "running":
                     return self.say_again()
                 self.phase = "draining"
-                return [WorkerDrain(job=job, generation=generation, deadline_ns=deadline)]
-            case Rebalance(micro_batches=shares):
-                return [WorkerRebalance(job=job, generation=generation, micro_batches=shares)]
-            case Flush(bytes_per_second=rate, until_ns=until):
-                flush = WorkerFlush(
-                    job=job, generation=generation, bytes_per_second=rate, until_ns=until
-                )
-                return [flush]
+        return [order]
 
     def _restore(self, order: Restore) -> list[Output]:
         if self.phase == "forming":
@@ -117,17 +105,7 @@ class LocalGang(Struct, kw_only=True):
         self.phase, self.restored_step = "restoring", order.step
         for rank in self.ranks.values():
             rank.restored = False
-        restore = WorkerRestore(
-            job=self.job,
-            generation=self.generation,
-            step=order.step,
-            source=order.source,
-            skipped=order.skipped,
-            skip_step=order.skip_step,
-            told=order.told,
-            saves=order.saves,
-        )
-        return [restore]
+        return [order]
 
     # Answers.
 
@@ -209,27 +187,22 @@ class LocalGang(Struct, kw_only=True):
         return joined if early is None else [*joined, *self._restore(early)]
 
     def restored(self, fact: Restored) -> list[Output]:
-        """A worker has loaded a step, or could not."""
+        """A worker has loaded a step."""
         rank = self.ranks.get(fact.rank)
         if rank is None or self.phase != "restoring" or fact.step != self.restored_step:
             return []
-        if fact.refused:
-            refused = Refused(
-                node=self.node,
-                job=self.job,
-                generation=self.generation,
-                source=fact.source,
-                step=fact.step,
-                detail=fact.refused,
-                there=fact.there,
-            )
-            return [refused]
         rank.restored, rank.step, rank.committed = True, fact.step, fact.step
         if not all(each.restored for each in self.ranks.values()):
             return []
         self.phase, self.unsaid, self.skipped = "ready", None, fact.skipped
         self.kept.restored(self.generation, fact.step)
         return self.say_again()
+
+    def restore_failed(self, fact: RestoreFailed) -> list[Output]:
+        """A worker could not use the source."""
+        if self.phase != "restoring" or fact.step != self.restored_step:
+            return []
+        return [structs.replace(fact, node=self.node)]
 
     def sealed(self, fact: Sealed) -> list[Output]:
         """A worker has made a step. A new durable checkpoint is said at once: it must be known."""
@@ -256,8 +229,8 @@ class LocalGang(Struct, kw_only=True):
             self.kept.seal(min(each.committed for each in self.ranks.values()))
 
     def _note(self, fact: Sealed) -> None:
-        before, kept = self.unsaid, self.kept
-        self.unsaid = Steps(
+        kept = self.kept
+        steps = Steps(
             node=self.node,
             job=self.job,
             generation=self.generation,
@@ -265,11 +238,10 @@ class LocalGang(Struct, kw_only=True):
             committed=kept.committed,
             durable=kept.durable,
             at_ns=fact.at_ns,
-            data_wait_ns=fact.data_wait_ns + (before.data_wait_ns if before else 0),
-            checkpoint_ns=fact.checkpoint_ns + (before.checkpoint_ns if before else 0),
-            straggler_ns=fact.straggler_ns + (before.straggler_ns if before else 0),
-            busy_ns=fact.busy_ns + (before.busy_ns if before else 0),
+            data_wait_ns=fact.data_wait_ns,
+            checkpoint_ns=fact.checkpoint_ns,
         )
+        self.unsaid = steps.added_to(self.unsaid)
 
     def ward_sealed(self, step: int) -> None:
         """The keeper holds a step of the slot that this one is the buddy of."""
@@ -277,25 +249,16 @@ class LocalGang(Struct, kw_only=True):
         if ran or self.phase in ("running", "draining"):
             self.kept.seal_ward(step)
 
-    def differs(self, fact: Differs) -> list[Output]:
+    def differ(self, fact: ReplicasDiffer) -> list[Output]:
         """A worker disagrees with its replicas: one of them on each node is enough to say so."""
         if self.phase not in ("running", "draining"):
             return []
         self.phase = "aborted"
-        differed = Differed(
-            node=self.node,
-            job=self.job,
-            generation=self.generation,
-            step=fact.step,
-            clean_step=fact.clean_step,
-            world=fact.world,
-            copies=fact.copies,
-            changed=fact.changed,
-        )
+        differed = structs.replace(fact, node=self.node)
         self.complaints.append(differed)
         return [*self.say_steps(), differed]
 
-    def left(self, fact: WorkerLeft) -> list[Output]:
+    def left(self, fact: WorkerExited) -> list[Output]:
         """A worker is gone."""
         rank = self.ranks.get(fact.rank)
         if rank is None or rank.left:
@@ -303,15 +266,7 @@ class LocalGang(Struct, kw_only=True):
         rank.left = True
         if fact.cause:
             self.phase = "aborted"
-            exited = Exited(
-                node=self.node,
-                job=self.job,
-                generation=self.generation,
-                rank=fact.rank,
-                cause=fact.cause,
-                step=fact.step,
-                detail=fact.detail,
-            )
+            exited = structs.replace(fact, node=self.node)
             self.complaints.append(exited)
             return [*self.say_steps(), exited]
         if not all(each.left for each in self.ranks.values()):

@@ -1,17 +1,18 @@
-"""Messages of the gang's protocol: agents to the controller, workers to their agent and back.
+"""Messages of the gang's protocol: agents to the controller, workers to their agent.
 
-The controller's commands are in ``commands``. Each message carries the generation it speaks of; a
-lower one loses everywhere.
+A fact of one worker or one node is the same struct from its source to the log; orders are in
+``commands``. Each message carries the generation it speaks of; a lower one loses everywhere.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-Source = Literal["none", "peer", "disk", "remote"]
-KeeperState = Literal["silent", "answers", "replaced"]
+Source = Literal["none", "peer", "disk", "remote"]  # of what a gang restores
+KeeperChange = Literal["silent", "answers", "replaced"]
+THIS_NODE = -1  # of a fact that has yet to reach its agent's machine, which fills the number in
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="kind", gc=False, omit_defaults=True):
@@ -36,19 +37,97 @@ class Inventory(Struct, frozen=True):
     snapshots: tuple[tuple[int, int], ...] = ()  # (job, step) in the keeper's memory
 
 
+# Facts that are logged as they are.
+
+
+class NodeSeen(Message, frozen=True, tag=True):
+    """A node speaks (again), with what still runs there: the first message of each connection."""
+
+    node: int
+    inventory: Inventory
+
+
+class NodeNotice(Message, frozen=True, tag=True):
+    """The site will take a node away (host maintenance, spot reclaim)."""
+
+    node: int
+    deadline_ns: int
+    cause: str = "host_maintenance"
+
+
+class DeviceError(Message, frozen=True, tag=True):
+    """Something on a node reported an error. ``cause``: a key of the table of causes."""
+
+    node: int
+    cause: str
+    gpu: int = -1  # -1: not one GPU's
+    rail: int = -1
+    job: int = 0
+    detail: str = ""
+
+
+class CheckResult(Message, frozen=True, tag=True):
+    """A check that the core asked for, or one that the agent ran by itself."""
+
+    node: int
+    check: str
+    passed: bool
+    command: int = 0  # sequence of the command that asked for it
+    cause: str = ""
+    detail: str = ""
+
+
+class KeeperSilent(Message, frozen=True, tag=True):
+    """A job's keeper on a node does not answer (training goes on without snapshots of its ranks),
+    answers again, or was replaced, which takes the gang back to its last snapshot.
+    """
+
+    job: int
+    node: int
+    state: KeeperChange
+    seconds: int  # of silence
+
+
+class WorkerExited(Message, frozen=True, tag=True):
+    """A worker is gone. Of clean ends only its agent is told, which makes one answer of them."""
+
+    job: int
+    generation: int
+    node: int
+    rank: int
+    cause: str  # a key of the table of causes; "": it had done all steps, or was asked to leave
+    step: int = -1
+    detail: str = ""
+
+
+class RestoreFailed(Message, frozen=True, tag=True):
+    """A source was refused (corrupt, gone); the next one is used.
+
+    ``there``: steps of durable checkpoints up to this one that exist; None: nobody looked.
+    """
+
+    job: int
+    generation: int
+    node: int
+    source: Source
+    step: int
+    detail: str = ""
+    there: tuple[int, ...] | None = None
+
+
+class FlushWanted(Message, frozen=True, tag=True):
+    """A gang wants to write a durable checkpoint."""
+
+    job: int
+    generation: int
+
+
 # Agent to controller.
 
 
 class Heartbeat(Message, frozen=True, tag=True):
     node: int
     incarnation: int
-
-
-class Hello(Message, frozen=True, tag=True):
-    """First message of a connection."""
-
-    node: int
-    inventory: Inventory
 
 
 class Applied(Message, frozen=True, tag=True):
@@ -104,43 +183,11 @@ class Drained(Message, frozen=True, tag=True):
     durable: bool = True
 
 
-class FlushAsked(Message, frozen=True, tag=True):
-    """The workers want to write a durable checkpoint."""
-
-    node: int
-    job: int
-    generation: int
-
-
 class Finished(Message, frozen=True, tag=True):
     node: int
     job: int
     generation: int
     step: int
-
-
-class Exited(Message, frozen=True, tag=True):
-    """A worker died."""
-
-    node: int
-    job: int
-    generation: int
-    rank: int
-    cause: str
-    step: int
-    detail: str = ""
-
-
-class Refused(Message, frozen=True, tag=True):
-    """A restore source was not usable."""
-
-    node: int
-    job: int
-    generation: int
-    source: Source
-    step: int
-    detail: str = ""
-    there: tuple[int, ...] | None = None  # durable checkpoints up to this step; None: not looked
 
 
 class Steps(Message, frozen=True, tag=True):
@@ -155,8 +202,17 @@ class Steps(Message, frozen=True, tag=True):
     at_ns: int
     data_wait_ns: int = 0
     checkpoint_ns: int = 0
-    straggler_ns: int = 0
-    busy_ns: int = 0
+
+    def added_to(self, before: Steps | None) -> Steps:
+        """This report with what was measured before it, which nobody has been told."""
+        if before is None:
+            return self
+        return structs.replace(
+            self,
+            durable=max(before.durable, self.durable),
+            data_wait_ns=before.data_wait_ns + self.data_wait_ns,
+            checkpoint_ns=before.checkpoint_ns + self.checkpoint_ns,
+        )
 
 
 class Activity(Message, frozen=True, tag=True):
@@ -172,7 +228,7 @@ class Activity(Message, frozen=True, tag=True):
 
 
 class Busy(Message, frozen=True, tag=True):
-    """The workers do something that is no step: a validation, a checkpoint. Not logged."""
+    """A rank begins something that is no step: a validation, a checkpoint. Not logged."""
 
     node: int
     job: int
@@ -181,11 +237,8 @@ class Busy(Message, frozen=True, tag=True):
     what: str
 
 
-class Differed(Message, frozen=True, tag=True):
-    """Replicas of a block of weights disagree, or were asked about this step.
-
-    ``copies``: (rank, fingerprint) of each.
-    """
+class ReplicasDiffer(Message, frozen=True, tag=True):
+    """Replicas of a block of weights disagree, or were asked about a step; all of them say so."""
 
     node: int
     job: int
@@ -193,45 +246,8 @@ class Differed(Message, frozen=True, tag=True):
     step: int
     clean_step: int
     world: int
-    copies: tuple[tuple[int, int], ...]
+    copies: tuple[tuple[int, int], ...]  # (rank, fingerprint) of each
     changed: tuple[int, ...] = ()  # ranks whose weights changed between two updates
-
-
-class Trouble(Message, frozen=True, tag=True):
-    """A device error that the agent saw."""
-
-    node: int
-    cause: str
-    gpu: int = -1
-    rail: int = -1
-    job: int = 0
-    detail: str = ""
-
-
-class Noticed(Message, frozen=True, tag=True):
-    """The site will take the node away."""
-
-    node: int
-    deadline_ns: int
-    cause: str = "host_maintenance"
-
-
-class Checked(Message, frozen=True, tag=True):
-    node: int
-    check: str
-    passed: bool
-    command: int = 0
-    cause: str = ""
-    detail: str = ""
-
-
-class KeeperChanged(Message, frozen=True, tag=True):
-    """The keeper of a job on a node does not answer, or answers again, or was replaced."""
-
-    node: int
-    job: int
-    state: KeeperState
-    seconds: int
 
 
 class Seen(Message, frozen=True, tag=True):
@@ -246,24 +262,24 @@ class Seen(Message, frozen=True, tag=True):
 
 AgentMessage = (
     Heartbeat
-    | Hello
+    | NodeSeen
     | Applied
     | Joined
     | LastSteps
     | Ready
     | Drained
-    | FlushAsked
+    | FlushWanted
     | Finished
-    | Exited
-    | Refused
+    | WorkerExited
+    | RestoreFailed
     | Steps
     | Activity
     | Busy
-    | Differed
-    | Trouble
-    | Noticed
-    | Checked
-    | KeeperChanged
+    | ReplicasDiffer
+    | DeviceError
+    | NodeNotice
+    | CheckResult
+    | KeeperSilent
     | Seen
 )
 
@@ -289,28 +305,14 @@ class WorkerUp(Message, frozen=True, tag=True):
     rank: int
 
 
-class WorkerLeft(Message, frozen=True, tag=True):
-    """A worker process is gone. ``cause`` "": it had done all steps, or was asked to leave."""
-
-    job: int
-    generation: int
-    rank: int
-    step: int
-    cause: str = ""
-    detail: str = ""
-    ends: bool = False  # said by the process itself, which takes part in no later generation
-
-
 class Restored(Message, frozen=True, tag=True):
-    """A worker has loaded a step, sealed it and waits; or ``refused`` says why it could not."""
+    """A worker has loaded a step, sealed it and waits."""
 
     job: int
     generation: int
     rank: int
     step: int
     source: Source = "none"
-    refused: str = ""
-    there: tuple[int, ...] | None = None  # with it: durable checkpoints up to this step
     skipped: tuple[int, int] = (0, 0)  # samples [first, past) of the batch that was to be left out
 
 
@@ -326,8 +328,6 @@ class Sealed(Message, frozen=True, tag=True):
     durable: int = 0  # newest durable checkpoint that the rank knows of
     data_wait_ns: int = 0
     checkpoint_ns: int = 0
-    straggler_ns: int = 0
-    busy_ns: int = 0
 
 
 class WorkerFound(Message, frozen=True, tag=True):
@@ -355,75 +355,12 @@ class KeeperFound(Message, frozen=True, tag=True):
     ward_previous: int = -1
 
 
-class KeeperChange(Message, frozen=True, tag=True):
-    """A keeper has not answered its agent for some time, or answers again, or was replaced."""
-
-    job: int
-    state: KeeperState
-    seconds: int  # of silence
-
-
-class FlushAsk(Message, frozen=True, tag=True):
-    """The workers want to write a durable checkpoint."""
-
-    job: int
-    generation: int
-
-
-class Differs(Message, frozen=True, tag=True):
-    """Fingerprints of replicas, where they differ or were asked for; all of them say so."""
-
-    job: int
-    generation: int
-    rank: int
-    step: int
-    clean_step: int
-    world: int
-    copies: tuple[tuple[int, int], ...]
-    changed: tuple[int, ...] = ()  # ranks whose weights changed between two updates
-
-
-class WorkerBusy(Message, frozen=True, tag=True):
-    """A rank begins something that is no step and may take long; its next step ends it."""
-
-    job: int
-    generation: int
-    rank: int
-    step: int  # after which it is done
-    what: str
-
-
 class WardSealed(Message, frozen=True, tag=True):
     """The keeper holds a neighbour's snapshot."""
 
     job: int
     generation: int
     step: int
-
-
-class Fault(Message, frozen=True, tag=True):
-    """A device error on this node."""
-
-    cause: str
-    gpu: int = -1
-    rail: int = -1
-    job: int = 0
-    detail: str = ""
-
-
-class SiteNotice(Message, frozen=True, tag=True):
-    """The site will take this node away (host maintenance, spot reclaim)."""
-
-    deadline_ns: int
-    cause: str = "host_maintenance"
-
-
-class CheckDone(Message, frozen=True, tag=True):
-    check: str
-    passed: bool
-    command: int = 0
-    cause: str = ""
-    detail: str = ""
 
 
 class Connected(Message, frozen=True, tag=True):
@@ -440,115 +377,21 @@ class Wake(Message, frozen=True, tag=True):
 
 LocalFact = (
     WorkerUp
-    | WorkerLeft
+    | WorkerExited
     | Restored
     | Sealed
     | WorkerFound
     | KeeperFound
-    | KeeperChange
-    | FlushAsk
-    | Differs
-    | WorkerBusy
+    | KeeperSilent
+    | RestoreFailed
+    | FlushWanted
+    | ReplicasDiffer
+    | Busy
     | WardSealed
-    | Fault
-    | SiteNotice
-    | CheckDone
+    | DeviceError
+    | NodeNotice
+    | CheckResult
     | Connected
     | Disconnected
     | Wake
-)
-
-
-# Agent to its workers.
-
-
-class WorkerForm(Message, frozen=True, tag=True):
-    """Take these ranks in this generation; the agent starts processes for those it lacks."""
-
-    job: int
-    generation: int
-    ranks: tuple[int, ...]
-    world: int
-    store: int  # node that hosts the rendezvous
-    gpus: int = 0  # mask; 0: all
-    warm: bool = False  # only keep processes ready: this node is a spare
-    micro_batches: tuple[int, ...] = ()
-    payload: str = ""
-
-
-class WorkerRestore(Message, frozen=True, tag=True):
-    job: int
-    generation: int
-    step: int
-    source: Source
-    skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
-    skip_step: int = 0  # the batch of this step is left out too; 0: none
-    told: tuple[int, int] = (0, 0)  # at this step, replicas of this block tell what they have
-    saves: bool = False  # then write it and leave, without a step
-
-
-class WorkerGo(Message, frozen=True, tag=True):
-    """Everybody has restored: make steps."""
-
-    job: int
-    generation: int
-
-
-class WorkerAbort(Message, frozen=True, tag=True):
-    """Leave the collective; keep the process and the snapshot."""
-
-    job: int
-    generation: int
-
-
-class WorkerDrain(Message, frozen=True, tag=True):
-    """Finish the step, make a durable checkpoint, leave before the deadline."""
-
-    job: int
-    generation: int
-    deadline_ns: int
-
-
-class WorkerStop(Message, frozen=True, tag=True):
-    """End now; nothing of the job stays on the node."""
-
-    job: int
-    generation: int
-    keep_snapshots: bool = False
-
-
-class RunCheck(Message, frozen=True, tag=True):
-    """Run a check of this node; ``command`` comes back in ``CheckDone``."""
-
-    check: str
-    command: int
-
-
-class WorkerRebalance(Message, frozen=True, tag=True):
-    """New numbers of micro-batches by replica, from the next step on."""
-
-    job: int
-    generation: int
-    micro_batches: tuple[int, ...]
-
-
-class WorkerFlush(Message, frozen=True, tag=True):
-    """The job may write its durable checkpoint until then, at most this fast."""
-
-    job: int
-    generation: int
-    bytes_per_second: int
-    until_ns: int
-
-
-AgentAction = (
-    WorkerForm
-    | WorkerRestore
-    | WorkerGo
-    | WorkerAbort
-    | WorkerDrain
-    | WorkerStop
-    | RunCheck
-    | WorkerRebalance
-    | WorkerFlush
 )

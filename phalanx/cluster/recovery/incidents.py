@@ -18,13 +18,12 @@ from phalanx.cluster.protocol.events import (
     Corruption,
     DataStarved,
     GangStuck,
-    KeeperSilent,
     LossSpike,
     NoProgress,
     SlowRank,
     ThroughputRegression,
-    WorkerExited,
 )
+from phalanx.cluster.protocol.messages import KeeperSilent, WorkerExited
 from phalanx.cluster.reasons import Fact, Reason, reason
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, ReportedFailure, own_failure
 from phalanx.cluster.recovery.recover import broken, give_up, slow

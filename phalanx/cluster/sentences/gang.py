@@ -13,6 +13,8 @@ SENTENCES = {
     "go": "all ranks have restored step {step}",
     "drain": "it must leave: {why}",
     "stop": "it has no business there any more",
+    # the agent's machine
+    "lease_over": "no controller has spoken to the node for {seconds} s",
     # progress
     "unsaved": "no durable checkpoint since step {durable}, though one is due every {every} "
     "steps: {steps} steps are only in the memory of its nodes (`phalanx logs` says why)",

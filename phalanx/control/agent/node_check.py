@@ -18,7 +18,8 @@ import msgspec
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.protocol.messages import CheckDone, RunCheck
+from phalanx.cluster.protocol.commands import Check, Command
+from phalanx.cluster.protocol.messages import THIS_NODE, CheckResult
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.wire.zygote_messages import Ended, Spawn
 from phalanx.doctor import CheckOptions, NodeReport, check_node
@@ -40,14 +41,15 @@ class NodeChecker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def later(
-        self, action: RunCheck, skew_ns: int, done: Callable[[CheckDone], None]
+        self, command: Command, skew_ns: int, done: Callable[[CheckResult], None]
     ) -> asyncio.Task[None]:
         """Run a check that the core asked for, and say so when it is done."""
+        assert isinstance(command.body, Check)
+        depth = command.body.check
 
         async def work() -> None:
-            depth: Literal["quick", "full"] = "quick" if action.check == "quick" else "full"
             found = await self.check(depth, -skew_ns / 1e9)
-            done(msgspec.structs.replace(found, check=action.check, command=action.command))
+            done(msgspec.structs.replace(found, command=command.sequence))
 
         task = asyncio.ensure_future(work())
         self._tasks.add(task)
@@ -56,20 +58,26 @@ class NodeChecker:
 
     async def check(
         self, depth: Literal["quick", "full"], skew_seconds: float | None = None
-    ) -> CheckDone:
+    ) -> CheckResult:
         """Examine the node now."""
         async with self._one:
             problem = await self._run(depth, skew_seconds)
             report = self._read() if not problem else None
         if report is None:
             problem = problem or "the check left no report"
-            return CheckDone(check=depth, passed=False, cause=Cause.FAILED_CHECK, detail=problem)
+            return CheckResult(
+                node=THIS_NODE, check=depth, passed=False, cause=Cause.FAILED_CHECK, detail=problem
+            )
         for finding in report.findings:
             if finding.verdict in ("warn", "fail"):
                 level = logging.ERROR if finding.verdict == "fail" else logging.WARNING
                 log.log(level, "check: %s; %s", finding, finding.suggestion)
-        return CheckDone(
-            check=depth, passed=report.passed, cause=report.cause, detail=report.detail
+        return CheckResult(
+            node=THIS_NODE,
+            check=depth,
+            passed=report.passed,
+            cause=report.cause,
+            detail=report.detail,
         )
 
     async def _run(self, depth: str, skew_seconds: float | None) -> str:

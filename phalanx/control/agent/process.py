@@ -18,23 +18,19 @@ from msgspec import Struct, structs
 from phalanx import __version__
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.agent_machine import Agent
-from phalanx.cluster.protocol.commands import Command, Form
+from phalanx.cluster.protocol.commands import AgentAction, Command, Form, Stop
 from phalanx.cluster.protocol.messages import (
-    CheckDone,
+    CheckResult,
     Connected,
+    DeviceError,
     Disconnected,
-    Fault,
     Inventory,
-    KeeperChange,
+    KeeperSilent,
     LocalFact,
     LookAt,
-    Message,
-    RunCheck,
-    SiteNotice,
+    NodeNotice,
     Wake,
-    WorkerForm,
     WorkerFound,
-    WorkerStop,
 )
 from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.faults import FaultSources
@@ -123,7 +119,7 @@ class AgentProcess:
         self.logs = LogReader(self.node_jobs, self.uplink.send)
         self.shells = NodeShells(self.node_jobs, self.uplink.send)
         self.checker = NodeChecker(options.node, options.state, self.zygote)
-        self.first_check: CheckDone | None = None  # at start; None: work was going on
+        self.first_check: CheckResult | None = None  # at start; None: work was going on
         sampler = Sampler(options.state, dcgm=options.config.telemetry.dcgm)
         clock = self._telemetry_clock
         told = self.node_jobs.jobs if options.config.telemetry.steps else {}
@@ -213,7 +209,7 @@ class AgentProcess:
             if not isinstance(what, Command):
                 self._early.append(what)
             return
-        about_node = isinstance(what, Fault | SiteNotice | CheckDone | KeeperChange)
+        about_node = isinstance(what, DeviceError | NodeNotice | CheckResult | KeeperSilent)
         if about_node and not isinstance(what, Command) and not self.agent.connected:
             self._unsaid = [*self._unsaid, what][-UNSAID_FACTS:]
             return
@@ -221,10 +217,10 @@ class AgentProcess:
             what = at_server_time(what, self.skew_ns)
         try:
             for output in self.agent.handle(what, self.now_ns()):
-                if hasattr(output, "node"):
-                    self.uplink.send(output)
-                else:
+                if isinstance(output, AgentAction):
                     self._act(output)
+                else:
+                    self.uplink.send(output)
         except Exception:  # one job's trouble must not end what others have here
             log.exception("%s cannot be dealt with; the agent goes on", type(what).__name__)
         self._changed.set()
@@ -233,17 +229,19 @@ class AgentProcess:
         connected = self.agent is not None and self.agent.connected
         return self.agent.node if self.agent and connected else -1, self.now_ns(), self.skew_ns
 
-    def _act(self, action: Message) -> None:
+    def _act(self, action: AgentAction) -> None:
+        assert self.agent is not None
         match action:
-            case WorkerForm():
-                self.node_jobs.form(action, *self.forms[action.job])
-            case WorkerStop():
+            case Form():
+                _, store, key = self.forms[action.job]
+                self.node_jobs.form(action, self.agent.node, store, key)
+            case Stop():
                 self.forms.pop(action.job, None)
                 self.node_jobs.stop(action)
-            case RunCheck():
+            case Command():
                 self.checker.later(action, self.skew_ns, self.happened)
             case _:
-                self.node_jobs.pass_on(action)  # type: ignore[arg-type]
+                self.node_jobs.pass_on(action)
 
     def _ended(self, end: Ended) -> None:
         if end.key == STORE and self.store:

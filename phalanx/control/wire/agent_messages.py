@@ -19,7 +19,7 @@ from phalanx.control.wire.shell_messages import ShellDown, ShellOutput
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
 
-PROTOCOL = 2  # both sides must speak the same
+PROTOCOL = 3  # both sides must speak the same
 AGENT_PATH = "/v1/agent"
 
 
@@ -53,7 +53,7 @@ class LogPart(AgentFrame, frozen=True, tag=True):
 
 
 class Welcome(AgentFrame, frozen=True, tag=True):
-    """The agent is in: ``node`` is its number from here on, and ``Hello`` is what it says next.
+    """The agent is in: ``node`` is its number from here on, and ``NodeSeen`` is what it says next.
 
     Times on the wire are the server's: an agent adds ``clock_ns`` minus its own clock to what it
     reports and takes it off deadlines, so that a wrong clock does no harm.

@@ -15,21 +15,18 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.checkpoint.keeper.frames import Unframer, framed
+from phalanx.cluster.protocol.commands import WorkerOrder
 from phalanx.cluster.protocol.messages import (
-    Differs,
-    FlushAsk,
+    Busy,
+    FlushWanted,
+    ReplicasDiffer,
     Restored,
+    RestoreFailed,
     Sealed,
-    WorkerAbort,
-    WorkerBusy,
-    WorkerDrain,
-    WorkerFlush,
-    WorkerGo,
-    WorkerLeft,
-    WorkerRebalance,
-    WorkerRestore,
+    WorkerExited,
     WorkerUp,
 )
+from phalanx.train.rank.orders import Formation
 
 AGAIN_SECONDS = 0.1  # between two tries to reach the agent
 GIVE_WAY = 75  # exit code of a process that leaves its place to another one (EX_TEMPFAIL)
@@ -55,20 +52,10 @@ class Present(WorkerFrame, frozen=True, tag=True):
 
 
 class Take(WorkerFrame, frozen=True, tag=True):
-    """Take this rank in this generation."""
+    """Take this place in a generation."""
 
     job: int
-    generation: int
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    host: str  # of the store where the ranks meet
-    port: int
-    meeting: str = ""  # what its keys there begin with
-    buddy_shift: int = 0  # of slots; 0: nobody keeps another's snapshots
-    replicas: int = 0  # length of the data axis; 0: as the job says
-    micro_batches: tuple[int, ...] = ()
+    formation: Formation
     asks_leave: bool = False  # before a durable checkpoint is written
     payload: str = ""
 
@@ -91,9 +78,11 @@ class Looked(WorkerFrame, frozen=True, tag=True):
     waiting: bool
 
 
-Passed = (  # orders of the core that an agent hands on as they are
-    WorkerRestore | WorkerGo | WorkerAbort | WorkerDrain | WorkerRebalance | WorkerFlush
-)
+class LastGeneration(WorkerFrame, frozen=True, tag=True):
+    """The process takes part in no generation after this one; why it ends, it says next."""
+
+    job: int
+    generation: int
 
 
 class TraceSteps(WorkerFrame, frozen=True, tag=True):
@@ -102,9 +91,19 @@ class TraceSteps(WorkerFrame, frozen=True, tag=True):
     steps: int
 
 
-Order = Take | Look | Passed | TraceSteps
+Order = Take | Look | WorkerOrder | TraceSteps
 Fact = (
-    Present | WorkerUp | Restored | Sealed | FlushAsk | Differs | WorkerBusy | Looked | WorkerLeft
+    Present
+    | WorkerUp
+    | Restored
+    | Sealed
+    | RestoreFailed
+    | FlushWanted
+    | ReplicasDiffer
+    | Busy
+    | Looked
+    | LastGeneration
+    | WorkerExited
 )
 
 decode_order = msgspec.msgpack.Decoder(Order).decode

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.protocol.messages import Sealed, WorkerBusy, WorkerLeft
-from phalanx.control.wire.worker_messages import AgentLink, Present
+from phalanx.cluster.protocol.messages import THIS_NODE, Busy, Sealed, WorkerExited
+from phalanx.control.wire.worker_messages import AgentLink, LastGeneration, Present
 from phalanx.observe.node.worker_ring import RingSink, ring_path
 from phalanx.train.report.records import StepParts, StepRecord
 
@@ -94,10 +94,10 @@ class WorkerClient:
         Until the next step the program has the allowance of a first step.
         """
         if self._link is not None:
-            fact = WorkerBusy(
+            fact = Busy(
+                node=THIS_NODE,
                 job=int(os.environ["PHALANX_JOB"]),
                 generation=self._generation,
-                rank=self._rank,
                 step=self._step,
                 what=what,
             )
@@ -230,14 +230,16 @@ class WorkerClient:
     def _explain(self, cause: str, detail: str) -> None:
         """Says why this rank takes no more part, before its process ends by it."""
         if self._link is not None:
-            fact = WorkerLeft(
-                job=int(os.environ["PHALANX_JOB"]),
+            job = int(os.environ["PHALANX_JOB"])
+            self._link.say(LastGeneration(job=job, generation=self._generation))
+            fact = WorkerExited(
+                job=job,
                 generation=self._generation,
+                node=THIS_NODE,
                 rank=self._rank,
                 step=self._step,
                 cause=cause,
                 detail=detail[:2000],
-                ends=True,
             )
             self._link.say(fact)
 

@@ -10,25 +10,23 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phalanx.cluster.protocol.commands import Abort, Drain, Flush, Go, Rebalance, Restore
 from phalanx.cluster.protocol.messages import (
-    Differs,
-    FlushAsk,
+    THIS_NODE,
+    Busy,
+    FlushWanted,
+    ReplicasDiffer,
     Restored,
+    RestoreFailed,
     Sealed,
-    WorkerAbort,
-    WorkerBusy,
-    WorkerDrain,
-    WorkerFlush,
-    WorkerGo,
-    WorkerLeft,
-    WorkerRebalance,
-    WorkerRestore,
+    WorkerExited,
     WorkerUp,
 )
 from phalanx.config import Job
 from phalanx.control.wire.worker_messages import (
     GIVE_WAY,
     AgentLink,
+    LastGeneration,
     Look,
     Looked,
     Order,
@@ -71,18 +69,18 @@ class AgentOrders:
         self.stop = StopFlag()
         self.keeps_process = True
         self._changed = threading.Condition()
-        self._take: Take | None = None  # newest place; may be ahead of the main thread's
+        self._take: Take | None = None  # the newest order to take a place
         self._generation = 0  # of the main thread
         self._over = 0  # generations up to this one are over
         self._out = True  # the main thread is in no group
         self._formed = False  # it has met the others of its generation
-        self._restore: WorkerRestore | None = None
-        self._said: Restored | None = None  # the last answer to one
+        self._restore: Restore | None = None
+        self._said: Restored | RestoreFailed | None = None  # the last answer to one
         self._go = 0
         self._shares: tuple[int, tuple[int, ...]] = (0, ())  # wanted, and in which generation
         self._running = False
         self._step, self._durable = 0, 0
-        self._lease: WorkerFlush | None = None  # to write a durable checkpoint
+        self._lease: Flush | None = None  # to write a durable checkpoint
         self._asked = 0.0  # for it, when
         self.ask = ProfileAsk()
         self._link = AgentLink(path, self._present, self._hear)
@@ -91,13 +89,13 @@ class AgentOrders:
     # The link's thread.
 
     def _present(self) -> Present:
-        take = self._take
+        place = self._place
         return Present(
             job=self.job,
             index=self.index,
             pid=os.getpid(),
-            generation=take.generation if take else 0,
-            rank=take.rank if take else -1,
+            generation=place.generation if place else 0,
+            rank=place.rank if place else -1,
             running=self._running,
             step=self._step,
             committed=self._step - 1,
@@ -107,27 +105,27 @@ class AgentOrders:
     def _hear(self, order: Order) -> None:
         with self._changed:
             match order:
-                case Take():
-                    if self._take is None or order.generation > self._take.generation:
+                case Take(formation=place):
+                    if self._place is None or place.generation > self._place.generation:
                         self._take = order
-                        self._end_generations(order.generation - 1)
-                    up = WorkerUp(job=self.job, generation=order.generation, rank=order.rank)
+                        self._end_generations(place.generation - 1)
+                    up = WorkerUp(job=self.job, generation=place.generation, rank=place.rank)
                     self._link.say(up)
-                case WorkerRestore():
+                case Restore():
                     if _same(order, self._said):
                         assert self._said is not None
                         self._link.say(self._said)  # the agent that was told is gone
                     else:
                         self._restore = order
-                case WorkerRebalance():
+                case Rebalance():
                     self._shares = (order.generation, order.micro_batches)
-                case WorkerFlush():
+                case Flush():
                     self._lease = order
-                case WorkerGo():
+                case Go():
                     self._go = order.generation
-                case WorkerAbort():
+                case Abort():
                     self._end_generations(order.generation)
-                case WorkerDrain():
+                case Drain():
                     self.stop.reason = "drain"
                 case TraceSteps(steps=steps):
                     self.ask.ask(steps)
@@ -189,24 +187,16 @@ class AgentOrders:
     def formation(self) -> Formation | None:
         """The newest place to take."""
         with self._changed:
-            # One that is over already is not entered: nobody would call us back.
-            while self._take is None or self._take.generation <= max(self._generation, self._over):
+            while (place := self._next_place()) is None:
                 self._changed.wait()
-            take = self._take
-            self._generation, self._out = take.generation, False
+            self._generation, self._out = place.generation, False
             self._running = self._formed = False
-        return Formation(
-            generation=take.generation,
-            rank=take.rank,
-            world_size=take.world_size,
-            local_rank=take.local_rank,
-            host=take.host,
-            port=take.port,
-            prefix=take.meeting,
-            buddy_shift=take.buddy_shift,
-            replicas=take.replicas,
-            shares=take.micro_batches,
-        )
+        return place
+
+    def _next_place(self) -> Formation | None:
+        # One that is over already is not entered: nobody would call us back.
+        place, last = self._place, max(self._generation, self._over)
+        return place if place is not None and place.generation > last else None
 
     def meet(
         self, formation: Formation, job: Job, device: torch.device, folder: RunFolder | None
@@ -240,16 +230,26 @@ class AgentOrders:
     ) -> None:
         """Tells the agent what became of the restore."""
         self._step = point.step
-        fact = Restored(
-            job=self.job,
-            generation=self._generation,
-            rank=self._rank,
-            step=point.step,
-            source=point.source,  # type: ignore[arg-type]
-            refused=refused,
-            there=there,
-            skipped=skipped,
-        )
+        fact: Restored | RestoreFailed
+        if refused:
+            fact = RestoreFailed(
+                job=self.job,
+                generation=self._generation,
+                node=THIS_NODE,
+                source=point.source,
+                step=point.step,
+                detail=refused,
+                there=there,
+            )
+        else:
+            fact = Restored(
+                job=self.job,
+                generation=self._generation,
+                rank=self._rank,
+                step=point.step,
+                source=point.source,
+                skipped=skipped,
+            )
         with self._changed:
             self._said = fact
             if self._restore is not None and _same(self._restore, fact):
@@ -282,9 +282,7 @@ class AgentOrders:
 
     def busy(self, what: str, step: int) -> None:
         """Tells the agent that no step comes for a while, and why."""
-        fact = WorkerBusy(
-            job=self.job, generation=self._generation, rank=self._rank, step=step, what=what
-        )
+        fact = Busy(node=THIS_NODE, job=self.job, generation=self._generation, step=step, what=what)
         self._link.say(fact)
 
     def shares(self) -> tuple[int, ...]:
@@ -302,7 +300,7 @@ class AgentOrders:
         now = time.monotonic()
         if now - self._asked > ASK_AGAIN_SECONDS:
             self._asked = now
-            self._link.say(FlushAsk(job=self.job, generation=self._generation))
+            self._link.say(FlushWanted(job=self.job, generation=self._generation))
 
     def may_write(self) -> int | None:
         """What this rank may write a second (0: any), while it may."""
@@ -320,14 +318,14 @@ class AgentOrders:
 
     def diverged(self, finding: ReplicaDivergence) -> None:
         """Tells the agent what all replicas found."""
-        assert self._take is not None
-        fact = Differs(
+        assert self._place is not None
+        fact = ReplicasDiffer(
+            node=THIS_NODE,
             job=self.job,
             generation=self._generation,
-            rank=self._rank,
             step=finding.step,
             clean_step=finding.clean_step,
-            world=self._take.world_size,
+            world=self._place.world_size,
             copies=finding.copies,
             changed=finding.changed,
         )
@@ -352,18 +350,16 @@ class AgentOrders:
         if not explained:
             self.leave(generation, rank, "lost_peer", detail)
 
-    def leave(
-        self, generation: int, rank: int, cause: str, detail: str = "", *, ends: bool = False
-    ) -> None:
-        """Says why this rank takes no more part; ``ends``: nor its process in any other."""
-        fact = WorkerLeft(
+    def leave(self, generation: int, rank: int, cause: str, detail: str = "") -> None:
+        """Says why this rank takes no more part."""
+        fact = WorkerExited(
             job=self.job,
             generation=generation,
+            node=THIS_NODE,
             rank=rank,
             step=self._step,
             cause=cause,
             detail=detail[:2000],
-            ends=ends,
         )
         self._link.say(fact)
 
@@ -376,22 +372,28 @@ class AgentOrders:
         if cause == "storage":
             detail = info.advice  # which folder, what the system says of it, and what helps
         self._link.connected.wait(BYE_SECONDS)
-        self.leave(self._generation, self._rank, cause, detail, ends=True)
+        self._link.say(LastGeneration(job=self.job, generation=self._generation))
+        self.leave(self._generation, self._rank, cause, detail)
 
     def close(self) -> None:
         self._link.close()
 
     @property
+    def _place(self) -> Formation | None:
+        """The newest one; may be ahead of the main thread's."""
+        return self._take.formation if self._take is not None else None
+
+    @property
     def _rank(self) -> int:
-        assert self._take is not None
-        return self._take.rank
+        assert self._place is not None
+        return self._place.rank
 
     def _leave_if_over(self) -> None:
         if self._over >= self._generation:
             raise GenerationOver
 
 
-def _same(order: WorkerRestore, said: Restored | None) -> bool:
+def _same(order: Restore, said: Restored | RestoreFailed | None) -> bool:
     """Whether an order to restore has this answer."""
     asked = (order.generation, order.step, order.source)
     return said is not None and asked == (said.generation, said.step, said.source)

@@ -22,7 +22,6 @@ from phalanx.cluster.detectors.trends import (
 from phalanx.cluster.protocol.events import (
     Corruption,
     DataStarved,
-    DeviceError,
     EventBody,
     LossSpike,
     NodeSilent,
@@ -30,8 +29,8 @@ from phalanx.cluster.protocol.events import (
     SlowRank,
     StorageSlow,
     ThroughputRegression,
-    WorkerExited,
 )
+from phalanx.cluster.protocol.messages import DeviceError, WorkerExited
 
 MILLION = 1_000_000
 EVERY_STEPS = 8

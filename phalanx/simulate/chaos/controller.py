@@ -27,7 +27,7 @@ from phalanx.cluster.protocol.events import (
     NodeSilent,
     Tick,
 )
-from phalanx.cluster.protocol.messages import AgentMessage, Hello, LookAt
+from phalanx.cluster.protocol.messages import AgentMessage, LookAt, NodeSeen
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.stores import DeposedError
 from phalanx.simulate.rules.contact_rules import ContactRules
@@ -111,7 +111,7 @@ class SimulatedController:
             self._put_off(partial(self.receive, node, connection, message))
             return
         now = self.world.agenda.now_ns
-        if isinstance(message, Hello) and connection > self._opened.get(node, 0):
+        if isinstance(message, NodeSeen) and connection > self._opened.get(node, 0):
             self._opened[node] = connection
             self.contact.opened(node, connection, now)
             incarnation = message.inventory.incarnation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.protocol.events import Corruption, NodeNotice
-from phalanx.cluster.protocol.messages import Heartbeat
+from phalanx.cluster.protocol.events import Corruption
+from phalanx.cluster.protocol.messages import Heartbeat, NodeNotice
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.people import SimulatedOperators
 from phalanx.simulate.chaos.site import MINUTE, SECOND

@@ -4,45 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phalanx.cluster.protocol.commands import Command, Form
+from phalanx.cluster.protocol.commands import (
+    Abort,
+    AgentAction,
+    Check,
+    Command,
+    Drain,
+    Flush,
+    Form,
+    Go,
+    Restore,
+    Stop,
+)
+from phalanx.cluster.protocol.local_gang import Output
 from phalanx.cluster.protocol.messages import (
-    CheckDone,
+    THIS_NODE,
+    CheckResult,
     Connected,
     Disconnected,
-    FlushAsk,
+    FlushWanted,
     LocalFact,
     LookAt,
-    Message,
     Restored,
-    RunCheck,
+    RestoreFailed,
     Sealed,
     Seen,
+    Source,
     Wake,
     WardSealed,
-    WorkerAbort,
-    WorkerDrain,
-    WorkerFlush,
-    WorkerForm,
-    WorkerGo,
-    WorkerLeft,
-    WorkerRestore,
-    WorkerStop,
+    WorkerExited,
     WorkerUp,
 )
 from phalanx.simulate.chaos.machine import SimulatedMachine
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.workers import SECOND, NodeWorkers
-
-ACTIONS = (
-    WorkerForm,
-    WorkerRestore,
-    WorkerGo,
-    WorkerAbort,
-    WorkerDrain,
-    WorkerStop,
-    WorkerFlush,
-    RunCheck,
-)
 
 
 class SimulatedHost(SimulatedMachine):
@@ -109,9 +104,9 @@ class SimulatedHost(SimulatedMachine):
         """The time that this node believes it is."""
         return max(0, self.world.agenda.now_ns + self.skew_ns)
 
-    def _out(self, outputs: Sequence[Message]) -> None:
+    def _out(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
-            if isinstance(output, ACTIONS):
+            if isinstance(output, AgentAction):
                 self._act(output)
             elif self.controller is not None:
                 controller, connection = self.controller, self.connection
@@ -138,11 +133,11 @@ class SimulatedHost(SimulatedMachine):
 
     # What the agent wants done.
 
-    def _act(self, action: Message) -> None:
+    def _act(self, action: AgentAction) -> None:
         match action:
-            case WorkerForm():
+            case Form():
                 self._form(action)
-            case WorkerRestore(job=job, generation=generation, step=step, source=source):
+            case Restore(job=job, generation=generation, step=step, source=source):
                 worker = self._worker(job, generation)
                 if worker is not None:
                     worker.phase, worker.saves = "restoring", source if action.saves else ""
@@ -150,27 +145,27 @@ class SimulatedHost(SimulatedMachine):
                     delay = int(self.world.restore_ns(source) * self.slow)
                     token = worker.token
                     self.world.agenda.after(delay, self._restore, worker, token, step, source)
-            case WorkerGo(job=job, generation=generation):
+            case Go(job=job, generation=generation):
                 worker = self._worker(job, generation)
                 if worker is not None:
                     self._go(worker)
-            case WorkerAbort(job=job, generation=generation):
+            case Abort(job=job, generation=generation):
                 worker = self._worker(job, generation)
                 if worker is not None:
                     worker.phase = "up"
                     worker.token += 1
                     self.world.workers.leave(job, generation, self.node)
-            case WorkerDrain(job=job, generation=generation):
+            case Drain(job=job, generation=generation):
                 worker = self._worker(job, generation)
                 if worker is not None:
                     self.world.workers.drain(self, worker)
-            case WorkerFlush(job=job, generation=generation):
+            case Flush(job=job, generation=generation):
                 self.world.workers.granted(job, generation, self.node)
-            case WorkerStop(job=job, keep_snapshots=keep):
+            case Stop(job=job, keep_snapshots=keep):
                 self.stop(job)
                 if not keep:
                     self.memory.pop(job, None)
-            case RunCheck(check=check, command=command):
+            case Command(sequence=command, body=Check(check=check)):
                 delay = SECOND * (5 + self.world.luck.below(20))
                 self.world.agenda.after(delay, self._checked, check, command, self.incarnation)
 
@@ -178,13 +173,14 @@ class SimulatedHost(SimulatedMachine):
         worker = self.workers.get(job)
         return worker if worker is not None and worker.generation == generation else None
 
-    def _form(self, order: WorkerForm) -> None:
+    def _form(self, order: Form) -> None:
         old = self.workers.get(order.job)
         if old is not None:
             self.world.workers.leave(order.job, old.generation, self.node)
-        worker = NodeWorkers(job=order.job, generation=order.generation, ranks=order.ranks)
+        ranks = order.ranks_on(self.node)
+        worker = NodeWorkers(job=order.job, generation=order.generation, ranks=ranks)
         self.workers[order.job] = worker
-        if order.warm:
+        if self.node in order.spares:
             return
         warm = old is not None and old.phase != "out"
         seconds = 1 + self.world.luck.below(2) if warm else 4 + self.world.luck.below(8)
@@ -204,7 +200,7 @@ class SimulatedHost(SimulatedMachine):
         known = self.workers.get(worker.job)
         return self.alive and known is worker and worker.token == token
 
-    def _restore(self, worker: NodeWorkers, token: int, step: int, source: str) -> None:
+    def _restore(self, worker: NodeWorkers, token: int, step: int, source: Source) -> None:
         if not self._current(worker, token):
             return
         if source == "remote" and self.world.remote.down:
@@ -214,7 +210,6 @@ class SimulatedHost(SimulatedMachine):
             self.die(worker, self.broken)
             return
         branch = self.world.branch_of(self, worker.job, worker.generation, step, source)
-        refused = "" if branch is not None else "it is not there, or is damaged"
         if branch is not None:
             worker.phase, worker.step, worker.branch = "ready", step, branch
             form = self.world.forms[worker.job, worker.generation]
@@ -224,16 +219,23 @@ class SimulatedHost(SimulatedMachine):
                 buddy = self.world.hosts[form.nodes[(slot + form.buddy_shift) % count]]
                 if buddy.alive:
                     buddy.keep(form, "ward", slot, step, branch)
+        job, generation = worker.job, worker.generation
         for rank in worker.ranks:
-            fact = Restored(
-                job=worker.job,
-                generation=worker.generation,
-                rank=rank,
+            if branch is not None:
+                restored = Restored(
+                    job=job, generation=generation, rank=rank, step=step, source=source
+                )
+                self.feed(restored)
+                continue
+            failed = RestoreFailed(
+                job=job,
+                generation=generation,
+                node=THIS_NODE,
+                source=source,
                 step=step,
-                source=source,  # type: ignore[arg-type]
-                refused=refused,
+                detail="it is not there, or is damaged",
             )
-            self.feed(fact)
+            self.feed(failed)
 
     def _go(self, worker: NodeWorkers) -> None:
         if worker.phase == "ready":
@@ -254,7 +256,11 @@ class SimulatedHost(SimulatedMachine):
     def _checked(self, check: str, command: int, incarnation: int) -> None:
         if self.alive and incarnation == self.incarnation and not self.frozen:
             passed = not self.broken or self.lying
-            self.feed(CheckDone(check=check, passed=passed, command=command, cause=self.broken))
+            self.feed(
+                CheckResult(
+                    node=THIS_NODE, check=check, passed=passed, command=command, cause=self.broken
+                )
+            )
 
     # What happens to workers.
 
@@ -266,9 +272,10 @@ class SimulatedHost(SimulatedMachine):
         worker.token += 1
         self.world.workers.leave(worker.job, worker.generation, self.node)
         rank = worker.ranks[0] if worker.ranks else 0
-        fact = WorkerLeft(
+        fact = WorkerExited(
             job=worker.job,
             generation=worker.generation,
+            node=THIS_NODE,
             rank=rank,
             step=worker.step,
             cause=cause,
@@ -289,7 +296,9 @@ class SimulatedHost(SimulatedMachine):
             return
         worker.phase = "out"
         for rank in worker.ranks:
-            fact = WorkerLeft(job=job, generation=generation, rank=rank, step=step)
+            fact = WorkerExited(
+                job=job, generation=generation, node=THIS_NODE, rank=rank, cause="", step=step
+            )
             self.feed(fact)
 
     def sealed(self, worker: NodeWorkers, step: int, acknowledged: bool) -> None:
@@ -308,7 +317,7 @@ class SimulatedHost(SimulatedMachine):
 
     def wants_flush(self, form: Form) -> None:
         """The ranks of this node ask for leave to write a checkpoint."""
-        self.feed(FlushAsk(job=form.job, generation=form.generation))
+        self.feed(FlushWanted(job=form.job, generation=form.generation))
 
     def ward_sealed(self, form: Form, step: int) -> None:
         """This node keeps a neighbour's snapshot."""

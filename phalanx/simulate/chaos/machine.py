@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Form
-from phalanx.cluster.protocol.messages import Fault, KeeperFound, LocalFact, WorkerFound
+from phalanx.cluster.protocol.messages import (
+    THIS_NODE,
+    DeviceError,
+    KeeperFound,
+    LocalFact,
+    WorkerFound,
+)
 from phalanx.simulate.chaos.workers import KEPT, SECOND, NodeWorkers
 
 if TYPE_CHECKING:
@@ -148,7 +154,7 @@ class SimulatedMachine(ABC):
 
     def fault(self, cause: str, rail: int = -1) -> None:
         """A device reports an error."""
-        self.feed(Fault(cause=cause, rail=rail))
+        self.feed(DeviceError(node=THIS_NODE, cause=cause, rail=rail))
 
     def keep(self, form: Form, kind: str, slot: int, step: int, branch: int) -> None:
         """A snapshot is in this node's memory."""

@@ -14,7 +14,13 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.protocol.commands import Abort, Command, Drain, Form, Restore, Stop
 from phalanx.cluster.protocol.events import NodeSilent
-from phalanx.cluster.protocol.messages import AgentMessage, Applied, Exited, Heartbeat, Hello
+from phalanx.cluster.protocol.messages import (
+    AgentMessage,
+    Applied,
+    Heartbeat,
+    NodeSeen,
+    WorkerExited,
+)
 from phalanx.cluster.protocol.timeouts import derive
 from phalanx.cluster.state import View
 
@@ -68,7 +74,7 @@ class ContactRules:
     def heard(self, message: AgentMessage, now_ns: int) -> None:
         """A message came on a connection."""
         match message:
-            case Hello(node=node, inventory=inventory):
+            case NodeSeen(node=node, inventory=inventory):
                 self._incarnation[node] = inventory.incarnation
                 self._given_up.pop(node, None)
                 self._spoke(node, now_ns)
@@ -78,7 +84,7 @@ class ContactRules:
             case Applied(node=node, sequence=sequence, index=index):
                 self._unconfirmed.pop((node, (sequence, index)), None)
                 self._spoke(node, now_ns)
-            case Exited(job=number, cause=Cause.LOST_PEER):
+            case WorkerExited(job=number, cause=Cause.LOST_PEER):
                 job = self._view.jobs.get(number)
                 nodes = job.placement.nodes if job is not None and job.placement is not None else ()
                 self._want(*(node for node in nodes if node not in self._connected))

@@ -16,12 +16,12 @@ from phalanx.cluster.policy import Partition
 from phalanx.cluster.protocol.events import (
     DrainNode,
     Event,
-    NodeNotice,
     NodeRepaired,
     NodeSilent,
     ReadmitNode,
     SetReservation,
 )
+from phalanx.cluster.protocol.messages import NodeNotice
 from phalanx.cluster.protocol.timeouts import derive
 from phalanx.cluster.state import Reservation, View
 

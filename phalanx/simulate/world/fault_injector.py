@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
+from phalanx.cluster.protocol.messages import WorkerExited
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.incidents import Incident
 from phalanx.simulate.world.runs import GangRun
@@ -112,7 +113,7 @@ class FaultInjector:
         step = run.step(self.world.agenda.now_ns)
         width = max(1, self.world.view.jobs[run.job].spec.gang.slot_gpus)
         self.world.tell(
-            fact.WorkerExited(
+            WorkerExited(
                 job=run.job,
                 generation=run.generation,
                 node=node,

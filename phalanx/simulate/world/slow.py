@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.policy import DAY_NS, MILLION
 from phalanx.cluster.protocol import events as fact
+from phalanx.cluster.protocol.messages import DeviceError
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.draws import DrawStream
 from phalanx.simulate.world.incidents import on_nodes
@@ -159,7 +160,7 @@ class SlowNodes:
         self._causes[node] = Cause.NIC
         self._set(node, max(1, round(exposed * 1e6 / (rails - 1))))
         delay = ns(self.world.scenario.detection.exit_seconds)
-        error = fact.DeviceError(node=node, cause=Cause.NIC, rail=rail)
+        error = DeviceError(node=node, cause=Cause.NIC, rail=rail)
         self.world.agenda.after(delay, self.world.tell, error)
         hours = self.world.scenario.repair.hours
         repair = luck.exponential((24.0 if hours is None else hours) * 3600e9)

@@ -16,6 +16,7 @@ from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event
+from phalanx.cluster.protocol.messages import CheckResult, DeviceError
 from phalanx.simulate.rules.world_rules import WorldRules
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import make_fleet, make_policy, ns
@@ -191,7 +192,7 @@ class World:
 
     def _device_error(self, node: int, incident: Incident) -> None:
         if self.broken.get(node) is incident:
-            self.tell(fact.DeviceError(node=node, cause=incident.cause))
+            self.tell(DeviceError(node=node, cause=incident.cause))
 
     def _repaired(self, node: int) -> None:
         incident = self.broken.pop(node)
@@ -212,7 +213,7 @@ class World:
         cause = incident.cause if incident is not None else self.slow.cause(node)
         passed = not cause or self._checks_luck.chance(self.scenario.repair.missed_share)
         self.tell(
-            fact.CheckResult(
+            CheckResult(
                 node=node,
                 check=check,
                 passed=passed,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
+if TYPE_CHECKING:  # agents, which order formations, do without torch
+    import torch
 
-from phalanx.config import Job
-from phalanx.train.optim.fingerprint import ReplicaDivergence
-from phalanx.train.rank.stop import StopFlag
-from phalanx.train.report.run_folder import RunFolder
-from phalanx.train.resume.ordered import RestorePoint
+    from phalanx.config import Job
+    from phalanx.train.optim.fingerprint import ReplicaDivergence
+    from phalanx.train.rank.stop import StopFlag
+    from phalanx.train.report.run_folder import RunFolder
+    from phalanx.train.resume.ordered import RestorePoint
 
 
 class Formation(NamedTuple):
@@ -25,7 +26,7 @@ class Formation(NamedTuple):
     prefix: str = ""  # of this generation's keys there
     buddy_shift: int = 0  # our snapshots are kept so many nodes further in rank order; 0: nowhere
     replicas: int = 0  # length of the data axis; 0: as the job says
-    shares: tuple[int, ...] = ()  # micro-batches by replica; (): equal
+    micro_batches: tuple[int, ...] = ()  # by replica; (): equal
     # Somebody decides what follows a failure, and every step is safe at once for that. If nobody
     # does, the job was made explicit by whoever started the ranks, and the rank ends with its run.
     supervised: bool = True

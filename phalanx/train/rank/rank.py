@@ -238,7 +238,7 @@ class Rank:
         if left_out[1]:
             words = "samples %d to %d are left out: the batch of step %d"
             log.warning(words, left_out[0], left_out[1] - 1, point.skip_step)
-        trainer.rebalance(formation.shares)
+        trainer.rebalance(formation.micro_batches)
         return left_out
 
     def _describe(self, formation: Formation, folder: RunFolder) -> None:

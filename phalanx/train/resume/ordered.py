@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from phalanx.checkpoint import Checkpointer, Manifest, list_checkpoints
 from phalanx.train.report import run_folder
@@ -20,10 +20,10 @@ STEPS_TOLD = 256  # checkpoints that are named when one could not be restored
 
 
 class RestorePoint(NamedTuple):
-    """What to continue from. ``source``: "none", "peer", "disk" or "remote"."""
+    """What to continue from."""
 
     step: int
-    source: str
+    source: Literal["none", "peer", "disk", "remote"]
     skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
     skip_step: int = 0  # the batch of this step is left out too; 0: none
     told: tuple[int, int] = (0, 0)  # at this step, replicas of this block tell what they have

@@ -9,22 +9,25 @@ from phalanx.cluster.policy import HealthPolicy, Policy
 from phalanx.cluster.protocol.commands import Accept, Ask, Check, Form, Go, Notify, Refuse, Stop
 from phalanx.cluster.protocol.events import (
     Answer,
-    CheckResult,
-    DeviceError,
     DrainNode,
     GangStuck,
     JobFinished,
     NodeJoined,
-    NodeNotice,
     NodeRepaired,
-    NodeSeen,
     NodeSilent,
     QuarantineNode,
     ReadmitNode,
     SlowRank,
+)
+from phalanx.cluster.protocol.messages import (
+    CheckResult,
+    DeviceError,
+    Holding,
+    Inventory,
+    NodeNotice,
+    NodeSeen,
     WorkerExited,
 )
-from phalanx.cluster.protocol.messages import Holding, Inventory
 from tests.cluster.drive import SECOND, Drive
 
 DAY = 86400 * SECOND

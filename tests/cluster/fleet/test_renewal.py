@@ -11,14 +11,13 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import (
-    CheckResult,
     GangDrained,
     JobFinished,
     NodeJoined,
     NodeSilent,
     Requeue,
 )
-from phalanx.cluster.protocol.messages import Holding, Inventory
+from phalanx.cluster.protocol.messages import CheckResult, Holding, Inventory
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.invariants import check
 

@@ -11,15 +11,13 @@ from phalanx.cluster.policy import Policy, Qos, QueuePolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Check, Form, Stop
 from phalanx.cluster.protocol.events import (
     Cancel,
-    CheckResult,
-    DeviceError,
     JobFinished,
     NodeRepaired,
     NodeSilent,
     Requeue,
     SetReservation,
-    WorkerExited,
 )
+from phalanx.cluster.protocol.messages import CheckResult, DeviceError, WorkerExited
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
 HOUR = 3600 * SECOND

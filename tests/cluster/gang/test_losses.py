@@ -19,10 +19,8 @@ from phalanx.cluster.protocol.events import (
     NodeSilent,
     Progress,
     Requeue,
-    RestoreFailed,
-    WorkerExited,
 )
-from phalanx.cluster.protocol.messages import Exited, LastSteps
+from phalanx.cluster.protocol.messages import LastSteps, RestoreFailed, WorkerExited
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.protocol.test_gather import WHY, form, running, steps
 
@@ -309,7 +307,7 @@ def test_how_far_a_gang_was_is_said_before_what_happened_to_it():
     gather = running()
     for node in range(3):
         gather.receive(steps(node, 7, 6), SECOND)
-    exited = Exited(node=1, job=1, generation=1, rank=1, cause="worker_killed", step=7)
+    exited = WorkerExited(node=1, job=1, generation=1, rank=1, cause="worker_killed", step=7)
     progress, event = gather.receive(exited, SECOND)
     assert isinstance(progress, Progress) and (progress.step, progress.committed) == (7, 6)
     assert isinstance(event, WorkerExited)

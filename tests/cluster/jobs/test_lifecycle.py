@@ -19,8 +19,8 @@ from phalanx.cluster.protocol.events import (
     Step,
     Submit,
     SubmitWorkflow,
-    WorkerExited,
 )
+from phalanx.cluster.protocol.messages import WorkerExited
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
 ONE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)

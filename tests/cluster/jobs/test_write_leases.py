@@ -4,7 +4,8 @@ from msgspec import structs
 
 from phalanx.cluster.policy import Policy, StoragePolicy
 from phalanx.cluster.protocol.commands import Flush, Notify
-from phalanx.cluster.protocol.events import Cancel, FlushWanted, NodeSilent, Progress, StorageSlow
+from phalanx.cluster.protocol.events import Cancel, NodeSilent, Progress, StorageSlow
+from phalanx.cluster.protocol.messages import FlushWanted
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 
 GIB = 1 << 30

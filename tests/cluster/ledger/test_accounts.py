@@ -14,8 +14,8 @@ from phalanx.cluster.protocol.events import (
     Progress,
     Requeue,
     Tick,
-    WorkerExited,
 )
+from phalanx.cluster.protocol.messages import WorkerExited
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 
 STEP = EXPECTED.step_ns

@@ -1,40 +1,37 @@
 from __future__ import annotations
 
+from msgspec import structs
+
 from phalanx.cluster.jobs.job import GangShape
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Abort, Check, Command, Drain, Form, Go, Restore, Stop
 from phalanx.cluster.protocol.messages import (
+    THIS_NODE,
     Applied,
-    CheckDone,
-    Checked,
+    Busy,
+    CheckResult,
     Connected,
+    DeviceError,
     Disconnected,
     Drained,
-    Exited,
-    Fault,
     Finished,
+    FlushWanted,
     Heartbeat,
-    Hello,
     Joined,
     KeeperFound,
+    KeeperSilent,
     LastSteps,
+    NodeNotice,
+    NodeSeen,
     Ready,
-    Refused,
     Restored,
-    RunCheck,
+    RestoreFailed,
     Sealed,
     Steps,
-    Trouble,
     Wake,
     WardSealed,
-    WorkerAbort,
-    WorkerDrain,
-    WorkerForm,
+    WorkerExited,
     WorkerFound,
-    WorkerGo,
-    WorkerLeft,
-    WorkerRestore,
-    WorkerStop,
     WorkerUp,
 )
 from phalanx.cluster.reasons import reason
@@ -42,6 +39,7 @@ from tests.cluster.drive import Drive
 
 SECOND = 10**9
 WHY = reason("test")
+LEASE_OVER = reason("lease_over", seconds=60)
 NODES = (7, 3)
 
 
@@ -96,7 +94,20 @@ class Node:
     def run(self, generation: int = 1, step: int = 0, **fields) -> None:
         self.join(generation, **fields)
         self.restore(generation, step)
-        assert self.go(generation) == [WorkerGo(job=1, generation=generation)]
+        assert self.go(generation) == [Go(reason=WHY, job=1, generation=generation)]
+
+    def exit(self, rank: int, step: int, cause: str = "", detail: str = ""):
+        return self.fact(
+            WorkerExited(
+                node=THIS_NODE,
+                job=1,
+                generation=1,
+                rank=rank,
+                step=step,
+                cause=cause,
+                detail=detail,
+            )
+        )
 
     def seal(self, step: int, generation: int = 1, ranks=(2, 3), acknowledged: bool = True):
         for rank in ranks:
@@ -116,7 +127,7 @@ class Node:
 def test_a_node_joins_restores_and_goes():
     node = Node()
     (form,) = node.form()
-    assert isinstance(form, WorkerForm) and form.ranks == (2, 3) and form.world == 4
+    assert isinstance(form, Form) and form.ranks_on(3) == (2, 3) and form.world_size == 4
     assert node.fact(WorkerUp(job=1, generation=1, rank=2)) == []
     assert node.fact(WorkerUp(job=1, generation=1, rank=3)) == [
         Joined(node=3, job=1, generation=1, committed=-1)
@@ -132,7 +143,7 @@ def test_a_command_that_comes_twice_is_carried_out_once():
         9, 2, 1, (3,), Form(reason=WHY, job=1, generation=1, nodes=NODES, gpus=(), slot_gpus=2)
     )
     first = node.agent.handle(command, 0)
-    assert [type(out) for out in first] == [Applied, WorkerForm]
+    assert [type(out) for out in first] == [Applied, Form]
     assert node.agent.handle(command, 0) == [Applied(node=3, sequence=9, index=2)]
 
 
@@ -151,7 +162,7 @@ def test_an_older_generation_loses_everywhere():
     assert node.command(Stop(reason=WHY, job=1, generation=1)) == []
     node.seal(8, generation=1)
     assert node.agent.committed(1) == 0
-    assert node.fact(WorkerLeft(job=1, generation=1, rank=2, step=3, cause="killed")) == []
+    assert node.exit(rank=2, step=3, cause="killed") == []
 
 
 def test_a_new_generation_aborts_the_old_one_and_keeps_its_snapshots():
@@ -162,7 +173,7 @@ def test_a_new_generation_aborts_the_old_one_and_keeps_its_snapshots():
     node.fact(WardSealed(job=1, generation=1, step=1))
     node.fact(WardSealed(job=1, generation=1, step=2))
     outputs = node.form(generation=2, kept_generation=1)
-    assert outputs[0] == WorkerAbort(job=1, generation=1)
+    assert outputs[0] == Abort(reason=WHY, job=1, generation=1)
     node.fact(WorkerUp(job=1, generation=2, rank=2))
     (joined,) = node.fact(WorkerUp(job=1, generation=2, rank=3))
     assert (joined.committed, joined.previous) == (2, 1)
@@ -226,7 +237,7 @@ def test_a_node_that_left_and_returns_still_has_what_it_was_told_to_keep():
     node.run()
     node.seal(9)
     stop = Stop(reason=WHY, job=1, generation=1, keep_snapshots=True)
-    assert node.command(stop)[-1] == WorkerStop(job=1, generation=1, keep_snapshots=True)
+    assert node.command(stop)[-1] == Stop(reason=WHY, job=1, generation=1, keep_snapshots=True)
     assert node.join(generation=2, kept_generation=1).committed == 9
     node.command(Stop(reason=WHY, job=1, generation=2))
     assert node.join(generation=3, kept_generation=1).committed == -1
@@ -239,7 +250,7 @@ def test_a_node_says_how_far_it_was_when_it_is_told_to_stop():
     node.seal(10, ranks=(2,))
     last = LastSteps(node=3, job=1, generation=1, committed=9, reached=9)
     abort = Abort(reason=WHY, job=1, generation=1)
-    assert node.command(abort) == [last, WorkerAbort(job=1, generation=1)]
+    assert node.command(abort) == [last, Abort(reason=WHY, job=1, generation=1)]
     assert node.command(Stop(reason=WHY, job=1, generation=1))[0] == last
 
 
@@ -267,17 +278,18 @@ def test_why_a_worker_left_is_said_to_the_next_controller_too():
     node = Node()
     node.run()
     node.fact(Disconnected())  # the controller dies with the worker: nobody hears this
-    left = WorkerLeft(job=1, generation=1, rank=2, step=4, cause="worker_killed", detail="9")
-    (exited,) = node.fact(left)
+    (exited,) = node.exit(rank=2, step=4, cause="worker_killed", detail="9")
     hello, again = node.fact(Connected())
     assert hello.inventory.jobs[0].phase == "aborted"
     assert (
         again
         == exited
-        == Exited(node=3, job=1, generation=1, rank=2, cause="worker_killed", step=4, detail="9")
+        == WorkerExited(
+            node=3, job=1, generation=1, rank=2, cause="worker_killed", step=4, detail="9"
+        )
     )
     node.form(generation=2, kept_generation=1)
-    assert [type(out) for out in node.fact(Connected())] == [Hello]  # it is dealt with
+    assert [type(out) for out in node.fact(Connected())] == [NodeSeen]  # it is dealt with
 
 
 def test_a_fenced_job_does_not_come_back():
@@ -295,31 +307,50 @@ def test_an_answer_that_was_lost_is_given_again():
     ready = node.restore()
     assert node.command(Restore(reason=WHY, job=1, generation=1, step=0, source="peer")) == [ready]
     hello, again = node.fact(Connected())
-    assert isinstance(hello, Hello) and again == ready
+    assert isinstance(hello, NodeSeen) and again == ready
 
 
 def test_another_source_is_tried_within_the_generation():
     node = Node()
     node.join()
     node.command(Restore(reason=WHY, job=1, generation=1, step=7, source="peer"))
-    refused = Restored(job=1, generation=1, rank=2, step=7, source="peer", refused="checksum")
-    assert node.fact(refused) == [
-        Refused(node=3, job=1, generation=1, source="peer", step=7, detail="checksum")
-    ]
+    failed = RestoreFailed(
+        node=THIS_NODE, job=1, generation=1, source="peer", step=7, detail="checksum"
+    )
+    assert node.fact(failed) == [structs.replace(failed, node=3)]
     (action,) = node.command(Restore(reason=WHY, job=1, generation=1, step=4, source="remote"))
-    assert action == WorkerRestore(job=1, generation=1, step=4, source="remote")
+    assert action == Restore(reason=WHY, job=1, generation=1, step=4, source="remote")
     assert node.fact(Restored(job=1, generation=1, rank=3, step=7)) == []  # of the old order
+    assert node.fact(failed) == []
+
+
+def test_a_fact_is_told_of_the_own_node_and_generation_whatever_it_names():
+    node = Node()
+    node.run()
+    elsewhere = 8
+    for fact in (
+        DeviceError(node=elsewhere, cause="xid"),
+        NodeNotice(node=elsewhere, deadline_ns=9),
+        CheckResult(node=elsewhere, check="full", passed=False),
+        KeeperSilent(node=elsewhere, job=1, state="silent", seconds=5),
+        Busy(node=elsewhere, job=1, generation=1, step=2, what="a validation"),
+        WorkerExited(node=elsewhere, job=1, generation=1, rank=2, cause="xid"),
+    ):
+        assert node.fact(fact) == [structs.replace(fact, node=3)]
+    node.form(generation=2)
+    old = FlushWanted(job=1, generation=1)
+    assert node.fact(old) == [] and node.fact(structs.replace(old, generation=3)) == []
+    assert node.fact(structs.replace(old, job=7)) == []
+    assert node.fact(structs.replace(old, generation=2)) == [FlushWanted(job=1, generation=2)]
 
 
 def test_a_dead_worker_is_reported_with_the_steps_before_it():
     node = Node()
     node.run()
     node.seal(1)
-    steps, exited = node.fact(
-        WorkerLeft(job=1, generation=1, rank=3, step=1, cause="gpu_out_of_memory", detail="OOM")
-    )
+    steps, exited = node.exit(rank=3, step=1, cause="gpu_out_of_memory", detail="OOM")
     assert isinstance(steps, Steps) and steps.step == 1
-    assert exited == Exited(
+    assert exited == WorkerExited(
         node=3,
         job=1,
         generation=1,
@@ -328,7 +359,7 @@ def test_a_dead_worker_is_reported_with_the_steps_before_it():
         step=1,
         detail="OOM",
     )
-    assert node.fact(WorkerLeft(job=1, generation=1, rank=3, step=1, cause="x")) == []
+    assert node.exit(rank=3, step=1, cause="x") == []
 
 
 def test_progress_goes_out_with_heartbeats_and_sums_what_was_measured():
@@ -366,9 +397,9 @@ def test_a_drained_and_a_finished_job_say_so_when_the_last_rank_has_left():
         node.run()
         if order:
             drain = Drain(reason=WHY, job=1, generation=1, deadline_ns=9)
-            assert node.command(drain) == [WorkerDrain(job=1, generation=1, deadline_ns=9)]
-        assert node.fact(WorkerLeft(job=1, generation=1, rank=2, step=4)) == []
-        (last,) = node.fact(WorkerLeft(job=1, generation=1, rank=3, step=4))
+            assert node.command(drain) == [Drain(reason=WHY, job=1, generation=1, deadline_ns=9)]
+        assert node.exit(rank=2, step=4) == []
+        (last,) = node.exit(rank=3, step=4)
         assert isinstance(last, said)
 
 
@@ -380,7 +411,7 @@ def test_workers_end_with_the_lease_when_nobody_speaks():
     node.now_ns = node.agent.next_deadline_ns() - 1
     assert node.fact(Wake()) == []
     node.now_ns += 1
-    assert node.fact(Wake()) == [WorkerStop(job=1, generation=1)]
+    assert node.fact(Wake()) == [Stop(reason=LEASE_OVER, job=1, generation=1)]
     assert node.form(generation=1) == []
     assert node.agent.inventory().jobs == ()
 
@@ -393,7 +424,7 @@ def test_snapshots_that_outlived_their_workers_end_with_the_lease_too():
     node.fact(Connected())
     node.fact(Disconnected())
     node.now_ns = node.agent.next_deadline_ns()
-    assert node.fact(Wake()) == [WorkerStop(job=1, generation=1)]
+    assert node.fact(Wake()) == [Stop(reason=LEASE_OVER, job=1, generation=1)]
     assert node.agent.inventory().snapshots == ()
 
 
@@ -405,7 +436,7 @@ def test_a_connection_in_time_keeps_the_workers():
     (hello,) = node.fact(Connected())
     assert hello.inventory.jobs[0].generation == 1
     node.now_ns = 100 * SECOND
-    assert WorkerStop(job=1, generation=1) not in node.fact(Wake())
+    assert not [out for out in node.fact(Wake()) if isinstance(out, Stop)]
 
 
 def test_a_new_agent_adopts_what_outlived_the_old_one():
@@ -430,7 +461,7 @@ def test_a_worker_that_waits_for_its_go_is_found_waiting():
         node.fact(WorkerFound(job=1, generation=4, rank=rank, step=9, committed=9, running=False))
     _, ready = node.fact(Connected())
     assert ready == Ready(node=3, job=1, generation=4, step=9)
-    assert node.go(4) == [WorkerGo(job=1, generation=4)]
+    assert node.go(4) == [Go(reason=WHY, job=1, generation=4)]
 
 
 def test_an_order_to_restore_that_comes_before_the_workers_is_kept_for_them():
@@ -442,7 +473,7 @@ def test_an_order_to_restore_that_comes_before_the_workers_is_kept_for_them():
     assert node.fact(WorkerUp(job=1, generation=1, rank=2)) == []
     joined, restore = node.fact(WorkerUp(job=1, generation=1, rank=3))
     assert isinstance(joined, Joined)
-    assert restore == WorkerRestore(job=1, generation=1, step=7, source="peer")
+    assert restore == Restore(reason=WHY, job=1, generation=1, step=7, source="peer")
     assert node.fact(Restored(job=1, generation=1, rank=2, step=7)) == []
     (ready,) = node.fact(Restored(job=1, generation=1, rank=3, step=7))
     assert ready == Ready(node=3, job=1, generation=1, step=7)
@@ -451,18 +482,20 @@ def test_an_order_to_restore_that_comes_before_the_workers_is_kept_for_them():
 def test_checks_and_faults_are_passed_on():
     node = Node()
     (check,) = node.command(Check(reason=WHY, check="full", node=3))
-    assert check == RunCheck(check="full", command=1)
-    assert node.fact(CheckDone(check="full", passed=False, command=1, cause="nvlink")) == [
-        Checked(node=3, check="full", passed=False, command=1, cause="nvlink")
+    assert isinstance(check, Command) and check.body == Check(reason=WHY, check="full", node=3)
+    assert node.fact(
+        CheckResult(node=THIS_NODE, check="full", passed=False, command=1, cause="nvlink")
+    ) == [CheckResult(node=3, check="full", passed=False, command=1, cause="nvlink")]
+    assert node.fact(DeviceError(node=THIS_NODE, cause="xid", gpu=2)) == [
+        DeviceError(node=3, cause="xid", gpu=2)
     ]
-    assert node.fact(Fault(cause="xid", gpu=2)) == [Trouble(node=3, cause="xid", gpu=2)]
 
 
 def test_a_spare_keeps_workers_warm_and_does_not_join():
     node = Node()
     spare = Form(reason=WHY, job=1, generation=1, nodes=(7, 8), gpus=(), slot_gpus=2, spares=(3,))
     (form,) = node.command(spare)
-    assert form.warm and form.ranks == ()
+    assert form == spare and (form.ranks_on(3), form.gpus_on(3)) == ((), 0)
     assert node.agent.inventory().jobs == ()
 
 
@@ -473,6 +506,22 @@ def test_a_form_that_does_not_name_the_node_changes_nothing():
     assert node.agent.inventory().jobs == ()
 
 
+def test_a_form_says_which_ranks_and_gpus_a_node_has():
+    form = Form(
+        reason=WHY,
+        job=1,
+        generation=1,
+        nodes=(7, 3),
+        gpus=(0b0011, 0b1100),
+        slot_gpus=2,
+        world=3,
+        spares=(9,),
+    )
+    assert [form.ranks_on(node) for node in (7, 3, 9)] == [(0, 1), (2,), ()]
+    assert [form.gpus_on(node) for node in (7, 3, 9)] == [0b0011, 0b1100, 0]
+    assert structs.replace(form, gpus=()).gpus_on(3) == 0  # the whole node
+
+
 def test_the_last_slot_has_only_the_ranks_that_are_left():
     drive = Drive(4)
     drive.submit(gang=GangShape(replicas=3, tensor=4, slot_gpus=8))
@@ -481,8 +530,9 @@ def test_the_last_slot_has_only_the_ranks_that_are_left():
     for number in order.nodes:
         agent = Agent(number, lease_ns=60 * SECOND, heartbeat_ns=5 * SECOND)
         (*_, form) = agent.handle(Command(1, 0, 1, order.nodes, order), 0)
-        assert isinstance(form, WorkerForm) and form.world == 12
-        ranks.append(len(form.ranks))
+        assert isinstance(form, Form) and form.world_size == 12
+        ranks.append(len(form.ranks_on(number)))
+        assert list(agent.jobs[order.job].ranks) == list(form.ranks_on(number))
     assert ranks == [8, 4]
 
 
@@ -490,8 +540,8 @@ def test_an_end_is_said_again_until_the_job_is_stopped_here():
     node = Node()
     node.fact(Connected())
     node.run(step=5)
-    node.fact(WorkerLeft(job=1, generation=1, rank=2, step=5))
-    (said,) = node.fact(WorkerLeft(job=1, generation=1, rank=3, step=5))
+    node.exit(rank=2, step=5)
+    (said,) = node.exit(rank=3, step=5)
     assert isinstance(said, Finished)
     for _ in range(3):  # messages get lost, and nobody would ask
         node.now_ns += 10 * SECOND

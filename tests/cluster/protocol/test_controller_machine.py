@@ -21,23 +21,19 @@ from phalanx.cluster.protocol.controller_outputs import (
     Output,
     Send,
 )
-from phalanx.cluster.protocol.events import (
-    EventBody,
-    NodeSeen,
-    NodeSilent,
-    NoProgress,
-    Progress,
-    WorkerExited,
-)
+from phalanx.cluster.protocol.events import EventBody, NodeSilent, NoProgress, Progress
 from phalanx.cluster.protocol.hang_diagnosis import LOOK_NS
 from phalanx.cluster.protocol.messages import (
+    THIS_NODE,
     Applied,
-    Exited,
+    DeviceError,
+    FlushWanted,
     Heartbeat,
-    Hello,
     Inventory,
+    NodeSeen,
     Seen,
     Steps,
+    WorkerExited,
 )
 from tests.cluster.drive import SECOND, Drive
 
@@ -82,7 +78,9 @@ class Played:
 
     def lost_peer(self, node: int) -> list[Output[str]]:
         """A rank on a node says that it lost another."""
-        said = Exited(node=node, job=self.job.id, generation=1, rank=0, cause="lost_peer", step=150)
+        said = WorkerExited(
+            node=node, job=self.job.id, generation=1, rank=0, cause="lost_peer", step=150
+        )
         return [*self.machine.received(node, said, self.now_ns)]
 
     def tick(self, at_ns: int, late_ns: int = 0) -> list[Output[str]]:
@@ -135,7 +133,7 @@ def test_a_node_that_was_given_up_must_connect_again_to_be_heard() -> None:
     assert late == (Close(1, "c1", CloseReason.GIVEN_UP),)
     played.machine.connected(1, "again", 1, SILENT + 2)
     assert played.machine.received(1, Heartbeat(node=1, incarnation=1), SILENT + 3) == ()
-    hello = Hello(node=1, inventory=Inventory(incarnation=1))
+    hello = NodeSeen(node=1, inventory=Inventory(incarnation=1))
     (seen,) = played.machine.received(1, hello, SILENT + 4)
     assert isinstance(seen, NodeSeen) and seen.node == 1
 
@@ -152,15 +150,30 @@ def test_a_busy_controller_forgives_what_it_could_not_hear() -> None:
 
 
 def test_nobody_speaks_for_another_node() -> None:
+    for message in (
+        Heartbeat(node=2, incarnation=1),
+        DeviceError(node=2, cause="xid"),
+        DeviceError(node=THIS_NODE, cause="xid"),  # not filled in
+    ):
+        closed = Played().machine.received(1, message, SECOND)
+        assert closed == (Close(1, "c1", CloseReason.WRONG_NODE),)
+
+
+def test_a_fact_of_a_member_becomes_the_event_that_it_is() -> None:
     played = Played()
-    closed = played.machine.received(1, Heartbeat(node=2, incarnation=1), SECOND)
-    assert closed == (Close(1, "c1", CloseReason.WRONG_NODE),)
+    job = played.running()
+    played.machine.resume(job.id, played.now_ns)
+    wish, error = FlushWanted(job=job.id, generation=1), DeviceError(node=7, cause="xid")
+    assert played.machine.received(played.nodes[0], wish, SECOND) == (wish,)
+    assert played.machine.received(7, error, SECOND) == [error]
+    (refused,) = played.machine.received(7, wish, SECOND)
+    assert isinstance(refused, Disbelieved) and refused.why is MessageRefusal.NOT_A_MEMBER
 
 
 def test_what_a_node_may_not_say_is_not_taken_in() -> None:
     played = Played()
     job = played.running()
-    stranger = Exited(node=7, job=job.id, generation=1, rank=0, cause="lost_peer", step=1)
+    stranger = WorkerExited(node=7, job=job.id, generation=1, rank=0, cause="lost_peer", step=1)
     (refused,) = played.machine.received(7, stranger, played.now_ns)
     assert isinstance(refused, Disbelieved) and refused.why is MessageRefusal.NOT_A_MEMBER
 

@@ -11,21 +11,18 @@ from phalanx.cluster.protocol.events import (
     GangStuck,
     JobFinished,
     Progress,
-    RestoreFailed,
-    WorkerExited,
 )
 from phalanx.cluster.protocol.gather import Gather
 from phalanx.cluster.protocol.messages import (
-    Differed,
     Drained,
-    Exited,
     Finished,
-    FlushAsked,
     Joined,
     LastSteps,
     Ready,
-    Refused,
+    ReplicasDiffer,
+    RestoreFailed,
     Steps,
+    WorkerExited,
 )
 from phalanx.cluster.protocol.outbox import Outbox
 from phalanx.cluster.reasons import reason
@@ -221,7 +218,7 @@ def test_an_order_to_restore_that_goes_out_when_all_have_restored_is_not_waited_
 
 
 def test_a_dead_worker_is_reported_at_once():
-    exited = Exited(node=1, job=1, generation=1, rank=8, cause="xid", step=4)
+    exited = WorkerExited(node=1, job=1, generation=1, rank=8, cause="xid", step=4)
     assert running().receive(exited, 0) == [
         WorkerExited(job=1, generation=1, node=1, rank=8, cause="xid", step=4)
     ]
@@ -235,7 +232,7 @@ def test_a_refused_source_makes_everybody_start_over():
     gather.expect(restore(5))
     gather.receive(Ready(node=0, job=1, generation=1, step=5), 0)
     (event,) = gather.receive(
-        Refused(node=1, job=1, generation=1, source="peer", step=5, detail="crc"), 0
+        RestoreFailed(node=1, job=1, generation=1, source="peer", step=5, detail="crc"), 0
     )
     assert isinstance(event, RestoreFailed) and event.source == "peer"
     gather.expect(restore(3))
@@ -274,8 +271,8 @@ def test_a_newer_generation_overtakes_commands_that_are_still_on_their_way():
     assert sent == [(0, 2), (1, 2), (2, 1)]
 
 
-def differed(node: int, copies) -> Differed:
-    return Differed(
+def differed(node: int, copies) -> ReplicasDiffer:
+    return ReplicasDiffer(
         node=node,
         job=1,
         generation=1,
@@ -322,9 +319,10 @@ def test_a_node_outside_a_gang_says_nothing_about_it():
     gather = Gather()
     gather.running(1, 1, (4, 5), 0)
     outside = differed(9, ((0, 1), (1, 2)))
-    refused = Refused(node=9, job=1, generation=1, source="remote", step=3)
-    for message in (outside, refused, FlushAsked(node=9, job=1, generation=1)):
+    refused = RestoreFailed(node=9, job=1, generation=1, source="remote", step=3)
+    for message in (outside, refused):
         assert gather.receive(message, 0) == []
+    assert gather.takes_part(5, 1, 1) and not gather.takes_part(9, 1, 1)
     assert gather.due(60 * SECOND) == []
     absurd = structs.replace(differed(4, ((-1, 1), (1 << 40, 2))), changed=(77,))
     assert gather.receive(absurd, 0) == [] and gather.due(60 * SECOND) == []
@@ -392,7 +390,7 @@ def test_steps_that_are_said_again_after_a_report_are_counted_once():
 def test_ranks_of_a_gang_whose_last_slot_is_not_full_are_found_on_their_nodes():
     gather = Gather()
     gather.running(1, 1, (5, 6), 0, slot_gpus=8)
-    said = Differed(
+    said = ReplicasDiffer(
         node=5,
         job=1,
         generation=1,

@@ -12,7 +12,6 @@ from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota, SparePolicy
 from phalanx.cluster.protocol.commands import Accept, Notify, Refuse
 from phalanx.cluster.protocol.events import (
-    CheckResult,
     DrainNode,
     EventBody,
     GangDrained,
@@ -26,9 +25,8 @@ from phalanx.cluster.protocol.events import (
     Requeue,
     SetQuota,
     SetReservation,
-    WorkerExited,
 )
-from phalanx.cluster.protocol.messages import Inventory
+from phalanx.cluster.protocol.messages import CheckResult, Inventory, WorkerExited
 from phalanx.cluster.queue import windows
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import Reservation

@@ -7,8 +7,8 @@ import pytest
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Array, GangShape, Job
 from phalanx.cluster.protocol.commands import Accept, Refuse
-from phalanx.cluster.protocol.events import GangJoined, GangReady, Hold, NodeSeen, NodeSilent
-from phalanx.cluster.protocol.messages import Inventory
+from phalanx.cluster.protocol.events import GangJoined, GangReady, Hold, NodeSilent
+from phalanx.cluster.protocol.messages import Inventory, NodeSeen
 from tests.cluster.drive import SECOND, Drive
 
 ONE = GangShape(slot_gpus=8)

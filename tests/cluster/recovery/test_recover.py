@@ -11,21 +11,23 @@ from phalanx.cluster.policy import Policy, RecoveryPolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Abort, Form, Go, Notify, Rebalance, Stop
 from phalanx.cluster.protocol.events import (
     Cancel,
-    CheckResult,
-    DeviceError,
     GangJoined,
     GangReady,
     GangStuck,
     NodeRepaired,
-    NodeSeen,
     NodeSilent,
     NoProgress,
     Progress,
     Scale,
     SlowRank,
+)
+from phalanx.cluster.protocol.messages import (
+    CheckResult,
+    DeviceError,
+    Inventory,
+    NodeSeen,
     WorkerExited,
 )
-from phalanx.cluster.protocol.messages import Inventory
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
 ELASTIC = GangShape(replicas=4, least_replicas=2, tensor=8, pipeline=2, slot_gpus=8, slot_cpus=8)

@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.cluster.protocol.events import (
-    DataStarved,
-    DeviceError,
-    LossSpike,
-    SlowRank,
-    Tick,
-    WorkerExited,
-)
+from phalanx.cluster.protocol.events import DataStarved, LossSpike, SlowRank, Tick
+from phalanx.cluster.protocol.messages import DeviceError, WorkerExited
 from phalanx.observe.store.journal import Journal
 from phalanx.observe.tracker.findings import SUGGESTIONS, RunFinding, Trends, from_event
 from phalanx.observe.tracker.ledger_time import slices

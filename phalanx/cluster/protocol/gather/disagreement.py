@@ -6,7 +6,7 @@ from msgspec import structs
 
 from phalanx.cluster.detectors import vote
 from phalanx.cluster.protocol.events import Corruption
-from phalanx.cluster.protocol.messages import Differed
+from phalanx.cluster.protocol.messages import ReplicasDiffer
 
 CONFIRM_NS = 5_000_000_000  # for a second node to say the same of replicas that disagree
 
@@ -16,11 +16,11 @@ class Disagreement:
 
     def __init__(self) -> None:
         self._reported = False
-        self._said: dict[int, Differed] = {}  # by node
+        self._said: dict[int, ReplicasDiffer] = {}  # by node
         self.due_ns = 0  # when what nobody confirmed is reported without names; 0: nothing is
 
     def receive(
-        self, message: Differed, nodes: list[int], slot_gpus: int, now_ns: int
+        self, message: ReplicasDiffer, nodes: list[int], slot_gpus: int, now_ns: int
     ) -> list[Corruption]:
         """Takes in what one node says. ``slot_gpus``: ranks of a node; 0: all have equally many.
 
@@ -76,7 +76,7 @@ class Disagreement:
         ]
 
 
-def _accused(message: Differed, nodes: list[int], each: int) -> tuple[int, ...]:
+def _accused(message: ReplicasDiffer, nodes: list[int], each: int) -> tuple[int, ...]:
     """Nodes whose replicas are wrong, as far as one message tells."""
     wrong = message.changed or vote({0: message.copies}).wrong
     return tuple(dict.fromkeys(nodes[rank // each] for rank in wrong))

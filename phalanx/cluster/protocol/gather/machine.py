@@ -10,19 +10,11 @@ from typing import Literal
 
 from phalanx.cluster.protocol.commands import Abort, Command, Drain, Form, Restore, Stop
 from phalanx.cluster.protocol.events import (
-    CheckResult,
-    DeviceError,
     EventBody,
-    FlushWanted,
     GangDrained,
     GangReady,
     GangStuck,
     JobFinished,
-    KeeperSilent,
-    NodeNotice,
-    NodeSeen,
-    RestoreFailed,
-    WorkerExited,
 )
 from phalanx.cluster.protocol.gather.disagreement import Disagreement
 from phalanx.cluster.protocol.gather.joining import joined
@@ -30,21 +22,20 @@ from phalanx.cluster.protocol.gather.last_reports import LastReports
 from phalanx.cluster.protocol.gather.progress import GangProgress
 from phalanx.cluster.protocol.messages import (
     AgentMessage,
-    Checked,
-    Differed,
+    CheckResult,
+    DeviceError,
     Drained,
-    Exited,
     Finished,
-    FlushAsked,
-    Hello,
     Joined,
-    KeeperChanged,
+    KeeperSilent,
     LastSteps,
-    Noticed,
+    NodeNotice,
+    NodeSeen,
     Ready,
-    Refused,
+    ReplicasDiffer,
+    RestoreFailed,
     Steps,
-    Trouble,
+    WorkerExited,
 )
 
 Phase = Literal["join", "restore", "drain", "run"]
@@ -127,30 +118,16 @@ class Gather:
                 return self._answer(message, now_ns)
             case Steps():
                 return self._steps(message, now_ns)
-            case Refused():
-                return self._refused(message)
+            case RestoreFailed():
+                return self._restore_failed(message)
             case LastSteps():
                 return [*self.last_reports.receive(message, now_ns)]
-            case Exited(node=n, job=j, generation=g, rank=r, cause=c, step=s, detail=d):
-                return [
-                    *self._newest(j, g, now_ns),
-                    WorkerExited(job=j, generation=g, node=n, rank=r, cause=c, step=s, detail=d),
-                ]
-            case Trouble(node=n, cause=c, gpu=u, rail=r, job=j, detail=d):
-                return [DeviceError(node=n, cause=c, gpu=u, rail=r, job=j, detail=d)]
-            case Noticed(node=n, deadline_ns=at, cause=c):
-                return [NodeNotice(node=n, deadline_ns=at, cause=c)]
-            case Checked(node=n, check=k, passed=p, command=m, cause=c, detail=d):
-                return [CheckResult(node=n, check=k, passed=p, command=m, cause=c, detail=d)]
-            case Hello(node=n, inventory=inventory):
-                return [NodeSeen(node=n, inventory=inventory)]
-            case Differed():
-                return self._differed(message, now_ns)
-            case KeeperChanged(node=n, job=j, state=state, seconds=s):
-                return [KeeperSilent(node=n, job=j, state=state, seconds=s)]
-            case FlushAsked(node=n, job=j, generation=g):
-                gang = self._gang_of(n, j, g)
-                return [FlushWanted(job=j, generation=g)] if gang is not None else []
+            case WorkerExited(job=job, generation=generation):
+                return [*self._newest(job, generation, now_ns), message]
+            case NodeSeen() | DeviceError() | NodeNotice() | CheckResult() | KeeperSilent():
+                return [message]
+            case ReplicasDiffer():
+                return self._differ(message, now_ns)
         return []  # heartbeats and receipts are for Liveness and Outbox
 
     def due(self, now_ns: int) -> list[EventBody]:
@@ -222,24 +199,18 @@ class Gather:
             return None
         return gang
 
-    def _refused(self, message: Refused) -> list[EventBody]:
+    def takes_part(self, node: int, job: int, generation: int) -> bool:
+        """Whether a node is in the gang of this generation."""
+        return self._gang_of(node, job, generation) is not None
+
+    def _restore_failed(self, message: RestoreFailed) -> list[EventBody]:
         gang = self._gang_of(message.node, message.job, message.generation)
         if gang is None:
             return []
         gang.answers = {}
-        return [
-            RestoreFailed(
-                job=message.job,
-                generation=message.generation,
-                node=message.node,
-                source=message.source,
-                step=message.step,
-                detail=message.detail,
-                there=message.there,
-            )
-        ]
+        return [message]
 
-    def _differed(self, message: Differed, now_ns: int) -> list[EventBody]:
+    def _differ(self, message: ReplicasDiffer, now_ns: int) -> list[EventBody]:
         gang = self._gang_of(message.node, message.job, message.generation)
         if gang is None:
             return []

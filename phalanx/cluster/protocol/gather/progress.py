@@ -32,7 +32,7 @@ class GangProgress:
             return []  # said twice, or overtaken by a later one
         self._newest[message.node] = max(step, message.step), max(durable, message.durable)
         before = self._unreported.get(message.node)
-        self._unreported[message.node] = message if before is None else _sum(before, message)
+        self._unreported[message.node] = message.added_to(before)
         # One rank that knows a checkpoint to be complete is enough: it is so for all.
         if message.durable > self._durable and len(self._unreported) < nodes:
             return [self._checkpointed(message)]
@@ -77,23 +77,5 @@ class GangProgress:
                 at_ns=max(each.at_ns for each in said if each.step == least),
                 data_wait_ns=max(each.data_wait_ns for each in said),
                 checkpoint_ns=max(each.checkpoint_ns for each in said),
-                straggler_ns=max(each.straggler_ns for each in said),
-                busy_ns=max(each.busy_ns for each in said),
             )
         ]
-
-
-def _sum(before: Steps, after: Steps) -> Steps:
-    return Steps(
-        node=after.node,
-        job=after.job,
-        generation=after.generation,
-        step=after.step,
-        committed=after.committed,
-        durable=max(before.durable, after.durable),
-        at_ns=after.at_ns,
-        data_wait_ns=before.data_wait_ns + after.data_wait_ns,
-        checkpoint_ns=before.checkpoint_ns + after.checkpoint_ns,
-        straggler_ns=before.straggler_ns + after.straggler_ns,
-        busy_ns=before.busy_ns + after.busy_ns,
-    )

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.cluster.causes import CAUSES, Cause
-from phalanx.cluster.protocol.messages import Fault
+from phalanx.cluster.protocol.messages import THIS_NODE, DeviceError, NodeNotice
 from phalanx.doctor.storage import network_mounts, probe
 
 COMMAND_SECONDS = 10.0
@@ -62,10 +62,10 @@ class CgroupMonitor:
         found, self._before = max(0, now - self._before), now
         return found
 
-    def look(self) -> list[Fault]:
+    def look(self) -> list[DeviceError]:
         if kills := self.kills():
             detail = f"{kills} processes of the node's control group were killed"
-            return [Fault(cause=Cause.HOST_OUT_OF_MEMORY, detail=detail)]
+            return [DeviceError(node=THIS_NODE, cause=Cause.HOST_OUT_OF_MEMORY, detail=detail)]
         return []
 
 
@@ -76,20 +76,16 @@ class MountMonitor:
         self._wanted = [Path(path) for path in wanted]
         self._failed: list[Path] = []
 
-    def look(self) -> list[Fault]:
+    def look(self) -> list[DeviceError]:
         table = Path("/proc/self/mounts")
         mounted = network_mounts(table.read_text()) if table.exists() else []
         problems = {path: probe(path) for path in dict.fromkeys([*self._wanted, *mounted])}
         failed = [path for path, problem in problems.items() if problem]
         again, self._failed = [path for path in failed if path in self._failed], failed
-        return [Fault(cause=Cause.FILESYSTEM_MOUNT, detail=f"{p}: {problems[p]}") for p in again]
-
-
-class HostNotice(Struct, frozen=True):
-    """The site takes the node away."""
-
-    deadline_ns: int  # by our clock
-    cause: str = Cause.HOST_MAINTENANCE
+        return [
+            DeviceError(node=THIS_NODE, cause=Cause.FILESYSTEM_MOUNT, detail=f"{p}: {problems[p]}")
+            for p in again
+        ]
 
 
 class _NoticeText(Struct, frozen=True, kw_only=True):
@@ -101,7 +97,7 @@ class _NoticeText(Struct, frozen=True, kw_only=True):
     cause: str = ""
 
 
-def parse_notice(text: str, now_ns: int) -> HostNotice | None:
+def parse_notice(text: str, now_ns: int) -> NodeNotice | None:
     """A notice: JSON with ``deadline_seconds`` or ``time``, a time, seconds, or any words."""
     text = text.strip()
     if not text or text.lower() in ("false", "none", "null", "[]", "{}"):
@@ -116,8 +112,9 @@ def parse_notice(text: str, now_ns: int) -> HostNotice | None:
     elif re.fullmatch(r"\d+(\.\d+)?", text):
         seconds = float(text)
     elif (at := _time(notice.time or notice.NotBefore or text)) is not None:
-        return HostNotice(max(now_ns, at), cause)
-    return HostNotice(now_ns + int(max(0.0, seconds) * 1e9), cause)
+        return NodeNotice(node=THIS_NODE, deadline_ns=max(now_ns, at), cause=cause)
+    deadline_ns = now_ns + int(max(0.0, seconds) * 1e9)
+    return NodeNotice(node=THIS_NODE, deadline_ns=deadline_ns, cause=cause)
 
 
 def _time(text: str) -> int | None:
@@ -135,7 +132,7 @@ class NoticeSource(Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()  # never through a shell; prints the notice
     url: str = ""  # answers 200 with the notice, or 404
 
-    def look(self) -> list[HostNotice]:
+    def look(self) -> list[NodeNotice]:
         """Whether there is a notice now."""
         for text in (self._from_file(), self._from_command(), self._from_url()):
             if (notice := parse_notice(text, time.time_ns())) is not None:

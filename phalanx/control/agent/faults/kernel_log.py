@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.protocol.messages import Fault
+from phalanx.cluster.protocol.messages import THIS_NODE, DeviceError
 from phalanx.control.agent.faults.xid import xid_fault
 
 READ_BYTES = 8192  # the kernel gives one whole record a read
@@ -73,7 +73,7 @@ _TABLE = tuple(
 )
 
 
-def fault_of(record: KernelMessage, gpus: Mapping[str, int]) -> Fault | OomKill | None:
+def fault_of(record: KernelMessage, gpus: Mapping[str, int]) -> DeviceError | OomKill | None:
     """What a message of the kernel means for this node; ``gpus`` by their PCI address."""
     text = record.text
     if match := _OOM.search(text):
@@ -81,10 +81,12 @@ def fault_of(record: KernelMessage, gpus: Mapping[str, int]) -> Fault | OomKill 
     if match := _XID.search(text):
         return xid_fault(int(match[2]), gpus.get(pci_address(match[1]), -1), match[3])
     if match := _SXID.search(text):
-        return Fault(cause=Cause.NVSWITCH, detail=text[:500]) if match[2] == "Fatal" else None
+        if match[2] != "Fatal":
+            return None
+        return DeviceError(node=THIS_NODE, cause=Cause.NVSWITCH, detail=text[:500])
     for cause, pattern in _TABLE:
         if pattern.search(text):
-            return Fault(cause=cause, detail=text[:500])
+            return DeviceError(node=THIS_NODE, cause=cause, detail=text[:500])
     return None
 
 
@@ -98,7 +100,7 @@ class KernelLog:
     """Reads new records as they come. ``heard`` takes each fault."""
 
     def __init__(
-        self, path: Path, gpus: Mapping[str, int], heard: Callable[[Fault | OomKill], None]
+        self, path: Path, gpus: Mapping[str, int], heard: Callable[[DeviceError | OomKill], None]
     ) -> None:
         self.killed: dict[int, str] = {}  # processes that ran out of memory, newest last
         self._gpus, self._heard = gpus, heard

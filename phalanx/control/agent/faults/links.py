@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.protocol.messages import Fault
+from phalanx.cluster.protocol.messages import THIS_NODE, DeviceError
 
 FLAPS = 3  # times that a link went away and came back between two looks
 ERRORS_PER_SECOND = 100.0  # of received packets that were broken
@@ -68,7 +68,7 @@ def _number(path: Path) -> int:
 
 def link_faults(
     before: dict[str, PortState], after: dict[str, PortState], seconds: float
-) -> list[Fault]:
+) -> list[DeviceError]:
     """What happened between two looks to ports that were up at the first."""
     faults = []
     for kind in ("infiniband", "net"):
@@ -80,7 +80,8 @@ def link_faults(
                 # One of several is a slower node; the last one is no node.
                 cause = Cause.NIC if len(alive) > 0 and was not in alive else Cause.NETWORK_LINK
                 on_rail = rail if kind == "infiniband" else -1
-                faults.append(Fault(cause=cause, rail=on_rail, detail=f"{was.name}: {problem}"))
+                said = f"{was.name}: {problem}"
+                faults.append(DeviceError(node=THIS_NODE, cause=cause, rail=on_rail, detail=said))
     return faults
 
 
@@ -104,7 +105,7 @@ class LinkMonitor:
         self._root = root
         self._before, self._then = read_links(root), time.monotonic()
 
-    def look(self) -> list[Fault]:
+    def look(self) -> list[DeviceError]:
         after, now = read_links(self._root), time.monotonic()
         found = link_faults(self._before, after, now - self._then)
         self._before, self._then = after, now

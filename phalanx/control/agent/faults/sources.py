@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.cluster.protocol.messages import Fault, LocalFact, SiteNotice
+from phalanx.cluster.protocol.messages import DeviceError, LocalFact, NodeNotice
 from phalanx.control.agent.config import FaultOptions
 from phalanx.control.agent.faults.gpu_watch import GpuMonitor, NvmlEvents
-from phalanx.control.agent.faults.host import CgroupMonitor, HostNotice, MountMonitor, NoticeSource
+from phalanx.control.agent.faults.host import CgroupMonitor, MountMonitor, NoticeSource
 from phalanx.control.agent.faults.kernel_log import KernelLog, OomKill, pci_address
 from phalanx.control.agent.faults.links import LinkMonitor
 from phalanx.hardware import count_cuda
@@ -37,7 +37,7 @@ class FaultSources:
         self._group = CgroupMonitor(Path(options.cgroup))
         self._tasks: list[asyncio.Task[None]] = []
         self._said: dict[tuple[str, int, int, str], float] = {}
-        self._notice: HostNotice | None = None  # as it was told
+        self._notice: NodeNotice | None = None  # as it was told
 
     async def start(self) -> None:
         """Begin to listen; what is not there is left out."""
@@ -80,15 +80,15 @@ class FaultSources:
                 return text
         return "the node's control group ran out of memory" if self._group.kills() else ""
 
-    def report(self, seen: Fault | HostNotice | OomKill) -> None:
+    def report(self, seen: DeviceError | NodeNotice | OomKill) -> None:
         """Hand it on, unless it was just said."""
         if isinstance(seen, OomKill):
             return  # told with the end of the process, if it is one of ours
-        if isinstance(seen, HostNotice):
+        if isinstance(seen, NodeNotice):
             told = self._notice
             if told is None or seen.deadline_ns < told.deadline_ns - SOONER_NS:
                 log.warning("the site takes this node away: %s", seen)
-                self._fact(SiteNotice(deadline_ns=seen.deadline_ns, cause=seen.cause))
+                self._fact(seen)
                 self._notice = seen
             return
         now = time.monotonic()

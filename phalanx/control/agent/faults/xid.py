@@ -6,7 +6,7 @@ After NVIDIA's "Xid Errors" and "Fabric Manager" guides, release 575.
 from __future__ import annotations
 
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.protocol.messages import Fault
+from phalanx.cluster.protocol.messages import THIS_NODE, DeviceError
 
 # Code: cause of cluster/causes.py, what it is. A cause of "" is the program's own doing.
 XIDS = {
@@ -46,9 +46,10 @@ XIDS = {
 }
 
 
-def xid_fault(code: int, gpu: int, detail: str) -> Fault | None:
+def xid_fault(code: int, gpu: int, detail: str) -> DeviceError | None:
     """The fact behind an Xid; None where the program and not the device is at fault."""
     cause, what = XIDS.get(code, (Cause.XID, "unknown"))
     if not cause:
         return None
-    return Fault(cause=cause, gpu=gpu, detail=f"Xid {code}, {what}: {detail}"[:500])
+    detail = f"Xid {code}, {what}: {detail}"[:500]
+    return DeviceError(node=THIS_NODE, cause=cause, gpu=gpu, detail=detail)

@@ -8,12 +8,12 @@ import signal
 from contextlib import suppress
 
 from phalanx.cluster.protocol.commands import Form
-from phalanx.cluster.protocol.messages import WorkerForm
 from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
 from phalanx.control.agent.spawn.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.agent.tasks import Tasks
 from phalanx.control.wire.worker_messages import Take
+from phalanx.train.rank.orders import Formation
 
 ANSWER_SECONDS = 2.0  # a worker that lives answers at once; one that does not is replaced
 START_SECONDS = 60.0  # for a new process to come
@@ -28,26 +28,26 @@ class WorkerAssignment:
     def __init__(self, zygote: ZygoteClient, processes: Processes, tasks: Tasks) -> None:
         self._zygote, self._processes, self._tasks = zygote, processes, tasks
 
-    async def place(
-        self, job: LocalJob, index: int, rank: int, action: WorkerForm, form: Form, store: str
-    ) -> None:
+    async def place(self, job: LocalJob, index: int, rank: int, form: Form, store: str) -> None:
         """A rank of a generation is taken, by whoever can."""
         host, _, port = store.rpartition(":")
-        take = Take(
-            job=job.number,
-            generation=action.generation,
+        formation = Formation(
+            generation=form.generation,
             rank=rank,
-            world_size=action.world,
+            world_size=form.world_size,
             local_rank=index,
-            local_world_size=len(action.ranks),
             host=host,
             port=int(port or 0),
-            meeting=job.meeting,
+            prefix=job.meeting,
             buddy_shift=form.buddy_shift,
             replicas=form.replicas,
-            micro_batches=action.micro_batches,
+            micro_batches=form.micro_batches,
+        )
+        take = Take(
+            job=job.number,
+            formation=formation,
             asks_leave=form.asks_leave,
-            payload=action.payload,
+            payload=form.payload,
         )
         process = job.processes.get(index)
         if process is not None and process.status is None and process.last_generation:
@@ -61,7 +61,8 @@ class WorkerAssignment:
 
     async def _give(self, job: LocalJob, process: WorkerProcess, take: Take) -> None:
         """A process, or one that is about to be, gets its place."""
-        process.rank, process.generation, process.take = take.rank, take.generation, take
+        place, process.take = take.formation, take
+        process.rank, process.generation = place.rank, place.generation
         process.answered = process.restored = process.left = False
         if process.writer is not None:
             process.say(take)
@@ -75,7 +76,7 @@ class WorkerAssignment:
         """Another process for a place: one that stands by, else a new one."""
         process = job.standbys.pop(index, None)
         if process is None or process.writer is None:
-            process = job.new_process(index, take.rank)
+            process = job.new_process(index, take.formation.rank)
         job.processes[index] = process
         await self._give(job, process, take)
 
@@ -111,7 +112,7 @@ class WorkerAssignment:
             await asyncio.sleep(0.01)
         async with job.forming:
             held = job.processes.get(process.index)
-            if job.generation == take.generation and held in (None, process):
+            if job.generation == take.formation.generation and held in (None, process):
                 with suppress(ZygoteError):
                     await self._replace(job, process.index, take)
 

@@ -13,15 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.protocol.commands import Form
-from phalanx.cluster.protocol.messages import (
-    Fault,
-    LocalFact,
-    WorkerForm,
-    WorkerGo,
-    WorkerLeft,
-    WorkerStop,
-)
+from phalanx.cluster.protocol.commands import Form, Go, Stop, WorkerOrder
+from phalanx.cluster.protocol.messages import THIS_NODE, DeviceError, LocalFact, WorkerExited
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.agent.hooks import Hook, run_hook, told
 from phalanx.control.agent.inspect.log_keeping import note_ranks, noted_ranks
@@ -37,7 +30,7 @@ from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.agent.tasks import Tasks
 from phalanx.control.host.users import UnknownUserError, require_permitted, user_of
 from phalanx.control.wire.payload import PayloadError, Script, Train, decode_payload
-from phalanx.control.wire.worker_messages import Passed, TraceSteps
+from phalanx.control.wire.worker_messages import TraceSteps
 from phalanx.control.wire.zygote_messages import Ended
 
 log = logging.getLogger("phalanx.agent")
@@ -153,65 +146,67 @@ class NodeJobs:
 
     # Orders of the machine.
 
-    def form(self, action: WorkerForm, form: Form, store: str, key: bytes) -> None:
-        """Take places in a generation; processes that live keep theirs.
+    def form(self, form: Form, node: int, store: str, key: bytes) -> None:
+        """Take this node's places in a generation; processes that live keep theirs.
 
         An order that cannot be carried out fails the job, and never the agent.
         """
+        ranks = form.ranks_on(node)
         try:
-            job = self.job(action.job)
-            job.form, job.generation, job.store = form, action.generation, store
+            job = self.job(form.job)
+            job.form, job.generation, job.store = form, form.generation, store
             job.orders, job.replica_key = [], key
-            job.work, job.user = decode_payload(action.payload), form.user
+            job.work, job.user = decode_payload(form.payload), form.user
             if self.settings.switch_users:
                 users = self.settings.config.users
                 require_permitted(form.user, least_uid=users.least_uid, also=users.also)
-            job.gpus, job.workers = action.gpus, len(action.ranks)
-            note_ranks(job.folder, action.ranks)
+            job.gpus, job.workers = form.gpus_on(node), len(ranks)
+            note_ranks(job.folder, ranks)
         except Exception as error:  # the order says what to run: it may say anything
-            self._tasks.later(self._refuse(action, error))
+            self._tasks.later(self._refuse(form, ranks, error))
             return
-        self._tasks.later(self._form(job, action, form, store))
+        self._tasks.later(self._form(job, form, ranks, store))
 
-    async def _refuse(self, action: WorkerForm, error: Exception) -> None:
-        self._cannot(action, error)
+    async def _refuse(self, form: Form, ranks: tuple[int, ...], error: Exception) -> None:
+        self._cannot(form, ranks, error)
 
-    async def _form(self, job: LocalJob, action: WorkerForm, form: Form, store: str) -> None:
+    async def _form(self, job: LocalJob, form: Form, ranks: tuple[int, ...], store: str) -> None:
         async with job.forming:
             try:
                 await self._worker_events.listen(job, self.processes.user(job))
-                if not await self._prepare(job, action):
+                if not await self._prepare(job, form):
                     return
-                await self.processes.ensure_keeper(job, ward_ranks(form, action.ranks))
+                await self.processes.ensure_keeper(job, ward_ranks(form, ranks))
                 if job.number not in self.jobs:  # it was stopped while the keeper came up
                     self.processes.end_keeper(job)
                     job.close()
                     return
-                for index in [i for i in job.processes if i >= len(action.ranks)]:
+                for index in [i for i in job.processes if i >= len(ranks)]:
                     self._assignment.end(job, index)
-                self._programs.end_stores(job.number, but=action.generation)
-                for index, rank in enumerate(action.ranks):
-                    if job.generation != action.generation:
+                self._programs.end_stores(job.number, but=form.generation)
+                for index, rank in enumerate(ranks):
+                    if job.generation != form.generation:
                         return  # a newer one waits, or the job was stopped
                     if isinstance(job.work, Train):
-                        await self._assignment.place(job, index, rank, action, form, store)
+                        await self._assignment.place(job, index, rank, form, store)
                     else:
                         self._assignment.end(job, index)
-                        self._programs.place(job, index, rank, action.generation)
+                        self._programs.place(job, index, rank, form.generation)
             except Exception as error:  # whatever the order says, the agent goes on
-                self._cannot(action, error)
+                self._cannot(form, ranks, error)
 
-    async def _prepare(self, job: LocalJob, action: WorkerForm) -> bool:
+    async def _prepare(self, job: LocalJob, form: Form) -> bool:
         """The site's prolog, once a job; where it fails the node is at fault, not the job."""
         if job.prepared:
             return True
         hooks = self.settings.config.hooks
         problem = await self._hook(job, Hook("prolog", hooks.prolog, hooks.prolog_seconds))
         if problem:
-            self.fact(Fault(cause=Cause.SYSTEM_SERVICE, job=job.number, detail=problem))
+            cause, number = Cause.SYSTEM_SERVICE, job.number
+            self.fact(DeviceError(node=THIS_NODE, cause=cause, job=number, detail=problem))
             return False
         job.prepared = True
-        return job.generation == action.generation
+        return job.generation == form.generation
 
     async def _hook(self, job: LocalJob, hook: Hook) -> str:
         # Noted, since workers come after the prolog and are gone before the epilog.
@@ -229,9 +224,9 @@ class NodeJobs:
         hooks = self.settings.config.hooks
         problem = await self._hook(job, Hook("epilog", hooks.epilog, hooks.epilog_seconds))
         if problem:
-            self.fact(Fault(cause=Cause.SYSTEM_SERVICE, detail=problem))
+            self.fact(DeviceError(node=THIS_NODE, cause=Cause.SYSTEM_SERVICE, detail=problem))
 
-    def _cannot(self, action: WorkerForm, error: Exception) -> None:
+    def _cannot(self, form: Form, ranks: tuple[int, ...], error: Exception) -> None:
         detail = f"cannot start on {self.settings.name}: {error}"
         if isinstance(error, UnknownUserError | PayloadError):
             cause = Cause.CONFIGURATION
@@ -240,11 +235,12 @@ class NodeJobs:
         else:
             cause = Cause.SOFTWARE_BUG
         known = cause != Cause.SOFTWARE_BUG
-        log.error("job %d: %s", action.job, detail, exc_info=None if known else error)
-        for rank in action.ranks[:1]:
-            left = WorkerLeft(
-                job=action.job,
-                generation=action.generation,
+        log.error("job %d: %s", form.job, detail, exc_info=None if known else error)
+        for rank in ranks[:1]:
+            left = WorkerExited(
+                job=form.job,
+                generation=form.generation,
+                node=THIS_NODE,
                 rank=rank,
                 step=0,
                 cause=cause,
@@ -252,18 +248,18 @@ class NodeJobs:
             )
             self.fact(left)
 
-    def pass_on(self, action: Passed) -> None:
+    def pass_on(self, order: WorkerOrder) -> None:
         """An order for the workers of a job."""
-        job = self.jobs.get(action.job)
+        job = self.jobs.get(order.job)
         if job is None:
             return
         if isinstance(job.work, Script):
-            self._tasks.later(self._programs.obey(job, action))
+            self._tasks.later(self._programs.obey(job, order))
             return
-        job.orders.append(action)
+        job.orders.append(order)
         for process in job.processes.values():
-            process.say(action)
-        if isinstance(action, WorkerGo) and uses_cuda(job.work):
+            process.say(order)
+        if isinstance(order, Go) and uses_cuda(job.work):
             self._tasks.later(self._assignment.stand_by(job))
 
     def trace(self, number: int, ranks: tuple[int, ...], steps: int) -> None:
@@ -273,12 +269,12 @@ class NodeJobs:
             if process.rank in ranks:
                 process.say(TraceSteps(steps=steps))
 
-    def stop(self, action: WorkerStop) -> None:
+    def stop(self, order: Stop) -> None:
         """Nothing of a job stays here but, if so ordered, the keeper's memory."""
-        job = self.jobs.get(action.job)
+        job = self.jobs.get(order.job)
         if job is None:
             return
-        self.before_stop(action.job)
+        self.before_stop(order.job)
         job.generation, job.orders = 0, []
         for index in list(job.processes):
             self._assignment.end(job, index)
@@ -287,11 +283,11 @@ class NodeJobs:
         job.standbys.clear()
         self._programs.end_stores(job.number)
         forget_program(job.folder)
-        if not action.keep_snapshots:
+        if not order.keep_snapshots:
             self.processes.end_keeper(job)
             job.close()
             shutil.rmtree(job.sockets, ignore_errors=True)
-            del self.jobs[action.job]
+            del self.jobs[order.job]
             self._tasks.later(self._clean_up(job))
 
     def abandon(self, number: int, *, keep_snapshots: bool) -> None:

@@ -26,9 +26,10 @@ from phalanx.checkpoint.keeper.wire import from_keeper
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.messages import (
+    THIS_NODE,
     KeeperChange,
     KeeperFound,
-    KeeperState,
+    KeeperSilent,
     LocalFact,
     Sealed,
     WardSealed,
@@ -109,8 +110,9 @@ class KeeperWatch:
                 return
             await asyncio.sleep(PING_SECONDS)
 
-    def _tell(self, state: KeeperState, turns: int) -> None:
-        self._fact(KeeperChange(job=self.job, state=state, seconds=int(turns * PING_SECONDS)))
+    def _tell(self, state: KeeperChange, turns: int) -> None:
+        seconds = int(turns * PING_SECONDS)
+        self._fact(KeeperSilent(node=THIS_NODE, job=self.job, state=state, seconds=seconds))
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

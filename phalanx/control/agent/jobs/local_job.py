@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phalanx.checkpoint.keeper.frames import framed
-from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.commands import Form, WorkerOrder
 from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.jobs.keeper_watch import KeeperWatch
 from phalanx.control.agent.rendezvous import meeting_name
 from phalanx.control.agent.safe_files import Owner, make_folder
 from phalanx.control.wire.payload import Script, Train
-from phalanx.control.wire.worker_messages import Looked, Order, Passed, Take
+from phalanx.control.wire.worker_messages import Looked, Order, Take
 from phalanx.control.wire.zygote_messages import Child
 
 KEEPER_SOCKET = "keeper"  # in the folder of a job's sockets
@@ -74,7 +74,7 @@ class LocalJob:
         self.standbys: dict[int, WorkerProcess] = {}  # warm processes that wait for a place
         self.watch: KeeperWatch | None = None
         self.forming = asyncio.Lock()  # generations form one after the other
-        self.orders: list[Passed] = []  # of this generation, for whoever comes late to it
+        self.orders: list[WorkerOrder] = []  # of this generation, for whoever comes late to it
         self.serial = 0  # of standbys
         self.prepared = False  # the prolog has run
         self.gpus = 0  # mask of those that it holds here; 0: all

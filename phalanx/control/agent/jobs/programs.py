@@ -12,17 +12,14 @@ from pathlib import Path
 
 from phalanx.checkpoint.keeper.messages import Saved
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.commands import Abort, Drain, Form, Go, Restore, WorkerOrder
 from phalanx.cluster.protocol.messages import (
+    THIS_NODE,
     LocalFact,
     Restored,
     Sealed,
-    WorkerAbort,
-    WorkerDrain,
+    WorkerExited,
     WorkerFound,
-    WorkerGo,
-    WorkerLeft,
-    WorkerRestore,
     WorkerUp,
 )
 from phalanx.control.agent.jobs.keeper_watch import save_kept
@@ -31,7 +28,6 @@ from phalanx.control.agent.jobs.program_notes import ProgramNote, note_program
 from phalanx.control.agent.spawn.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.payload import PayloadError, Script, decode_payload, encode_payload
-from phalanx.control.wire.worker_messages import Passed
 from phalanx.control.wire.zygote_messages import Ended, Spawn
 
 log = logging.getLogger("phalanx.agent")
@@ -56,10 +52,10 @@ class NodePrograms:
         process.generation = generation
         self._fact(WorkerUp(job=job.number, generation=generation, rank=rank))
 
-    async def obey(self, job: LocalJob, order: Passed) -> None:
+    async def obey(self, job: LocalJob, order: WorkerOrder) -> None:
         """Carry out an order of the core for a program's ranks."""
         match order:
-            case WorkerRestore():
+            case Restore():
                 job.restored, job.saves = order.step, order.saves
                 for process in job.processes.values():
                     restored = Restored(
@@ -70,17 +66,17 @@ class NodePrograms:
                         source=order.source,
                     )
                     self._fact(restored)
-            case WorkerGo() if job.saves:
+            case Go() if job.saves:
                 if order.generation == job.generation:
                     await self._save(job)
-            case WorkerGo():
+            case Go():
                 async with job.forming:
                     if order.generation == job.generation:
                         await self._start(job)
-            case WorkerAbort() | WorkerDrain():
+            case Abort() | Drain():
                 for process in job.processes.values():
-                    process.sent_away = isinstance(order, WorkerDrain)
-                    process.left |= isinstance(order, WorkerAbort)  # its end needs no explanation
+                    process.sent_away = isinstance(order, Drain)
+                    process.left |= isinstance(order, Abort)  # its end needs no explanation
                     self._zygote.signal(process.key, signal.SIGTERM)
 
     async def _save(self, job: LocalJob) -> None:
@@ -105,9 +101,10 @@ class NodePrograms:
                     durable=job.restored,
                 )
                 self._fact(done)
-            left = WorkerLeft(
+            left = WorkerExited(
                 job=job.number,
                 generation=generation,
+                node=THIS_NODE,
                 rank=process.rank,
                 step=job.restored,
                 cause=Cause.CHECKPOINT if saved.problem else "",
@@ -224,16 +221,17 @@ class NodePrograms:
                 self._zygote.signal(key, signal.SIGKILL)
 
 
-def _lost(job: LocalJob, process: WorkerProcess) -> WorkerLeft:
+def _lost(job: LocalJob, process: WorkerProcess) -> WorkerExited:
     """A rank ended, and neither agent was told how."""
     process.left = True
     return _killed(job, process, "it ended while the node had no agent")
 
 
-def _killed(job: LocalJob, process: WorkerProcess, detail: str) -> WorkerLeft:
-    return WorkerLeft(
+def _killed(job: LocalJob, process: WorkerProcess, detail: str) -> WorkerExited:
+    return WorkerExited(
         job=job.number,
         generation=process.generation,
+        node=THIS_NODE,
         rank=process.rank,
         step=process.step,
         cause=Cause.WORKER_KILLED,

@@ -16,12 +16,13 @@ from msgspec import structs
 from phalanx.checkpoint.keeper.frames import Unframer
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.messages import (
+    THIS_NODE,
     LocalFact,
+    NodeNotice,
     Restored,
     Sealed,
-    SiteNotice,
+    WorkerExited,
     WorkerFound,
-    WorkerLeft,
     WorkerUp,
 )
 from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
@@ -30,7 +31,14 @@ from phalanx.control.agent.safe_files import Owner, files_as
 from phalanx.control.host.users import known_user
 from phalanx.control.wire.payload import Script, Train
 from phalanx.control.wire.socket_peer import SocketPeer, peer_of
-from phalanx.control.wire.worker_messages import GIVE_WAY, Fact, Looked, Present, decode_fact
+from phalanx.control.wire.worker_messages import (
+    GIVE_WAY,
+    Fact,
+    LastGeneration,
+    Looked,
+    Present,
+    decode_fact,
+)
 from phalanx.control.wire.zygote_messages import Ended
 from phalanx.control.worker.exit_causes import SHELL, cause_of_signal, explained
 
@@ -147,7 +155,7 @@ class WorkerEvents:
                     durable=fact.durable,
                 )
                 self._fact(adopted)
-        if process.take is not None and process.take.generation > fact.generation:
+        if process.take is not None and process.take.formation.generation > fact.generation:
             process.say(process.take)
             for order in job.orders:
                 process.say(order)
@@ -157,19 +165,19 @@ class WorkerEvents:
         match fact:
             case WorkerUp():
                 process.answered = True
-            case Restored(refused=""):
+            case Restored():
                 process.restored = True
             case Sealed():
                 process.step = fact.step
-            case WorkerLeft():
+            case WorkerExited():
                 process.left = True
                 if not fact.generation:  # it never came so far as to know its place
                     fact = structs.replace(fact, generation=process.generation, rank=process.rank)
-                if fact.ends:
-                    process.last_generation = fact.generation
+            case LastGeneration():
+                process.last_generation = fact.generation or process.generation
             case Looked():
                 process.looked = fact
-        if not isinstance(fact, Present | Looked):
+        if not isinstance(fact, Present | Looked | LastGeneration):
             self._fact(fact)
 
     def ended(self, job: LocalJob, end: Ended) -> None:
@@ -186,7 +194,7 @@ class WorkerEvents:
             # One that never got out of an older generation: its place in the new one is free.
             if process.take is not None and not process.restored:
                 self._give_way(job, process)
-        elif process.take is not None and 0 < process.last_generation < process.take.generation:
+        elif process.take is not None and 0 < process.last_generation < process.generation:
             # It had said why it ends before it was given this place: that is no news.
             process.left = True
             self._give_way(job, process)
@@ -210,9 +218,10 @@ class WorkerEvents:
             detail = f"{detail}: {which} was ended by {child.number.name}"
         if ended_by == signal.SIGKILL and (told := self.out_of_memory(pid)):
             cause, detail = Cause.HOST_OUT_OF_MEMORY, told
-        left = WorkerLeft(
+        left = WorkerExited(
             job=job.number,
             generation=process.generation,
+            node=THIS_NODE,
             rank=process.rank,
             step=process.step,
             cause=cause,
@@ -232,7 +241,7 @@ def at_server_time(fact: LocalFact, skew_ns: int) -> LocalFact:
     match fact:
         case Sealed():
             return structs.replace(fact, at_ns=fact.at_ns + skew_ns)
-        case SiteNotice():
+        case NodeNotice():
             return structs.replace(fact, deadline_ns=fact.deadline_ns + skew_ns)
         case _:
             return fact

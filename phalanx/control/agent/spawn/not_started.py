@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from phalanx.checkpoint.keeper.frames import framed
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.protocol.messages import WorkerLeft
+from phalanx.cluster.protocol.messages import THIS_NODE, WorkerExited
 from phalanx.control.wire.worker_messages import Present
 
 NOT_STARTED = 127  # as a shell says it
@@ -40,8 +40,14 @@ def execute(argv: tuple[str, ...]) -> NoReturn:
 def tell_agent(environment: dict[str, str], detail: str) -> None:
     """Say it as a worker's last word; returns when it was heard, so that our end is no news."""
     job, index = int(environment["PHALANX_JOB"]), int(environment["PHALANX_INDEX"])
-    left = WorkerLeft(
-        job=job, generation=0, rank=-1, step=0, cause=Cause.CONFIGURATION, detail=detail
+    left = WorkerExited(
+        job=job,
+        generation=0,
+        node=THIS_NODE,
+        rank=-1,
+        step=0,
+        cause=Cause.CONFIGURATION,
+        detail=detail,
     )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(TELL_SECONDS)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.protocol.commands import Command, Form
-from phalanx.cluster.protocol.controller_machine import ControllerMachine
+from phalanx.cluster.protocol.controller_machine import ControllerMachine, names_another
 from phalanx.cluster.protocol.controller_outputs import (
     Close,
     CloseReason,
@@ -145,7 +145,7 @@ class Hub:
             self.shells.receive(node, message)
         elif isinstance(message, LogPart):
             self.logs.receive(node, message)
-        elif message.node != node:
+        elif names_another(node, message):
             self._act(self.machine.spoke_for_another(node))
         elif isinstance(message, Register):
             return

@@ -12,16 +12,14 @@ from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import (
     Corruption,
-    DeviceError,
     Event,
     GangReady,
     GangStuck,
     NodeSilent,
     NoProgress,
     Progress,
-    RestoreFailed,
-    WorkerExited,
 )
+from phalanx.cluster.protocol.messages import DeviceError, RestoreFailed, WorkerExited
 from phalanx.control.server.http.views import job_of
 from phalanx.observe.tracker.findings import RunFinding, suggestion
 

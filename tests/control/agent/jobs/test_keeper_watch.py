@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from phalanx.checkpoint.keeper.messages import Ping, Pong, ToKeeper
-from phalanx.cluster.protocol.messages import KeeperChange, LocalFact
+from phalanx.cluster.protocol.messages import KeeperSilent, LocalFact
 from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.jobs import keeper_watch
 from phalanx.control.agent.jobs.keeper_watch import KeeperWatch, is_listened_to
@@ -56,7 +56,7 @@ async def watched(path: Path, stops: float, seconds: float) -> list[str]:
     found: list[str] = []
 
     def told(fact: LocalFact) -> None:
-        assert isinstance(fact, KeeperChange)
+        assert isinstance(fact, KeeperSilent)
         found.append(fact.state)
 
     keeper = PlayedKeeper()

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from phalanx.cluster.protocol.messages import WorkerFound, WorkerLeft
+from phalanx.cluster.protocol.messages import THIS_NODE, WorkerExited, WorkerFound
 from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.jobs.wrapper_exits import last_output
 from phalanx.control.host.users import UnknownUserError
 from phalanx.control.wire.payload import Script
-from phalanx.control.wire.worker_messages import Present, Take
+from phalanx.control.wire.worker_messages import LastGeneration, Present, Take
 from phalanx.control.wire.zygote_messages import Ended
 from phalanx.control.worker.exit_causes import explained
+from phalanx.train.rank.orders import Formation
 
 
 def test_an_unknown_user_is_found_at_every_attempt(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_wrappers_log_that_is_no_plain_file_is_not_read(tmp_path: Path) -> Non
     assert last_output(tmp_path / "secret", 10**6)  # it was cut since: all of it is new
 
 
-def wrapper_left(folder: Path, before: str, output: str) -> WorkerLeft:
+def wrapper_left(folder: Path, before: str, output: str) -> WorkerExited:
     """What is said of a program that ended with code 1 after this output."""
     said: list[Any] = []
     local_job = LocalJob(1, folder, folder / "sockets")
@@ -166,7 +168,7 @@ def wrapper_left(folder: Path, before: str, output: str) -> WorkerLeft:
     process.pid, process.log_start = 77, len(before)
     WorkerEvents(said.append, unused, unused).ended(local_job, Ended(process.key, 77, 1))
     (left,) = said
-    assert isinstance(left, WorkerLeft)
+    assert isinstance(left, WorkerExited)
     return left
 
 
@@ -187,22 +189,29 @@ def test_a_worker_that_said_why_it_ends_is_not_heard_of_again_in_the_next_genera
     process = local_job.processes[0] = local_job.new_process(0, 0)
     process.pid, process.generation = 77, 3
     worker_events = WorkerEvents(said.append, unused, lambda _, process: replaced.append(process))
-    last = WorkerLeft(job=1, generation=3, rank=0, step=5, cause="keeper_lost", ends=True)
+    last = WorkerExited(node=THIS_NODE, job=1, generation=3, rank=0, step=5, cause="keeper_lost")
+    worker_events._heard(process, LastGeneration(job=1, generation=3))
     worker_events._heard(process, last)
     # The next generation forms before the process is gone, and the link's thread still answers.
-    process.take = Take(
-        job=1,
-        generation=4,
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        local_world_size=1,
-        host="",
-        port=0,
-    )
+    process.take = Take(job=1, formation=Formation(4, 0, 1, 0))
     process.left, process.generation = False, 4
     worker_events.ended(local_job, Ended(process.key, 77, 15))
     assert said == [last] and replaced == [process]
+
+
+def test_a_worker_that_ends_before_it_knows_its_place_ends_in_the_one_it_was_given(
+    tmp_path: Path,
+) -> None:
+    said: list[Any] = []
+    local_job = LocalJob(1, tmp_path, tmp_path / "sockets")
+    process = local_job.processes[0] = local_job.new_process(0, 5)
+    process.generation = 3
+    worker_events = WorkerEvents(said.append, unused, unused)
+    worker_events._heard(process, LastGeneration(job=1, generation=0))
+    exit = WorkerExited(job=1, generation=0, node=THIS_NODE, rank=-1, cause="configuration")
+    worker_events._heard(process, exit)
+    assert process.left and process.last_generation == 3
+    assert said == [structs.replace(exit, generation=3, rank=5)]
 
 
 def test_a_program_that_this_agent_started_is_not_taken_for_one_that_outlived_another(

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 from websockets.exceptions import InvalidStatus
 
-from phalanx.cluster.protocol.messages import Heartbeat, WorkerLeft
+from phalanx.cluster.protocol.messages import THIS_NODE, Heartbeat, WorkerExited
 from phalanx.control.wire.agent_messages import PROTOCOL
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
@@ -158,7 +158,9 @@ def test_a_node_that_peers_miss_is_given_up_only_if_it_does_not_answer(
         before = first["job"]["nodes"]
         peer, other = (next(a for a in made if a.node.name == name) for name in before)
         other.mute = dead
-        told = WorkerLeft(job=job, generation=1, rank=0, step=1, cause="lost_peer")
+        told = WorkerExited(
+            node=THIS_NODE, job=job, generation=1, rank=0, step=1, cause="lost_peer"
+        )
         await peer.tell(told)
         again = await until(
             server,

@@ -19,7 +19,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from phalanx.cluster.protocol.events import Cancel, JobFinished, WorkerExited
+from phalanx.cluster.protocol.events import Cancel, JobFinished
+from phalanx.cluster.protocol.messages import WorkerExited
 from phalanx.control.server.history.gang_spans import GangSpans, Spans
 from tests.cluster.drive import SECOND, Drive
 from tests.control.servers import WORK, PlayedAgent, ServerProcess

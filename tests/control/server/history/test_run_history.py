@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.protocol.events import GangReady, NodeSilent, Progress, WorkerExited
+from phalanx.cluster.protocol.events import GangReady, NodeSilent, Progress
+from phalanx.cluster.protocol.messages import WorkerExited
 from phalanx.control.server.history.run_history import RunHistory
 from phalanx.observe.store.journal import Journal
 from tests.cluster.drive import SECOND, Drive
