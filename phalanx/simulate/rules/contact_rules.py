@@ -106,7 +106,10 @@ class ContactRules:
         for node in nodes:
             self._overtake(node, command)
             key = command.sequence, command.index
-            self._unconfirmed[node, key] = self._at(now_ns), command
+            if self._view.fleet.state(node) is NodeState.DEAD:  # nobody is there to confirm it
+                self._unconfirmed.pop((node, key), None)
+            else:
+                self._unconfirmed[node, key] = self._at(now_ns), command
 
     def _overtake(self, node: int, command: Command) -> None:
         """Orders of older generations need not be sent again."""
