@@ -127,7 +127,8 @@ def digest(trainer: Trainer) -> str:
     found = hashlib.sha256()
     for name, tensor in sorted(trainer.tensors().items()):
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        found.update(name.encode() + local.detach().contiguous().view(-1).numpy().tobytes())
+        flat = local.detach().contiguous().view(-1).view(torch.uint8)  # numpy knows no bf16
+        found.update(name.encode() + flat.numpy().tobytes())
     for weight in trainer.engine.weights:
         found.update(weight.local.float().contiguous().numpy().tobytes())
     return found.hexdigest()
