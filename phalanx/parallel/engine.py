@@ -54,7 +54,7 @@ class Weight:
         if main is not None:
             return main
         if self.parameter.grad is None:
-            return torch.zeros_like(self.master)
+            return torch.zeros_like(self.master, device=self.local.device)  # masters may be away
         return local_part(self.parameter.grad)
 
     def like(self, block: Tensor) -> Tensor:

@@ -224,3 +224,10 @@ def test_the_loss_descends(kind: str) -> None:
         losses.append(loss.item())
         optimizer.step(settings.learning_rate * (100 if kind == "adamw" else 2), verdict())
     assert losses[-1] < 0.3 * losses[0]
+
+
+def test_a_weight_without_a_gradient_has_zeros_where_it_computes() -> None:
+    """Its master may live elsewhere; another device stands in for host memory."""
+    parameter = nn.Parameter(torch.ones(3, 4))
+    weight = Weight("embed.weight", parameter, torch.empty(3, 4, device="meta"), copies=1)
+    assert weight.gradient.device == parameter.device and not weight.gradient.any()
