@@ -17,10 +17,9 @@ from pathlib import Path
 import msgspec
 import torch
 
-from phalanx.config import Job, load_job, resolve
+from phalanx.config import STATE_FORMATS, Job, StateFormat, load_job, resolve
 from phalanx.data import DataError, read_manifest
 from phalanx.parallel.mesh import build_mesh
-from phalanx.plan.workload import STATE_FORMATS, StateFormat
 from phalanx.train.trainer import Trainer
 from proof.report import report
 

@@ -14,6 +14,7 @@ from phalanx.config.rules.mesh import micro_batches, takes_unequal_shares
 from phalanx.config.rules.same_model import ModelDifference, model_differences
 from phalanx.config.schema import (
     STATE_BLOCK,
+    STATE_FORMATS,
     BatchStage,
     BlendSource,
     Checkpoint,
@@ -30,6 +31,7 @@ from phalanx.config.schema import (
     RopeScaling,
     Schedule,
     Stage,
+    StateFormat,
     Store,
     Train,
     gate_up_groups,
@@ -40,6 +42,7 @@ from phalanx.config.show import to_toml
 __all__ = [
     "PRESETS",
     "STATE_BLOCK",
+    "STATE_FORMATS",
     "Backend",
     "BatchRamp",
     "BatchStage",
@@ -66,6 +69,7 @@ __all__ = [
     "Section",
     "Slurm",
     "Stage",
+    "StateFormat",
     "Store",
     "Train",
     "batch_ramp",

@@ -7,7 +7,7 @@ The sentence below each field is what ``phalanx config explain`` prints.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
@@ -258,6 +258,8 @@ class Memory(Section, frozen=True, kw_only=True):
     """Keep the activations of a layer in host memory until its backward."""
 
 
+StateFormat = Literal["float32", "bfloat16", "int8"]  # of the optimizer's moments
+STATE_FORMATS: tuple[StateFormat, ...] = get_args(StateFormat)
 STATE_BLOCK = 128  # neighbours in a row whose 8-bit moments share a scale
 
 
@@ -266,7 +268,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
 
     kind: Literal["adamw", "muon"] = "adamw"
     """Update rule; muon takes the hidden matrices and leaves the rest to AdamW."""
-    state: Literal["float32", "bfloat16", "int8"] = "float32"
+    state: StateFormat = "float32"
     """Format of AdamW's moments: 8, 4 or about 2 bytes a parameter; masters stay fp32."""
     learning_rate: Positive = 3e-4
     """Peak learning rate of AdamW."""

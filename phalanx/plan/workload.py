@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.config import STATE_BLOCK, Model
+from phalanx.config import STATE_BLOCK, Model, StateFormat
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zero-bubble", "dualpipe")
 RECOMPUTES = ("none", "selective", "full")
@@ -25,8 +25,6 @@ PRECISIONS = ("float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4")
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zero-bubble", "dualpipe"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4"]
-StateFormat = Literal["float32", "bfloat16", "int8"]
-STATE_FORMATS: tuple[StateFormat, ...] = ("float32", "bfloat16", "int8")
 AttentionKernel = Literal["unfused", "flash", "flash2", "flash3"]
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.option_struct import option, with_options
+from phalanx.config import STATE_FORMATS
 from phalanx.plan.question.request import OBJECTIVES, PlanRequest
-from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, STATE_FORMATS
+from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
 
 PIN = "Fix a part of the mapping"
 

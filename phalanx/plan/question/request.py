@@ -8,7 +8,16 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct, structs
 
-from phalanx.config import PRESETS, ConfigError, Model, batch_ramp, load_job, resolve_model
+from phalanx.config import (
+    PRESETS,
+    STATE_FORMATS,
+    ConfigError,
+    Model,
+    StateFormat,
+    batch_ramp,
+    load_job,
+    resolve_model,
+)
 from phalanx.config.errors import did_you_mean
 from phalanx.config.rules.numbers import nearest_divisor
 from phalanx.hardware import Cluster, cluster
@@ -22,8 +31,6 @@ from phalanx.plan.workload import (
     PRECISIONS,
     RECOMPUTES,
     SCHEDULES,
-    STATE_FORMATS,
-    StateFormat,
     Workload,
 )
 

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phalanx.config import STATE_BLOCK
-from phalanx.plan.workload import StateFormat
+from phalanx.config import STATE_BLOCK, StateFormat
 
 FIRST_STEPS, SECOND_STEPS = 127, 255
 

@@ -14,12 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from phalanx.config import STATE_BLOCK, ConfigError
+from phalanx.config import STATE_BLOCK, ConfigError, StateFormat
 from phalanx.config import Optimizer as Settings
 from phalanx.hardware import available_memory
 from phalanx.parallel import Weight
 from phalanx.parallel.engine import local_part
-from phalanx.plan.workload import StateFormat
 from phalanx.train.optim.guard import GradientVerdict
 from phalanx.train.optim.host_state import HostState, rounded
 from phalanx.train.optim.kernels import fused_adamw

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, latest
-from phalanx.config import STATE_BLOCK, ConfigError, Optimizer
+from phalanx.config import STATE_BLOCK, STATE_FORMATS, ConfigError, Optimizer
 from phalanx.parallel import build_mesh
-from phalanx.plan.workload import MOMENT_BYTES, STATE_FORMATS
+from phalanx.plan.workload import MOMENT_BYTES
 from phalanx.train.optim.moments import Moments, decode, encode, zero_moments
 from phalanx.train.optim.optimizer import AdamW
 from phalanx.train.trainer import Trainer
