@@ -16,6 +16,10 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from phalanx.cluster.policy import JoinPolicy
+from phalanx.control.server.security.auth import Token, Tokens
+from phalanx.control.server.security.joining import Joining
+from phalanx.control.server.store.interface import StoreError, open_store
 from phalanx.control.trust.node_key import KEY_FILE, NodeKey, fingerprint
 from tests.control.servers import PlayedAgent, ServerProcess
 from tests.security.agents import RootAgent, wait_for
@@ -228,3 +232,56 @@ def test_revoking_an_agents_token_ends_its_connection(server: ServerProcess) -> 
             await agent.once(server.url)
 
     play(scenario)
+
+
+def test_agents_that_come_together_are_stored_together(tmp_path: Path) -> None:
+    store = open_store("", tmp_path)
+    store.lead("http://a", "1")
+    tokens = Tokens(store)
+    joining = Joining(tokens, JoinPolicy(), own=False)
+    join = tokens.create("join", "fleet")[1]
+    old = joining.join(join, "n0", "m0", "ab" * 32, connected=False)[1]
+    made = [
+        joining.join(join, f"n{i}", f"m{i}", f"{i:064x}", connected=False)[1] for i in range(50)
+    ]
+    writes = []
+    keep = store.put_tokens
+    store.put_tokens = lambda records: (writes.append(len(records)), keep(records))[1]  # type: ignore[method-assign, func-returns-value]
+
+    async def all_come() -> list[Token]:
+        return await asyncio.gather(*(joining.confirm(token) for token in made))
+
+    confirmed = asyncio.run(all_come())
+    assert [token.unconfirmed for token in confirmed] == [False] * 50
+    assert [token.id for token in confirmed] == [token.id for token in made]
+    assert sum(writes) == 50 and len(writes) <= 2
+    assert tokens.get(old.id) is None  # what the node asked for before is worth nothing now
+    assert all(not token.unconfirmed for token in Tokens(store).all())
+    assert store.keys().damaged == ()  # type: ignore[attr-defined]
+    store.close()
+
+
+def test_a_store_that_fails_is_told_to_every_agent_and_the_next_ones_are_stored(
+    tmp_path: Path,
+) -> None:
+    store = open_store("", tmp_path)
+    store.lead("http://a", "1")
+    tokens = Tokens(store)
+    joining = Joining(tokens, JoinPolicy(), own=False)
+    join = tokens.create("join", "fleet")[1]
+    made = [joining.join(join, f"n{i}", "m", f"{i:064x}", connected=False)[1] for i in range(3)]
+    keep = store.put_tokens
+
+    def full(records: object) -> None:
+        raise StoreError("no space left on device")
+
+    async def come() -> list[Token | BaseException]:
+        waiting = (joining.confirm(token) for token in made)
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    store.put_tokens = full  # type: ignore[method-assign]
+    assert [type(each) for each in asyncio.run(come())] == [StoreError] * 3
+    assert all(token.unconfirmed for token in tokens.all() if token.role == "agent")
+    store.put_tokens = keep  # type: ignore[method-assign]
+    assert [each.unconfirmed for each in asyncio.run(come())] == [False] * 3  # type: ignore[union-attr]
+    store.close()

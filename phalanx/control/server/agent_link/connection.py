@@ -209,7 +209,7 @@ class AgentSocket(asyncio.Protocol):
                 raise UnavailableError("this server leads no more")
             if self._token.unconfirmed or not self._token.key:
                 bound = structs.replace(self._token, key=register.key)
-                self._token = await asyncio.to_thread(leading.joining.confirm, bound)
+                self._token = await leading.joining.confirm(bound)
             if not is_known(hub, register):
                 await hub.controller.order(new_node(register))
         except (UnavailableError, StoreError):

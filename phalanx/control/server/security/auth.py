@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -123,7 +123,7 @@ class Tokens:
             **more,
         )
         hand_over(secret)
-        self._keep(_digest(secret), token)
+        self._keep({_digest(secret): token})
         return secret, token
 
     def get(self, number: str) -> Token | None:
@@ -133,13 +133,18 @@ class Tokens:
 
     def change(self, number: str, **fields: Any) -> Token | None:
         """Other values for some of a token's fields; None when there is none of this id."""
+        return self.change_all({number: fields}).get(number)
+
+    def change_all(self, fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Token]:
+        """Other values for fields of several tokens, kept together; what is gone is left out."""
         with self._changing:
-            digest = self._digests.get(number)
-            if digest is None:
-                return None
-            token = structs.replace(self._by_digest[digest], **fields)
-            self._keep(digest, token)
-            return token
+            known = {n: self._digests[n] for n in fields if n in self._digests}
+            changed = {
+                digest: structs.replace(self._by_digest[digest], **fields[number])
+                for number, digest in known.items()
+            }
+            self._keep(changed)
+            return {token.id: token for token in changed.values()}
 
     def revoke(self, number: str) -> Token | None:
         """Make a token worthless; None when there is none of this id."""
@@ -241,10 +246,16 @@ class Tokens:
             token = parent
         return True
 
-    def _keep(self, digest: bytes, token: Token) -> None:
+    def _keep(self, tokens: Mapping[bytes, Token]) -> None:
+        """Store tokens by their digests, then know them."""
         with self._changing:
-            self._store.put_token(token.id, msgspec.msgpack.encode(KeptToken(digest, token)))
-            self._remember(digest, token)
+            kept = {
+                token.id: msgspec.msgpack.encode(KeptToken(digest, token))
+                for digest, token in tokens.items()
+            }
+            self._store.put_tokens(kept)
+            for digest, token in tokens.items():
+                self._remember(digest, token)
 
     def _remember(self, digest: bytes, token: Token) -> None:
         self._by_digest[digest] = token

@@ -7,6 +7,7 @@ nothing before somebody has let it in.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 
 from phalanx.cluster.policy import JoinPolicy
@@ -52,6 +53,8 @@ class Joining:
 
     def __init__(self, tokens: Tokens, policy: JoinPolicy, *, own: bool) -> None:
         self._tokens, self._policy, self._own = tokens, policy, own
+        self._shown: list[tuple[Token, asyncio.Future[Token]]] = []  # keys, not yet stored
+        self._confirming: asyncio.Task[None] | None = None
 
     def join(
         self, join: Token, name: str, machine: str, key: str, *, connected: bool
@@ -103,13 +106,40 @@ class Joining:
             text = "too many machines ask for this: an administrator decides (`phalanx nodes`)"
             raise AuthError(429, "too_many_pending", text)
 
-    def confirm(self, token: Token) -> Token:
-        """A node has shown its key with this token: its older ones are worth nothing now."""
-        for other in self._tokens.of_node(token.node):
-            if other.id != token.id and not other.pending:
-                self._tokens.drop(other.id)
-        return (
-            self._tokens.change(token.id, unconfirmed=False, expires_ns=0, key=token.key) or token
+    async def confirm(self, token: Token) -> Token:
+        """A node has shown its key with this token: its older ones are worth nothing now.
+
+        Thousands of agents that come for the first time are stored together, not one by one.
+        """
+        confirmed: asyncio.Future[Token] = asyncio.get_running_loop().create_future()
+        self._shown.append((token, confirmed))
+        if self._confirming is None:
+            self._confirming = asyncio.create_task(self._confirm_shown())
+        return await confirmed
+
+    async def _confirm_shown(self) -> None:
+        while self._shown:
+            shown, self._shown = self._shown, []
+            try:
+                known = await asyncio.to_thread(self._confirm_all, [token for token, _ in shown])
+            except Exception as error:  # each of them tells its agent
+                for _, confirmed in shown:
+                    if not confirmed.done():
+                        confirmed.set_exception(error)
+                continue
+            for token, confirmed in shown:
+                if not confirmed.done():  # its connection may be gone
+                    confirmed.set_result(known.get(token.id, token))
+        self._confirming = None
+
+    def _confirm_all(self, shown: list[Token]) -> dict[str, Token]:
+        last = {token.node: token for token in shown}  # of a node that came twice
+        for token in last.values():
+            for other in self._tokens.of_node(token.node):
+                if other.id != token.id and not other.pending:
+                    self._tokens.drop(other.id)
+        return self._tokens.change_all(
+            {t.id: {"unconfirmed": False, "expires_ns": 0, "key": t.key} for t in last.values()}
         )
 
     def pending(self) -> list[Token]:

@@ -7,7 +7,7 @@ are called from one thread of their own, so that an fsync never holds up a socke
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -129,8 +129,8 @@ class EventStore(Protocol):
     def tokens(self) -> list[tuple[str, bytes]]:
         """Every token's id and record."""
 
-    def put_token(self, token: str, record: bytes) -> None:
-        """Keep the record of a token, new or changed."""
+    def put_tokens(self, records: Mapping[str, bytes]) -> None:
+        """Keep records of tokens by their ids: all of them, or none."""
 
     def drop_token(self, token: str) -> None:
         """Forget a token."""

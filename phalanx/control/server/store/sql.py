@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -203,19 +203,21 @@ class SqlLog(SqlSession):
         rows = self._read("SELECT id, record FROM tokens ORDER BY id")
         return [(token, record) for token, record in rows]
 
-    def put_token(self, token: str, record: bytes) -> None:
-        """Keep the record of a token."""
-        after = seal("token", token, record)
+    def put_tokens(self, records: Mapping[str, bytes]) -> None:
+        """Keep records of tokens by their ids: all of them, or none."""
+        rows = [(token, record, seal("token", token, record)) for token, record in records.items()]
+        known = self._own("SELECT seal FROM tokens WHERE id = ?")
         with self._changing_keys:
-            before = self._read(self._own("SELECT seal FROM tokens WHERE id = ?"), (token,))
-            with self._keys_become(after, *(row[0] for row in before)) as session:
-                session.execute(
-                    self._own(
-                        "INSERT INTO tokens VALUES (?, ?, ?) ON CONFLICT (id) "
-                        "DO UPDATE SET record = excluded.record, seal = excluded.seal"
-                    ),
-                    (token, record, after),
-                )
+            before = [row[0] for token in records for row in self._read(known, (token,))]
+            with self._keys_become(*(row[2] for row in rows), *before) as session:
+                for row in rows:
+                    session.execute(
+                        self._own(
+                            "INSERT INTO tokens VALUES (?, ?, ?) ON CONFLICT (id) "
+                            "DO UPDATE SET record = excluded.record, seal = excluded.seal"
+                        ),
+                        row,
+                    )
 
     def drop_token(self, token: str) -> None:
         """Forget a token."""

@@ -137,9 +137,9 @@ def test_an_event_set_aside_is_replaced_in_the_log(opener: Opener) -> None:
 def test_tokens_are_kept(opener: Opener) -> None:
     store = opener()
     store.lead("http://one", "1.0")
-    store.put_token("a", b"first")
-    store.put_token("a", b"changed")
-    store.put_token("b", b"second")
+    store.put_tokens({"a": b"first"})
+    store.put_tokens({"a": b"changed"})
+    store.put_tokens({"b": b"second"})
     assert store.tokens() == [("a", b"changed"), ("b", b"second")]
 
 
@@ -326,7 +326,7 @@ def test_a_kill_between_a_token_and_its_mark_is_no_damage(
 ) -> None:
     store = opener()
     store.lead("http://one", "1.0")
-    store.put_token("a", b"first")
+    store.put_tokens({"a": b"first"})
     acknowledge = type(store)._acknowledge  # type: ignore[attr-defined]
 
     def killed(self: EventStore, **changed: object) -> None:
@@ -334,7 +334,7 @@ def test_a_kill_between_a_token_and_its_mark_is_no_damage(
             acknowledge(self, **changed)
 
     monkeypatch.setattr(type(store), "_acknowledge", killed)
-    store.put_token("b", b"second")
+    store.put_tokens({"b": b"second"})
     store.close()
     monkeypatch.undo()
     again = opener()
