@@ -66,6 +66,7 @@ PANELS = {
     },
     "Operate": {
         "events": "Read the log: events and what was decided.",
+        "failures": "Say how often nodes fail here, and of what.",
         "answer": "Decide what only a person may decide.",
         "quota": "Show or set what teams own.",
         "token": "Make, list and revoke tokens.",

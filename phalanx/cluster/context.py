@@ -29,6 +29,23 @@ class Question(Struct, frozen=True, kw_only=True):
     asked_ns: int
 
 
+class FailureDay(Struct, kw_only=True):
+    """How long gangs ran on nodes of one kind, and what interrupted them: of one day."""
+
+    day: int  # since the epoch
+    gpu_seconds: int = 0
+    causes: dict[str, int] = {}
+
+
+class KindFailures(Struct, kw_only=True):
+    """What was seen of one kind of node."""
+
+    days: list[FailureDay] = []  # within the policy's window, newest last
+    running_gpus: int = 0  # of gangs that run now
+    running_gpu_ns: int = 0  # the sum over these GPUs of when they began to
+    told_rate: int = 0  # that jobs on such nodes were told of; 0: they go by the prior
+
+
 class HealthState(Struct, kw_only=True):
     """What the core remembers about nodes beyond their state."""
 
@@ -42,6 +59,8 @@ class HealthState(Struct, kw_only=True):
     drain_cause: dict[int, str] = {}  # why
     ordered: dict[int, int] = {}  # node that a person wants empty, until one gives it back: by when
     doomed: dict[int, str] = {}  # quarantined by a person as soon as they are empty
+    failures: dict[str, KindFailures] = {}  # by kind of node
+    failures_look_ns: int = 0  # when rates are looked at next although nothing failed; 0: never
     renewed: dict[int, Node] = {}  # came back as other machines: described so when they are empty
 
 

@@ -12,6 +12,8 @@ from phalanx.cluster import sense
 from phalanx.cluster.context import Context, Question
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.gang import failure_rates
+from phalanx.cluster.gang.failure_rates import SeenFailures
 from phalanx.cluster.handlers import ABOUT_NODES, HANDLERS
 from phalanx.cluster.jobs.feasibility import policy_problems
 from phalanx.cluster.ledger.accounts import Ledger
@@ -69,6 +71,10 @@ class Core:
     def epoch(self) -> int:
         """Of the controller whose commands these are."""
         return self._ctx.epoch
+
+    def failures(self, now_ns: int) -> list[SeenFailures]:
+        """How often nodes fail, by kind."""
+        return failure_rates.seen(self._ctx.health, self.view.policy.health, now_ns)
 
     @property
     def writing(self) -> dict[int, int]:

@@ -13,7 +13,7 @@ from phalanx.cluster.fleet import evacuation as vacate
 from phalanx.cluster.fleet import health, renewal
 from phalanx.cluster.fleet import node_events as nodes
 from phalanx.cluster.fleet import spare_pool as pool
-from phalanx.cluster.gang import left_memory
+from phalanx.cluster.gang import failure_rates, left_memory
 from phalanx.cluster.gang.phases import token
 from phalanx.cluster.jobs import budget, departure, elastic, lifecycle
 from phalanx.cluster.jobs import write_leases as storage
@@ -109,6 +109,7 @@ TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "leave_by": _allocation_timer(departure.must_be_gone),
     "vacate": vacate.last_call,
     "budget": _allocation_timer(budget.check),
+    "rates": lambda ctx, _about, _token: failure_rates.look_again(ctx),
     "test": nodes.no_test,
     "ask": lambda ctx, number, _token: health.ask(ctx, number),
     "flush": lambda ctx, number, _token: storage.expired(ctx, number),

@@ -396,8 +396,8 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """When every = 0: "auto" finds the interval that loses least, "off" saves only at the end."""
     every: Natural = 0
     """Steps between checkpoints; 0: by interval."""
-    failure_rate: str = "llama3"
-    """For interval: interruptions per 1000 node-days, or a site that published its own."""
+    failure_rate: str = "auto"
+    """For interval: failures per 1000 node-days, a site's ("llama3"), or "auto": the fleet's."""
     memory_every: Natural = 0
     """Steps between snapshots kept in memory; 0: each under agents, else only those written."""
     keep: Natural = 2

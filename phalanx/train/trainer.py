@@ -47,6 +47,7 @@ class StepOutcome(NamedTuple):
     stop: bool  # all ranks agreed to stop after this step
     may_write: bool = True  # all ranks have leave to write a durable checkpoint after it
     keepers_late: bool = False  # the last snapshot of some rank is not safe within its deadline
+    failure_rate: int = 0  # of the fleet, that all ranks have heard of; 0: they have not
 
 
 class StepVote(NamedTuple):
@@ -56,6 +57,7 @@ class StepVote(NamedTuple):
     shares: tuple[int, ...] = ()  # micro-batches by replica that are wanted; (): as they are
     may_write: bool = True  # a durable checkpoint
     keeper_late: bool = False  # its last snapshot is not safe within its deadline
+    failure_rate: int = 0  # of the fleet, per million node-days, as it heard; 0: it did not
 
 
 NO_WISHES = StepVote()
@@ -117,6 +119,7 @@ class Trainer:
             damaged=agreed.damaged,
             may_write=agreed.may_write,
             keepers_late=agreed.keepers_late,
+            failure_rate=agreed.failure_rate,
         )
 
     def leave_out(self, known: tuple[tuple[int, int], ...], step: int) -> tuple[int, int]:
@@ -278,6 +281,7 @@ class AgreedStep(NamedTuple):
     same_shares: bool  # all want the same
     may_write: bool  # all may write a checkpoint
     keepers_late: bool  # somebody's last snapshot is not safe within its deadline
+    failure_rate: int  # that all have heard of; 0: they have not yet
 
 
 class Agreement:
@@ -293,8 +297,8 @@ class Agreement:
         self._mesh = mesh
         cuda = mesh.device.type == "cuda"
         # Pinned, or the copies would make the host wait; reused, which `outcome` makes safe.
-        self._host = torch.zeros(6, dtype=torch.float64, pin_memory=cuda)
-        self._answer = torch.zeros(6, dtype=torch.float64, pin_memory=cuda)
+        self._host = torch.zeros(7, dtype=torch.float64, pin_memory=cuda)
+        self._answer = torch.zeros(7, dtype=torch.float64, pin_memory=cuda)
         self._stream = torch.cuda.Stream(mesh.device) if cuda else None
         self._copied = torch.cuda.Event() if cuda else None
 
@@ -306,6 +310,7 @@ class Agreement:
         shares: tuple[int, ...] = (),
         may_write: bool = True,
         keeper_late: bool = False,
+        failure_rate: int = 0,
     ) -> Tensor:
         """Tell the others; returns the real tokens of the global batch, on the device."""
         self._host[0] = real_tokens / self._mesh.ranks_per_sample
@@ -314,6 +319,7 @@ class Agreement:
         self._host[3] = float(zlib.crc32(repr(shares).encode()) if shares else 0)
         self._host[4] = float(may_write)
         self._host[5] = float(keeper_late)
+        self._host[6] = float(failure_rate)
         values = all_sum(self._host.to(self._mesh.device, non_blocking=True, copy=True))
         if self._stream is None or self._copied is None:
             self._answer.copy_(values)
@@ -329,8 +335,8 @@ class Agreement:
         """What the others told."""
         if self._copied is not None:
             self._copied.synchronize()
-        labels, damaged, stop, shares, may_write, late = self._answer.tolist()
-        own, world = float(self._host[3]), self._mesh.world_size
+        labels, damaged, stop, shares, may_write, late, rate = self._answer.tolist()
+        own, heard, world = float(self._host[3]), float(self._host[6]), self._mesh.world_size
         return AgreedStep(
             stop=stop > 0,
             labels=round(labels),
@@ -338,6 +344,7 @@ class Agreement:
             same_shares=own > 0 and shares == own * world,
             may_write=round(may_write) == world,
             keepers_late=late > 0,
+            failure_rate=round(heard) if rate == heard * world else 0,
         )
 
 

@@ -190,6 +190,20 @@ CLUSTER = (
                 regression=0.5,
             ),
             Figure(
+                "connect_seconds",
+                "the whole fleet connects for the first time",
+                "s",
+                at_most=15.0,
+                regression=0.5,
+            ),
+            Figure(
+                "order_median_ms",
+                "an order until the node has it, median",
+                "ms",
+                at_most=20,
+                regression=0.5,
+            ),
+            Figure(
                 "order_p99_ms",
                 "an order until the node has it, 99th percentile",
                 "ms",

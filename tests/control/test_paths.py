@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -113,6 +114,11 @@ def test_ranks_that_stand_still_are_found_named_and_replaced(
     frozen = stopped.state / "jobs" / str(job) / "evidence" / "generation-1" / "rank-1.process"
     assert "T (stopped)" in frozen.read_text()
     ends_as_if_nothing_happened(cluster, job, tmp_path, expected)
+    # Both count as failures of the fleet, and the interval between checkpoints follows.
+    (rate,) = cluster.get("/v1/failure-rates")["rates"]
+    assert rate["failures"] == sum(rate["causes"].values()) == 2
+    report = json.loads((folder_of(tmp_path, job) / "exit_info.json").read_text())
+    assert "2 in 0 node-days of this fleet" in report["details"]["checkpoint_interval"]
 
 
 REPLICAS = ("parallel.data=3", "parallel.pipeline=1", "parallel.zero=0", "train.global_batch=12")

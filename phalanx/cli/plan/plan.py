@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
+from phalanx.cli.connection import connected
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.cli.plan.request_options import takes_request
 from phalanx.config import ConfigError
+from phalanx.control.wire.api_types import FailureRates
 from phalanx.hardware import cluster
 from phalanx.plan.question.quantities import quantity, short
 from phalanx.plan.question.request import PlanRequest, understand
@@ -44,7 +47,7 @@ def plan(
     from phalanx.plan.show.plot import check_path, draw
 
     with exit_on_config_error(json):
-        _complete(request)
+        request = _completed(request, json)
         if plot is not None:
             check_path(plot)
         proposal = propose(understand(request))
@@ -75,7 +78,7 @@ def explain(
     from phalanx.plan.search.proposal import propose
 
     with exit_on_config_error(json):
-        _complete(request)
+        request = _completed(request, json)
         proposal = propose(understand(request))
         explanation = explain_plan(
             proposal.prediction, proposal.cluster, proposal.constants, most=most
@@ -103,8 +106,7 @@ def compare(
     with exit_on_config_error(json):
         sides = []
         for text in (one, other):
-            asked = changed(request, text)
-            _complete(asked)
+            asked = _completed(changed(request, text), json)
             sides.append((text or "as asked", propose(understand(asked))))
     if json:
         print_json(dict(sides))
@@ -134,7 +136,7 @@ def sweep(
     from phalanx.plan.show.plot_sweep import draw_sweep
 
     with exit_on_config_error(json):
-        _complete(request)
+        request = _completed(request, json)
         if plot is not None:
             check_path(plot)
         question = understand(request)
@@ -281,11 +283,20 @@ def _readable(path: Path) -> Path:
     return path
 
 
-def _complete(request: PlanRequest) -> None:
+def _completed(request: PlanRequest, json: bool) -> PlanRequest:
+    """Nothing is missing, and what the cluster knows is filled in."""
     for name in ("model", "cluster"):
         if not getattr(request, name):
             example = {"model": "llama3-405b", "cluster": "h100-16k"}[name]
             raise ConfigError(f"--{name}", "", "is missing", f"e.g. --{name} {example}")
+    if request.failure_rate != "fleet":
+        return request
+    with connected("", json) as client:
+        rates = client.get("/v1/failure-rates", FailureRates).rates
+    if not rates:
+        raise ConfigError("--failure-rate", "fleet", "no gang has run there yet", "llama3")
+    most = max(rates, key=lambda each: each.node_days)
+    return structs.replace(request, failure_rate=f"{most.per_1000_node_days:.4g}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -47,7 +47,10 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "failure_rate": (
         Annotated[
             str,
-            _option("--failure-rate", help="llama3, rsc-1, rsc-2, or a number per 1000 node-days."),
+            _option(
+                "--failure-rate",
+                help="llama3, rsc-1, rsc-2, a number per 1000 node-days, or fleet: as seen.",
+            ),
         ],
         "",
     ),

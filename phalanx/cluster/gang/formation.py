@@ -7,6 +7,7 @@ Every formation has a new generation. The nodes that kept snapshots of the last 
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.gang.layout import buddy_shift
 from phalanx.cluster.gang.losses import in_memory, tell_restored
 from phalanx.cluster.gang.orders import form_order, go_order, restore_order, stop_on
@@ -131,6 +132,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     job.state = JobState.RUNNING
     job.why = once_it_runs(job.why, fact.step, lost)
     ctx.emit(placement.nodes, go_order(job))
+    failure_rates.begins_to_run(ctx, job, gang)
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import Gang, Job, Phase
 from phalanx.cluster.protocol.timeouts import Timeouts, derive
@@ -42,6 +43,7 @@ def enter(ctx: Context, job: Job, phase: Phase, limit_ns: int, attempts: int = 0
     wakes up by itself a little later.
     """
     gang = gang_of(job)
+    failure_rates.ends_running(ctx, gang)
     gang.phase = phase
     gang.since_ns = ctx.now_ns
     gang.attempts = attempts

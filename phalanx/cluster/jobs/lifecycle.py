@@ -6,7 +6,7 @@ from msgspec import structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.gang import left_memory
+from phalanx.cluster.gang import failure_rates, left_memory
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies
@@ -52,6 +52,7 @@ def release(ctx: Context, job: Job) -> None:
     placement = job.placement
     assert placement is not None
     ctx.ledger.stop(job.id)
+    failure_rates.ends_running(ctx, gang_of(job))
     for node in placement.nodes:
         ctx.fleet.release(job.id, node)
     for node in placement.spares:

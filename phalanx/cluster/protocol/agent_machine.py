@@ -16,6 +16,7 @@ from phalanx.cluster.protocol.commands import (
     Check,
     Command,
     Drain,
+    FailureRate,
     Flush,
     Form,
     Go,
@@ -163,7 +164,9 @@ class Agent:
                 return self._stop(order)
             case Check():
                 return [command]
-            case Restore() | Go() | Abort() | Drain() | Rebalance() | Flush() as order:
+            case (
+                Restore() | Go() | Abort() | Drain() | Rebalance() | FailureRate() | Flush()
+            ) as order:
                 local = self.jobs.get(order.job)
                 if local is None or local.generation != order.generation:
                     return []

@@ -132,6 +132,19 @@ class Rebalance(Order, frozen=True, tag=True):
     micro_batches: tuple[int, ...]
 
 
+class FailureRate(Order, frozen=True, tag=True):
+    """How often the fleet fails: the interval between checkpoints follows it from the next step on.
+
+    Of nodes with eight GPUs, whatever the fleet's have.
+    """
+
+    job: int
+    generation: int
+    per_million_node_days: int
+    failures: int  # that were seen
+    node_days: int  # in which they were
+
+
 class Flush(Order, frozen=True, tag=True):
     """A gang may write its durable checkpoint now, at most this fast."""
 
@@ -177,7 +190,8 @@ class Proposal(Order, frozen=True, tag=True):
     moves: tuple[tuple[int, int, int], ...]
 
 
-WorkerOrder = Restore | Go | Abort | Drain | Rebalance | Flush  # handed on to workers as it is
+# Handed on to workers as they are.
+WorkerOrder = Restore | Go | Abort | Drain | Rebalance | FailureRate | Flush
 CommandBody = (
     Form
     | Restore
@@ -187,6 +201,7 @@ CommandBody = (
     | Stop
     | Check
     | Rebalance
+    | FailureRate
     | Flush
     | Accept
     | Refuse

@@ -6,7 +6,7 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.node import NodeState, lowest_bits
-from phalanx.cluster.gang import left_memory
+from phalanx.cluster.gang import failure_rates, left_memory
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.layout import column_slots, without_columns
 from phalanx.cluster.gang.losses import unsaved
@@ -67,6 +67,7 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
         why = reason("abort", cause=cause, node=ctx.fleet.nodes[node].name)
         order = Abort(reason=why, job=job.id, generation=job.generation, answer_ns=answer_ns)
         ctx.emit(others, order)
+    gang.interrupted = failure_rates.ends_running(ctx, gang)
     gang.phase, gang.since_ns = "settling", ctx.now_ns
     job.state = JobState.FORMING
     # Who is silent is said when answers are due; if nobody is, the gang goes on a little later.
@@ -120,6 +121,9 @@ def recover(ctx: Context, job: Job) -> None:
         ctx.wake(gang.retry_ns, "settle", job.id, token(job))
         return
     ctx.ledger.found(job.id, gang.cause)
+    if gang.interrupted is not None:
+        failure_rates.interrupted(ctx, gang.interrupted, gang.cause)
+        gang.interrupted = None
     ways = options(ctx, job)
     if ways[0].rung is Rung.REQUEUE and _merely_emptied(ctx, job):
         _leave_in_order(ctx, job)

@@ -389,6 +389,23 @@ class LedgerOut(Out, frozen=True):
     jobs: dict[int, Share]
 
 
+class FailureRateOut(Out, frozen=True):
+    """How often nodes of one kind fail, as nodes of eight GPUs, in a thousand days."""
+
+    kind: str
+    failures: int  # that interrupted gangs
+    node_days: float  # in which gangs ran
+    per_1000_node_days: float
+    low: float  # with four chances in five it is between these
+    high: float
+    prior: float  # the policy's
+    causes: dict[str, int]
+
+
+class FailureRates(Out, frozen=True):
+    rates: list[FailureRateOut]
+
+
 class QuotaOut(Out, frozen=True):
     team: str
     gpus: int

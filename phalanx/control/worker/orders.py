@@ -10,11 +10,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.protocol.commands import Abort, Drain, Flush, Go, Rebalance, Restore
+from phalanx.cluster.protocol.commands import (
+    Abort,
+    Drain,
+    FailureRate,
+    Flush,
+    Go,
+    Rebalance,
+    Restore,
+)
 from phalanx.cluster.protocol.messages import (
     THIS_NODE,
     Busy,
-    FlushWanted,
     ReplicasDiffer,
     Restored,
     RestoreFailed,
@@ -36,6 +43,7 @@ from phalanx.control.wire.worker_messages import (
 )
 from phalanx.control.worker.exit_causes import cause_of_exit
 from phalanx.control.worker.sockets import shut_network_sockets
+from phalanx.control.worker.write_lease import AgentWriteLease
 from phalanx.train.exits import ExitInfo
 from phalanx.train.measure.profile import ProfileAsk
 from phalanx.train.optim.fingerprint import ReplicaDivergence
@@ -45,6 +53,7 @@ from phalanx.train.rank.look import look
 from phalanx.train.rank.orders import Formation, GenerationOver, WriteLease
 from phalanx.train.rank.stop import StopFlag
 from phalanx.train.report.run_folder import RunFolder
+from phalanx.train.resume.interval import FleetRate
 from phalanx.train.resume.ordered import RestorePoint
 
 if TYPE_CHECKING:
@@ -56,7 +65,6 @@ SHUT_AGAIN_SECONDS = 0.02
 FORMING_SECONDS, RUNNING_SECONDS = 0.3, 1.0
 LOST_PEER_SECONDS = 0.2  # to be told why by somebody else, before it is reported as a fault
 BYE_SECONDS = 5.0
-ASK_AGAIN_SECONDS = 5.0  # for leave to write
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +86,12 @@ class AgentOrders:
         self._said: Restored | RestoreFailed | None = None  # the last answer to one
         self._go = 0
         self._shares: tuple[int, tuple[int, ...]] = (0, ())  # wanted, and in which generation
+        self._rate: FleetRate | None = None
         self._running = False
         self._step, self._durable = 0, 0
-        self._lease: Flush | None = None  # to write a durable checkpoint
-        self._asked = 0.0  # for it, when
         self.ask = ProfileAsk()
         self._link = AgentLink(path, self._present, self._hear)
+        self._lease = AgentWriteLease(self._link, job)
         self._link.start()
 
     # The link's thread.
@@ -119,8 +127,12 @@ class AgentOrders:
                         self._restore = order
                 case Rebalance():
                     self._shares = (order.generation, order.micro_batches)
+                case FailureRate():
+                    self._rate = FleetRate(
+                        order.per_million_node_days, order.failures, order.node_days
+                    )
                 case Flush():
-                    self._lease = order
+                    self._lease.granted = order
                 case Go():
                     self._go = order.generation
                 case Abort():
@@ -190,6 +202,7 @@ class AgentOrders:
             while (place := self._next_place()) is None:
                 self._changed.wait()
             self._generation, self._out = place.generation, False
+            self._lease.generation = place.generation
             self._running = self._formed = False
         return place
 
@@ -285,6 +298,10 @@ class AgentOrders:
         fact = Busy(node=THIS_NODE, job=self.job, generation=self._generation, step=step, what=what)
         self._link.say(fact)
 
+    def failure_rate(self) -> FleetRate | None:
+        """As the controller last counted."""
+        return self._rate
+
     def shares(self) -> tuple[int, ...]:
         """Micro-batches by replica that the core wants in this generation."""
         generation, shares = self._shares
@@ -293,28 +310,7 @@ class AgentOrders:
     def write_lease(self) -> WriteLease | None:
         """Where the site shares out the storage's time, the agent is asked."""
         assert self._take is not None
-        return self if self._take.asks_leave else None
-
-    def ask_lease(self) -> None:
-        """Asks for leave to write, and again every few seconds: words get lost."""
-        now = time.monotonic()
-        if now - self._asked > ASK_AGAIN_SECONDS:
-            self._asked = now
-            self._link.say(FlushWanted(job=self.job, generation=self._generation))
-
-    def may_write(self) -> int | None:
-        """What this rank may write a second (0: any), while it may."""
-        order = self._lease
-        if order is None or order.generation != self._generation:
-            return None
-        if order.until_ns < time.time_ns():
-            self._lease = None
-            return None
-        return order.bytes_per_second
-
-    def used_lease(self) -> None:
-        """A checkpoint was handed over: the next one asks again."""
-        self._lease, self._asked = None, 0.0
+        return self._lease if self._take.asks_leave else None
 
     def diverged(self, finding: ReplicaDivergence) -> None:
         """Tells the agent what all replicas found."""

@@ -35,6 +35,9 @@ RATES = {
     )
 }
 
+# What a running job replaces by its fleet's own, once these are known.
+AUTOMATIC_RATE = "auto"
+
 # Above 32k GPUs whole racks, power feeds, fabrics and firmware versions fail too. 98,304 GPUs were
 # interrupted every 18 minutes, 2.8 times as often as their nodes alone would say: 51 of the 80
 # interruptions a day came from such domains. They are taken to grow with the GPUs above 32k.
@@ -103,7 +106,9 @@ class FailureOutlook(Struct, frozen=True, kw_only=True):
 
 
 def rate_named(name: str) -> Rate:
-    """A published rate by name, or a number per 1000 node-days."""
+    """A published rate by name, or a number per 1000 node-days; "auto": Llama 3's."""
+    if name.casefold() == AUTOMATIC_RATE:
+        return RATES["llama3"]
     if name.casefold() in RATES:
         return RATES[name.casefold()]
     try:

@@ -92,6 +92,8 @@ class CheckpointPart(Section, frozen=True, kw_only=True):
     """Until the buddy has acknowledged a snapshot."""
     interval_seconds: Seconds = 1800.0
     """Between durable checkpoints, as whole steps; 0: none are made."""
+    follows_failures: bool = False
+    """The interval becomes the best one for the failures that the core has seen."""
     stall_seconds: Seconds = 2.0
     """A durable checkpoint stops training this long."""
     flush_seconds: Seconds = 30.0

@@ -5,12 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.timeouts import derive
+from phalanx.plan.cost.failures import best_interval, mtbf_seconds
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.fault_injector import FaultInjector
 from phalanx.simulate.world.runs import Brownouts, GangRun, full_step_ns
@@ -253,6 +256,27 @@ class Gangs:
         if run is not None and run.phase == "running" and body.micro_batches:
             run.shares = body.micro_batches
             self.change_pace(run, self.world.agenda.now_ns, self.world.slow.pace_ppm(run))
+
+    def on_failure_rate(self, body: order.FailureRate, command: Command) -> None:
+        """How often the fleet fails; once this event is over, checkpoints may go by it."""
+        run = self.runs.get(body.job)
+        if run is not None and self.world.scenario.checkpoint.follows_failures:
+            self.world.agenda.after(0, self._save_at_best, run, body.per_million_node_days)
+
+    def _save_at_best(self, run: GangRun, per_million_node_days: int) -> None:
+        """From now on checkpoints are made at the best interval for a rate of failures."""
+        if self.runs.get(run.job) is not run or run.phase != "running" or run.last:
+            return
+        gpus = self.world.scenario.fleet.node_gpus * len(run.nodes)
+        between = mtbf_seconds(gpus, per_million_node_days / 1000)
+        seconds = best_interval(between, run.expected.checkpoint_ns / 1e9)
+        every = max(1, round(seconds * 1e9 / run.full_ns))
+        if every != run.expected.checkpoint_steps:
+            self.report(run)
+            run.rebase(self.world.agenda.now_ns, run.factor_ppm, self._replicate_ns)
+            run.expected = structs.replace(run.expected, checkpoint_steps=every)
+            run.token += 1
+            self._go_on(run)
 
     def change_pace(self, run: GangRun, now_ns: int, factor_ppm: int) -> None:
         """A running gang goes on faster or slower."""

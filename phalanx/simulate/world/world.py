@@ -67,6 +67,7 @@ class World:
             order.Drain: self.gangs.on_drain,
             order.Stop: self.gangs.on_stop,
             order.Rebalance: self.gangs.on_rebalance,
+            order.FailureRate: self.gangs.on_failure_rate,
             order.Check: self._on_check,
             order.Ask: self.people.on_ask,
         }

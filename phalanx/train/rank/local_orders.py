@@ -127,6 +127,9 @@ class LocalOrders:
     def busy(self, what: str, step: int) -> None:
         """Nobody wonders."""
 
+    def failure_rate(self) -> None:
+        """Nobody counts the failures of this machine alone."""
+
     def shares(self) -> tuple[int, ...]:
         """As the job says."""
         return ()

@@ -54,11 +54,13 @@ def make_steps(run: TrainingRun) -> bool:
 
 def vote(run: TrainingRun) -> StepVote:
     """What this rank has to say to the others with its next step."""
+    rate = run.orders.failure_rate()
     return StepVote(
         stop=run.orders.stop.requested,
         shares=run.orders.shares(),
         may_write=run.lease is None or run.lease.may_write() is not None,
         keeper_late=run.checkpointer.prompt and run.checkpointer.late,
+        failure_rate=rate.per_million_node_days if rate else 0,
     )
 
 

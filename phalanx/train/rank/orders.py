@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # agents, which order formations, do without torch
     from phalanx.train.optim.fingerprint import ReplicaDivergence
     from phalanx.train.rank.stop import StopFlag
     from phalanx.train.report.run_folder import RunFolder
+    from phalanx.train.resume.interval import FleetRate
     from phalanx.train.resume.ordered import RestorePoint
 
 
@@ -54,6 +55,9 @@ class StepOrders(Protocol):
 
     def shares(self) -> tuple[int, ...]:
         """Micro-batches by replica that somebody wants; (): as they are."""
+
+    def failure_rate(self) -> FleetRate | None:
+        """How often the fleet fails; None: nobody said."""
 
 
 class WriteLease(Protocol):

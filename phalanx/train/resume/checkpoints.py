@@ -64,6 +64,8 @@ class Checkpoints(Callback):
         self.checkpointer.before_update()
 
     def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
+        if (rate := run.orders.failure_rate()) and outcome.failure_rate:
+            self.schedule.follow(rate, self.trainer.step)
         self._save_if_due(run, outcome)
         self._report(run, self.checkpointer.poll())
         waited = self.trainer.timer.so_far("data")

@@ -15,7 +15,13 @@ from typing import NamedTuple
 import msgspec
 
 from phalanx.config import Job
-from phalanx.plan.cost.failures import best_interval, mtbf_seconds, rate_named, young_interval
+from phalanx.plan.cost.failures import (
+    AUTOMATIC_RATE,
+    best_interval,
+    mtbf_seconds,
+    rate_named,
+    young_interval,
+)
 from phalanx.plan.question.quantities import duration
 from phalanx.train.exits import ExitCode, ExitInfo
 
@@ -31,6 +37,14 @@ class History(NamedTuple):
 
     seconds: float = 0.0
     failures: int = 0
+
+
+class FleetRate(NamedTuple):
+    """How often nodes of eight GPUs fail where the gang runs, and what that is known from."""
+
+    per_million_node_days: int
+    failures: int
+    node_days: int
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,19 +76,16 @@ def estimate(
     stall_seconds: float,
     flush_seconds: float,
     step_seconds: float,
+    fleet: FleetRate | None = None,
 ) -> Estimate:
     """The interval of most goodput under exponential failures, at least a flush and a step.
 
-    The planned rate counts as one failure seen; what was observed outweighs it in time.
+    What the fleet's controller counted says how often something fails. Where there is none, the
+    planned rate counts as one failure seen, and what was observed outweighs it in time.
     """
-    rate = rate_named(failure_rate)
-    planned = mtbf_seconds(world_size, rate.per_1000_node_days)
-    mtbf = (planned + history.seconds) / (1 + history.failures)
+    mtbf, basis = _between_failures(world_size, failure_rate, history, fleet)
     stall = max(LEAST_STALL_SECONDS, stall_seconds)
     seconds = max(best_interval(mtbf, stall), flush_seconds, step_seconds)
-    basis = f"planned: {rate.name}"
-    if history.failures:
-        basis = f"{history.failures} seen in {duration(history.seconds)}, {rate.name} before"
     return Estimate(
         seconds=seconds,
         steps=max(1, math.ceil(seconds / step_seconds)),
@@ -84,6 +95,22 @@ def estimate(
         step_seconds=step_seconds,
         basis=basis,
     )
+
+
+def _between_failures(
+    world_size: int, failure_rate: str, history: History, fleet: FleetRate | None
+) -> tuple[float, str]:
+    """Mean seconds between two, and what they follow from."""
+    if fleet is not None:
+        known = f"{fleet.failures} in {fleet.node_days} node-days of this fleet"
+        return mtbf_seconds(world_size, fleet.per_million_node_days / 1000), known
+    rate = rate_named(failure_rate)
+    planned = mtbf_seconds(world_size, rate.per_1000_node_days)
+    mtbf = (planned + history.seconds) / (1 + history.failures)
+    if history.failures:
+        seen = f"{history.failures} seen in {duration(history.seconds)}"
+        return mtbf, f"{seen}, {rate.name} before"
+    return mtbf, f"planned: {rate.name}"
 
 
 class SaveSchedule:
@@ -100,7 +127,9 @@ class SaveSchedule:
         self._estimate_at = first_step + FIRST_ESTIMATE_STEPS
         self._due_at = self._prepare_at = -1
         self._saves = 0
+        self._counts_from = first_step  # the interval does: the last save, or the first estimate
         self._history: History | None = None
+        self._fleet: FleetRate | None = None
 
     def is_due(self, step: int) -> bool:
         """Whether the state after this step is saved."""
@@ -115,11 +144,25 @@ class SaveSchedule:
     def saved(self, step: int) -> None:
         """Count a save and plan the next; estimates are renewed ever more rarely."""
         self._saves += 1
+        self._counts_from = step
         if self.automatic:
             if self._saves & (self._saves - 1) == 0:  # a power of two
                 self._estimate_at = step + 1
             elif self.estimate is not None:
                 self._due_at = step + self.estimate.steps
+
+    def follow(self, rate: FleetRate, step: int) -> None:
+        """All ranks heard how often the fleet fails: the interval is renewed before the next step.
+
+        A rate that the job names stays.
+        """
+        known = self._fleet
+        if self._job.checkpoint.failure_rate != AUTOMATIC_RATE or known == rate:
+            return
+        self._fleet = rate
+        changed = known is None or known.per_million_node_days != rate.per_million_node_days
+        if self.estimate is not None and changed:
+            self._estimate_at = step
 
     def renews(self, step: int) -> bool:
         """Whether ``renew`` is to be called, by all ranks."""
@@ -138,11 +181,14 @@ class SaveSchedule:
             stall_seconds=stall_seconds or ASSUMED_STALL_SECONDS,
             flush_seconds=flush_seconds,
             step_seconds=max(1e-6, step_seconds),
+            fleet=self._fleet,
         )
         agreed = self._agreed(own)
         assert isinstance(agreed, Estimate)
+        if self.estimate is None:
+            self._counts_from = step
         self.estimate = agreed
-        self._due_at = step + agreed.steps
+        self._due_at = max(step + 1, self._counts_from + agreed.steps)
         if self._saves == 0:
             ahead = math.ceil(PREPARE_SECONDS / agreed.step_seconds)
             self._prepare_at = max(step + 1, self._due_at - ahead)

@@ -10,7 +10,14 @@ import pytest
 
 from phalanx.plan.cost.failures import best_interval, goodput
 from phalanx.train.exits import ExitCode, ExitInfo
-from phalanx.train.resume.interval import Estimate, History, SaveSchedule, estimate, read_history
+from phalanx.train.resume.interval import (
+    Estimate,
+    FleetRate,
+    History,
+    SaveSchedule,
+    estimate,
+    read_history,
+)
 from tests.train.forked_runs import Run, small_job
 
 
@@ -99,6 +106,39 @@ def test_estimates_are_renewed_ever_more_rarely(tmp_path: Path) -> None:
             schedule.saved(step)
             saves += 1
     assert saves > 100 and renewals <= 12
+
+
+def test_the_fleets_rate_renews_the_interval_at_the_next_step(tmp_path: Path) -> None:
+    schedule = SaveSchedule(small_job(tmp_path), 1024, 1, lambda value: value)
+    schedule.follow(FleetRate(3_789, 0, 0), 2)
+    assert not schedule.renews(2)  # nothing is measured yet
+    first = schedule.renew(9, 1.0, 0.2, 0.0)
+    assert "0 in 0 node-days of this fleet" in first.basis
+    worse = FleetRate(4 * 3_789, 11, 800)
+    schedule.follow(worse, 20)
+    assert schedule.renews(20)
+    second = schedule.renew(20, 1.0, 0.2, 0.0)
+    assert second.seconds == pytest.approx(first.seconds / 2, rel=0.02)  # the root of four
+    assert "11 in 800 node-days of this fleet" in second.reason
+    assert schedule.is_due(9 + second.steps)  # counted from where the interval began
+    schedule.follow(worse, 30)
+    assert not schedule.renews(30)
+
+
+def test_a_checkpoint_that_is_overdue_at_the_new_rate_is_due_at_once(tmp_path: Path) -> None:
+    schedule = SaveSchedule(small_job(tmp_path), 1024, 1, lambda value: value)
+    schedule.renew(9, 1.0, 0.2, 0.0)
+    schedule.follow(FleetRate(10_000_000, 999, 99), 1000)
+    made = schedule.renew(1000, 1.0, 0.2, 0.0)
+    assert made.steps < 900 and schedule.is_due(1001)
+
+
+def test_a_rate_that_the_job_names_stays(tmp_path: Path) -> None:
+    job = small_job(tmp_path, checkpoint__failure_rate="rsc-1")
+    schedule = SaveSchedule(job, 1024, 1, lambda value: value)
+    schedule.renew(9, 1.0, 0.2, 0.0)
+    schedule.follow(FleetRate(99_000, 9, 90), 20)
+    assert not schedule.renews(20)
 
 
 def test_fixed_steps_and_off_leave_the_clock_out_of_it(tmp_path: Path) -> None:

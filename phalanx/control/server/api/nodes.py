@@ -13,7 +13,14 @@ from phalanx.cluster.protocol.events import (
     SetReservation,
 )
 from phalanx.control.server.http.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoint
-from phalanx.control.server.http.views import names_of, node_history, node_out, questions, quotas
+from phalanx.control.server.http.views import (
+    failure_rate,
+    names_of,
+    node_history,
+    node_out,
+    questions,
+    quotas,
+)
 from phalanx.control.wire import api_types as t
 
 
@@ -40,6 +47,12 @@ async def show_node(call: Call) -> t.NodeDetail:
     """One node and what became of it."""
     node = call.node()
     return t.NodeDetail(node=_out(call, node), history=node_history(call.leading.core, node))
+
+
+async def failure_rates(call: Call) -> t.FailureRates:
+    """How often nodes of each kind fail here, with what that is known from."""
+    now_ns = call.leading.controller.clock.now_ns()
+    return t.FailureRates(rates=[failure_rate(each) for each in call.leading.core.failures(now_ns)])
 
 
 async def drain(call: Call) -> t.Done:
@@ -163,6 +176,15 @@ ENDPOINTS = [
         handler=show_node,
         answer=t.NodeDetail,
         params=t.NodePath,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/failure-rates",
+        name="failure_rates",
+        summary="Say how often nodes fail here, by kind.",
+        roles=EVERYBODY,
+        handler=failure_rates,
+        answer=t.FailureRates,
     ),
     _node("drain", "Empty a node and give it no new work.", drain, t.Drain),
     _node("readmit", "Give a node back to the fleet, after a test.", readmit, t.Readmit),

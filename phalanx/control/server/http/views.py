@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import WaitExplainer, explainer
+from phalanx.cluster.gang.failure_rates import NODE_DAY_GPU_SECONDS, SeenFailures
 from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec, JobState
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
@@ -21,6 +23,7 @@ from phalanx.control.wire.api_types import (
     ChangeOut,
     CommandOut,
     EventOut,
+    FailureRateOut,
     JobDetail,
     JobOut,
     LossOut,
@@ -31,6 +34,8 @@ from phalanx.control.wire.api_types import (
     Waits,
     Why,
 )
+
+TENTH_Z = 1.2816  # a tenth of a normal distribution is above this
 
 Sees = Callable[[str], bool]  # whether somebody may know of a team's jobs
 
@@ -231,6 +236,27 @@ def questions(core: Core) -> list[QuestionOut]:
         )
         for each in core.questions.values()
     ]
+
+
+def failure_rate(seen: SeenFailures) -> FailureRateOut:
+    """A rate of failures, with the interval that holds four chances in five."""
+    shape = 1 + seen.failures
+    rate = seen.per_million_node_days / 1000
+
+    def quantile(z: float) -> float:
+        """Of a gamma distribution, by the cube root that is nearly normal (Wilson and Hilferty)."""
+        return rate * max(0.0, 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))) ** 3
+
+    return FailureRateOut(
+        kind=seen.kind,
+        failures=seen.failures,
+        node_days=seen.gpu_seconds / NODE_DAY_GPU_SECONDS,
+        per_1000_node_days=rate,
+        low=quantile(-TENTH_Z),
+        high=quantile(TENTH_Z),
+        prior=seen.prior / 1000,
+        causes=seen.causes,
+    )
 
 
 def quotas(core: Core, sees: Sees) -> list[QuotaOut]:

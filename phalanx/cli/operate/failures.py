@@ -1,0 +1,35 @@
+"""``phalanx failures``: how often nodes fail here."""
+
+from __future__ import annotations
+
+import typer
+
+from phalanx.cli.connection import connected
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import print_json
+from phalanx.cli.tables import add_row, print_table, table
+from phalanx.control.wire.api_types import FailureRates
+
+app = typer.Typer()
+
+
+@app.command()
+def failures(server: ServerUrl = "", state: State = None, json: Json = False) -> None:
+    """Say how often nodes fail here, by kind: what intervals between checkpoints follow."""
+    with connected(server, json, state) as client:
+        listed = client.get("/v1/failure-rates", FailureRates)
+    if json:
+        print_json(listed)
+        return
+    if not listed.rates:
+        print("no gang has run yet: jobs go by the policy's rate")
+        return
+    made = table("KIND", "FAILURES", "NODE-DAYS", "PER 1000", "80 %", "PRIOR", "CAUSES")
+    for each in listed.rates:
+        between = f"{each.low:.2f}-{each.high:.2f}"
+        causes = ", ".join(f"{cause} {count}" for cause, count in each.causes.items())
+        rate, prior = f"{each.per_1000_node_days:.2f}", f"{each.prior:.2f}"
+        days = f"{each.node_days:.1f}"
+        add_row(made, each.kind or "-", each.failures, days, rate, between, prior, causes or "-")
+    print_table(made)
+    print("of nodes with eight GPUs, per 1000 days")
