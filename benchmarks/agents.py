@@ -136,7 +136,7 @@ class LoadAgent(asyncio.Protocol):
             match command.body:
                 case Form(job=job, generation=generation, nodes=nodes) if self.node in nodes:
                     self.jobs[job] = generation
-                    told = Joined(node=self.node, job=job, generation=generation, committed=-1)
+                    told = Joined(node=self.node, job=job, generation=generation)
                     self.fleet.sent_joined(job, generation)
                     self.send(told)
                 case Restore(job=job, generation=generation, step=step):

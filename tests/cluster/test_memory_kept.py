@@ -8,6 +8,7 @@ from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Command, Form, Stop
 from phalanx.cluster.protocol.events import GangJoined, NodeSilent
 from phalanx.cluster.protocol.gather import Gather
+from phalanx.cluster.protocol.keeper_state import KeptSteps
 from phalanx.cluster.protocol.messages import (
     CheckResult,
     Holding,
@@ -40,15 +41,12 @@ def joined_step(kept: tuple[int, ...], shift: int, *answers: Joined) -> int:
     return found.step
 
 
-def answer(node: int, own: tuple[int, int] = (-1, -1), ward: tuple[int, int] = (-1, -1)) -> Joined:
+def answer(node: int, own: tuple[int, ...] = (), ward: tuple[int, ...] = ()) -> Joined:
     return Joined(
         node=node,
         job=1,
         generation=4,
-        committed=own[0],
-        previous=own[1],
-        ward=ward[0],
-        ward_previous=ward[1],
+        kept=KeptSteps(own, ward),
     )
 
 
@@ -63,7 +61,7 @@ def test_a_growing_gang_does_not_go_back_to_what_its_buddies_have_of_living_node
 
 
 def test_a_ward_of_long_ago_does_not_take_a_lone_node_back():
-    assert joined_step((3,), 0, answer(3, (50, 49), (12, -1)), answer(1)) == 50
+    assert joined_step((3,), 0, answer(3, (50, 49), (12,)), answer(1)) == 50
 
 
 def test_a_seal_that_is_late_in_one_place_is_found_in_the_other():

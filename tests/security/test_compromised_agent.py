@@ -14,6 +14,7 @@ import pytest
 from msgspec import Struct
 
 from phalanx.cluster.protocol import messages as m
+from phalanx.cluster.protocol.keeper_state import KeptSteps
 from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire.shell_messages import ShellOutput
 from phalanx.observe.node.node_messages import NodeRecords, RunRecord
@@ -56,7 +57,7 @@ LIES: dict[type, Lie] = {
     m.Heartbeat: lambda n, j, g: [m.Heartbeat(node=n, incarnation=0)],
     m.NodeSeen: lambda n, j, g: [m.NodeSeen(node=n, inventory=_inventory(j, g))],
     m.Applied: lambda n, j, g: [m.Applied(node=n, sequence=s, index=0) for s in range(60)],
-    m.Joined: _gang(m.Joined, committed=FAR, reached=FAR, reached_ns=1, durable=FAR),
+    m.Joined: _gang(m.Joined, kept=KeptSteps((FAR,)), reached=FAR, reached_ns=1, durable=FAR),
     m.LastSteps: _gang(m.LastSteps, committed=0, reached=FAR, durable=FAR),
     m.Ready: _gang(m.Ready, step=FAR, skipped=(0, FAR)),
     m.Drained: _gang(m.Drained, step=0),

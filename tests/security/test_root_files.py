@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.protocol.messages import LookAt
+from phalanx.cluster.protocol.messages import InspectGang
 from phalanx.control.agent.hooks import Hook, run_hook
 from phalanx.control.agent.inspect.evidence import Evidence
 from phalanx.control.agent.inspect.log_keeping import compress_ended, cut, expire
@@ -186,7 +186,7 @@ def look_at(local_job: LocalJob) -> None:
 
     async def scenario() -> None:
         evidence = Evidence({7: local_job}, seen.append)
-        evidence.look(LookAt(job=7, generation=1), 0)
+        evidence.look(InspectGang(job=7, generation=1), 0)
         async with asyncio.timeout(10):
             while not seen:
                 await asyncio.sleep(0.01)

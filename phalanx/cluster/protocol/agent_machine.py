@@ -253,12 +253,7 @@ class Agent:
                 self._found(fact)
             case KeeperFound():
                 self.memory[fact.job] = KeeperState(
-                    committed=fact.committed,
-                    previous=fact.previous,
-                    oldest=fact.oldest,
-                    ward=fact.ward,
-                    ward_previous=fact.ward_previous,
-                    kept_generation=fact.kept_generation,
+                    steps=fact.kept, kept_generation=fact.kept_generation
                 )
             case DeviceError() | NodeNotice() | CheckResult() | KeeperSilent():
                 return [structs.replace(fact, node=self.node)]

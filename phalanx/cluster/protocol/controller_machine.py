@@ -20,13 +20,13 @@ from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.protocol.absence import AbsentNodes
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.controller_outputs import (
+    AskRanks,
     Close,
     CloseReason,
     Connection,
     Disbelieved,
     GangOver,
     GangRuns,
-    InspectGang,
     Output,
     Send,
 )
@@ -48,6 +48,7 @@ from phalanx.cluster.protocol.messages import (
     Busy,
     FlushWanted,
     Heartbeat,
+    InspectGang,
     Joined,
     LastSteps,
     NodeSeen,
@@ -298,10 +299,10 @@ class ControllerMachine(Generic[Connection]):
         there = all(node in self.connections for node in nodes)
         if not there or not self.diagnosis.begin(fact, nodes, now_ns):
             return ()
-        return (InspectGang(fact.job, fact.generation, nodes),)
+        return (AskRanks(InspectGang(job=fact.job, generation=fact.generation), nodes),)
 
     def not_asked(self, job: int) -> None:
-        """A node that ``InspectGang`` named cannot be reached."""
+        """A node that ``AskRanks`` named cannot be reached."""
         self.diagnosis.abandon(job)
 
     def forgive(self, deaf_ns: int) -> None:

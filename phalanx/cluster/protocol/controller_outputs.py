@@ -10,7 +10,7 @@ from msgspec import Struct
 from phalanx.cluster.fleet.membership import MessageRefusal
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import EventBody
-from phalanx.cluster.protocol.messages import AgentMessage
+from phalanx.cluster.protocol.messages import AgentMessage, InspectGang
 
 Connection = TypeVar("Connection")
 
@@ -39,11 +39,10 @@ class Send(Struct, frozen=True):
     nodes: tuple[int, ...]
 
 
-class InspectGang(Struct, frozen=True):
+class AskRanks(Struct, frozen=True):
     """Ask nodes what their ranks do; where one cannot be asked, say so by ``not_asked``."""
 
-    job: int
-    generation: int
+    order: InspectGang
     nodes: tuple[int, ...]
 
 
@@ -68,4 +67,4 @@ class Disbelieved(Struct, frozen=True):
 
 
 # Events are for the log and the core; the rest is for the shell.
-Output = EventBody | Send | Close[Connection] | InspectGang | GangRuns | GangOver | Disbelieved
+Output = EventBody | Send | Close[Connection] | AskRanks | GangRuns | GangOver | Disbelieved

@@ -6,28 +6,58 @@ when that generation is told to go; what belongs to a branch that was given up c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 
-class KeeperState(Struct, kw_only=True):
-    """Committed steps of the node's own slot, and of the slot that it is the buddy of.
+class KeptSteps(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Committed steps in a node's memory, newest first: of its own ranks, and of the slot that it
+    is the buddy of.
 
-    Of the own slot three count: while one rank's snapshot of a step is under way, others may have
+    Of the own ones three count: while one rank's snapshot of a step is under way, others may have
     committed that step and the next, and if it is lost with its keeper, only the one before is
     left that all have. Until then nobody has overwritten it.
     """
 
-    committed: int = -1  # -1: nothing
-    previous: int = -1
-    oldest: int = -1
-    ward: int = -1
-    ward_previous: int = -1
+    own: tuple[int, ...] = ()  # that all ranks of the node have committed
+    ward: tuple[int, ...] = ()
+
+    @classmethod
+    def newest(cls, own: Iterable[int], ward: Iterable[int]) -> KeptSteps:
+        """Those that count; -1 stands for none."""
+        return cls(_newest(own, 3), _newest(ward, 2))
+
+    @property
+    def committed(self) -> int:
+        """The newest of the own ranks; -1: nothing is kept."""
+        return self.own[0] if self.own else -1
+
+
+def _newest(steps: Iterable[int], count: int) -> tuple[int, ...]:
+    return tuple(sorted({*steps} - {-1}, reverse=True)[:count])
+
+
+class KeeperState(Struct, kw_only=True):
+    """The steps that are kept, and how far the generation came that made them."""
+
+    steps: KeptSteps = KeptSteps()
     kept_generation: int = 0  # that made these
     reached: int = 0  # highest step completed here in that generation
     reached_ns: int = 0
     durable: int = 0
     sealed_generation: int = 0  # of what was restored, and waits for "go"
     sealed_step: int = 0
+
+    @property
+    def committed(self) -> int:
+        """The newest step that the node's ranks have all committed; -1: none."""
+        return self.steps.committed
+
+    @property
+    def ward(self) -> int:
+        """The newest step of the buddy that is here; -1: none."""
+        return max(self.steps.ward, default=-1)
 
     def restored(self, generation: int, step: int) -> None:
         """The node's ranks have restored a step, and sealed it here and at their buddy."""
@@ -39,8 +69,7 @@ class KeeperState(Struct, kw_only=True):
             return
         step = self.sealed_step
         self.kept_generation = generation
-        self.committed, self.previous, self.oldest = step, -1, -1
-        self.ward, self.ward_previous = step, -1
+        self.steps = KeptSteps((step,), (step,))
         self.reached, self.reached_ns = step, 0
         self.durable = min(self.durable, step)  # later ones are of a branch that is given up
 
@@ -48,18 +77,24 @@ class KeeperState(Struct, kw_only=True):
         """This generation is the last that ran, whatever the node has heard of it."""
         self.go(generation)
         if self.kept_generation < generation:
-            self.committed = self.previous = self.oldest = self.ward = self.ward_previous = -1
+            self.steps = KeptSteps()
             self.reached = self.reached_ns = 0
 
     def seal(self, step: int) -> None:
         """The node's ranks have all committed a step."""
         if step > self.committed:
-            self.oldest, self.previous, self.committed = self.previous, self.committed, step
+            self.steps = KeptSteps.newest((*self.steps.own, step), self.steps.ward)
 
     def seal_ward(self, step: int) -> None:
         """The buddy's snapshot is here."""
         if step > self.ward:
-            self.ward_previous, self.ward = self.ward, step
+            self.steps = KeptSteps.newest(self.steps.own, (*self.steps.ward, step))
+
+    def adopt(self, committed: int, ward: int) -> None:
+        """Workers that outlived their agent say what they have all committed."""
+        own = [step for step in self.steps.own if step < committed]
+        wards = self.steps.ward or [ward]
+        self.steps = KeptSteps.newest([*own, committed], wards)
 
     def reach(self, step: int, at_ns: int) -> bool:
         """The node's ranks have completed a step. True when it is a new one."""

@@ -118,11 +118,7 @@ class LocalGang(Struct, kw_only=True):
                     node=node,
                     job=job,
                     generation=generation,
-                    committed=kept.committed,
-                    previous=kept.previous,
-                    oldest=kept.oldest,
-                    ward=kept.ward,
-                    ward_previous=kept.ward_previous,
+                    kept=kept.steps,
                     reached=kept.reached,
                     reached_ns=kept.reached_ns,
                     durable=kept.durable if kept.committed >= 0 else 0,
@@ -296,6 +292,5 @@ class LocalGang(Struct, kw_only=True):
             kept.restored(self.generation, fact.step)
             return
         kept.reached = min(each.step for each in self.ranks.values())
-        kept.committed = min(each.committed for each in self.ranks.values())
-        kept.ward = kept.ward if kept.ward >= 0 else fact.ward
+        kept.adopt(min(each.committed for each in self.ranks.values()), fact.ward)
         kept.durable = max(kept.durable, fact.durable)

@@ -10,6 +10,8 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from phalanx.cluster.protocol.keeper_state import KeptSteps
+
 Source = Literal["none", "peer", "disk", "remote"]  # of what a gang restores
 KeeperChange = Literal["silent", "answers", "replaced"]
 THIS_NODE = -1  # of a fact that has yet to reach its agent's machine, which fills the number in
@@ -144,11 +146,7 @@ class Joined(Message, frozen=True, tag=True):
     node: int
     job: int
     generation: int
-    committed: int  # least committed step of the ranks here; -1: nothing is kept here
-    previous: int = -1  # the one before it, still kept
-    oldest: int = -1  # the one before that: a rank may lack its newest and the one before
-    ward: int = -1  # newest committed step of the slot that this node is the buddy of
-    ward_previous: int = -1
+    kept: KeptSteps = KeptSteps()
     reached: int = 0  # highest step completed here, in any generation
     reached_ns: int = 0
     durable: int = 0  # newest checkpoint on remote storage that the node has heard of
@@ -251,7 +249,7 @@ class ReplicasDiffer(Message, frozen=True, tag=True):
 
 
 class Seen(Message, frozen=True, tag=True):
-    """The answer to ``LookAt``. ``ranks``: how far each has come; -1: it does not answer."""
+    """The answer to ``InspectGang``. ``ranks``: how far each has come; -1: it does not answer."""
 
     node: int
     job: int
@@ -287,11 +285,15 @@ AgentMessage = (
 # Controller to agent, beside its commands.
 
 
-class LookAt(Message, frozen=True, tag=True):
-    """A gang makes no steps: save what its ranks are doing, and say how far each has come."""
+class InspectGang(Message, frozen=True, tag=True):
+    """A gang makes no steps: save what its ranks are doing, and say how far each has come.
+
+    ``folder``: where ranks write their stacks and flight recorders; their agent fills it in.
+    """
 
     job: int
     generation: int
+    folder: str = ""
 
 
 # Workers, keeper and devices to their agent.
@@ -348,11 +350,7 @@ class KeeperFound(Message, frozen=True, tag=True):
 
     job: int
     kept_generation: int
-    committed: int
-    previous: int = -1
-    oldest: int = -1
-    ward: int = -1
-    ward_previous: int = -1
+    kept: KeptSteps
 
 
 class WardSealed(Message, frozen=True, tag=True):

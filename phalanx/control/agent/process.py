@@ -24,10 +24,10 @@ from phalanx.cluster.protocol.messages import (
     Connected,
     DeviceError,
     Disconnected,
+    InspectGang,
     Inventory,
     KeeperSilent,
     LocalFact,
-    LookAt,
     NodeNotice,
     Wake,
     WorkerFound,
@@ -339,7 +339,7 @@ class AgentProcess:
                 self.logs.read(message)
             case wire.StopLog():
                 self.logs.stop(message.request, finish=message.finish)
-            case LookAt():
+            case InspectGang():
                 self.evidence.look(message, self.agent.node if self.agent else -1)
             case OpenShell() | ShellInput() | CloseShell():
                 self.shells.hear(message)

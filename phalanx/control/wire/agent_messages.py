@@ -14,12 +14,12 @@ from msgspec import Struct
 
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.commands import Command
-from phalanx.cluster.protocol.messages import AgentMessage, Inventory, LookAt
+from phalanx.cluster.protocol.messages import AgentMessage, InspectGang, Inventory
 from phalanx.control.wire.shell_messages import ShellDown, ShellOutput
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
 
-PROTOCOL = 3  # both sides must speak the same
+PROTOCOL = 4  # both sides must speak the same
 AGENT_PATH = "/v1/agent"
 
 
@@ -176,7 +176,7 @@ Down = (
     | StopLog
     | ReadSteps
     | ReadTrace
-    | LookAt
+    | InspectGang
     | Profile
     | ShellDown
 )

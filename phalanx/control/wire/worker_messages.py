@@ -19,6 +19,7 @@ from phalanx.cluster.protocol.commands import WorkerOrder
 from phalanx.cluster.protocol.messages import (
     Busy,
     FlushWanted,
+    InspectGang,
     ReplicasDiffer,
     Restored,
     RestoreFailed,
@@ -60,16 +61,8 @@ class Take(WorkerFrame, frozen=True, tag=True):
     payload: str = ""
 
 
-class Look(WorkerFrame, frozen=True, tag=True):
-    """Write the stacks of all threads and the flight recorder into a folder."""
-
-    job: int
-    generation: int
-    folder: str
-
-
 class Looked(WorkerFrame, frozen=True, tag=True):
-    """That is done. ``waiting``: the rank is in a collective that others have not completed."""
+    """A rank's answer to ``InspectGang``. ``waiting``: in a collective without the others."""
 
     job: int
     generation: int
@@ -91,7 +84,7 @@ class TraceSteps(WorkerFrame, frozen=True, tag=True):
     steps: int
 
 
-Order = Take | Look | WorkerOrder | TraceSteps
+Order = Take | InspectGang | WorkerOrder | TraceSteps
 Fact = (
     Present
     | WorkerUp

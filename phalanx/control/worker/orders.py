@@ -22,6 +22,7 @@ from phalanx.cluster.protocol.commands import (
 from phalanx.cluster.protocol.messages import (
     THIS_NODE,
     Busy,
+    InspectGang,
     ReplicasDiffer,
     Restored,
     RestoreFailed,
@@ -34,7 +35,6 @@ from phalanx.control.wire.worker_messages import (
     GIVE_WAY,
     AgentLink,
     LastGeneration,
-    Look,
     Looked,
     Order,
     Present,
@@ -141,11 +141,11 @@ class AgentOrders:
                     self.stop.reason = "drain"
                 case TraceSteps(steps=steps):
                     self.ask.ask(steps)
-                case Look():
+                case InspectGang():
                     self._look(order)
             self._changed.notify_all()
 
-    def _look(self, order: Look) -> None:
+    def _look(self, order: InspectGang) -> None:
         """Somebody wants to know what this rank is doing."""
         if order.generation == self._generation and self._take is not None:
             waiting = look(Path(order.folder), self._rank)

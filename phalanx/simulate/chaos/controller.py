@@ -11,11 +11,11 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.protocol.commands import Ask, Command, Form
 from phalanx.cluster.protocol.controller_machine import ControllerMachine
 from phalanx.cluster.protocol.controller_outputs import (
+    AskRanks,
     Close,
     Disbelieved,
     GangOver,
     GangRuns,
-    InspectGang,
     Output,
     Send,
 )
@@ -27,7 +27,7 @@ from phalanx.cluster.protocol.events import (
     NodeSilent,
     Tick,
 )
-from phalanx.cluster.protocol.messages import AgentMessage, LookAt, NodeSeen
+from phalanx.cluster.protocol.messages import AgentMessage, NodeSeen
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.stores import DeposedError
 from phalanx.simulate.rules.contact_rules import ContactRules
@@ -155,8 +155,7 @@ class SimulatedController:
                 self._send(command, nodes)
             case Close(node=node, connection=connection):
                 self.world.hang_up(self, node, connection)
-            case InspectGang(job=job, generation=generation, nodes=nodes):
-                order = LookAt(job=job, generation=generation)
+            case AskRanks(order=order, nodes=nodes):
                 for node in nodes:
                     host, connection = self.world.hosts[node], self.connections[node]
                     self.world.network.send(CONTROLLER, node, host.look, connection, order)

@@ -23,8 +23,8 @@ from phalanx.cluster.protocol.messages import (
     Connected,
     Disconnected,
     FlushWanted,
+    InspectGang,
     LocalFact,
-    LookAt,
     Restored,
     RestoreFailed,
     Sealed,
@@ -79,7 +79,7 @@ class SimulatedHost(SimulatedMachine):
                 return
             self._out(self.agent.handle(command, self.clock()))
 
-    def look(self, connection: int, order: LookAt) -> None:
+    def look(self, connection: int, order: InspectGang) -> None:
         """The controller asks what the ranks of a gang do."""
         worker = self._worker(order.job, order.generation)
         if not self.alive or self.agent is None or connection != self.connection:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.keeper_state import KeptSteps
 from phalanx.cluster.protocol.messages import (
     THIS_NODE,
     DeviceError,
@@ -121,27 +122,17 @@ class SimulatedMachine(ABC):
         """What the keeper holds of the last generation that ran here."""
         kept = self.memory[job]
         generation = self.gone.get(job, 0)
-        steps = {
-            kind: sorted(
+        own, ward = (
+            [
                 step
                 for (sealed, which, _), held in kept.items()
                 if sealed == generation and which == kind
                 for step in held
-            )
+            ]
             for kind in ("own", "ward")
-        }
-        own, ward = ([-1, -1, -1, *steps[kind]] for kind in ("own", "ward"))
-        self.feed(
-            KeeperFound(
-                job=job,
-                kept_generation=generation,
-                committed=own[-1],
-                previous=own[-2],
-                oldest=own[-3],
-                ward=ward[-1],
-                ward_previous=ward[-2],
-            )
         )
+        steps = KeptSteps.newest(own, ward)
+        self.feed(KeeperFound(job=job, kept_generation=generation, kept=steps))
 
     def _unplug(self) -> None:
         controller, connection = self.controller, self.connection

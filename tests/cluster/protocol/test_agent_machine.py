@@ -5,6 +5,7 @@ from msgspec import structs
 from phalanx.cluster.jobs.job import GangShape
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Abort, Check, Command, Drain, Form, Go, Restore, Stop
+from phalanx.cluster.protocol.keeper_state import KeptSteps
 from phalanx.cluster.protocol.messages import (
     THIS_NODE,
     Applied,
@@ -129,9 +130,7 @@ def test_a_node_joins_restores_and_goes():
     (form,) = node.form()
     assert isinstance(form, Form) and form.ranks_on(3) == (2, 3) and form.world_size == 4
     assert node.fact(WorkerUp(job=1, generation=1, rank=2)) == []
-    assert node.fact(WorkerUp(job=1, generation=1, rank=3)) == [
-        Joined(node=3, job=1, generation=1, committed=-1)
-    ]
+    assert node.fact(WorkerUp(job=1, generation=1, rank=3)) == [Joined(node=3, job=1, generation=1)]
     assert node.restore(step=5) == Ready(node=3, job=1, generation=1, step=5)
     node.go()
     assert node.agent.inventory().jobs[0].phase == "running"
@@ -176,8 +175,7 @@ def test_a_new_generation_aborts_the_old_one_and_keeps_its_snapshots():
     assert outputs[0] == Abort(reason=WHY, job=1, generation=1)
     node.fact(WorkerUp(job=1, generation=2, rank=2))
     (joined,) = node.fact(WorkerUp(job=1, generation=2, rank=3))
-    assert (joined.committed, joined.previous) == (2, 1)
-    assert (joined.ward, joined.ward_previous) == (2, 1)
+    assert joined.kept == KeptSteps((2, 1, 0), (2, 1))
     assert (joined.reached, joined.reached_ns) == (2, 2 * SECOND)
 
 
@@ -187,7 +185,7 @@ def test_three_snapshots_of_the_own_slot_count():
     for step in range(1, 6):
         node.seal(step)
     joined = node.join(generation=2, kept_generation=1)
-    assert (joined.committed, joined.previous, joined.oldest) == (5, 4, 3)
+    assert joined.kept.own == (5, 4, 3)
 
 
 def test_a_step_is_committed_when_every_rank_has_sealed_it_and_its_buddy_has_it():
@@ -211,7 +209,7 @@ def test_what_was_restored_counts_only_when_the_generation_goes():
     node.restore(generation=2, step=1)
     assert node.agent.committed(1) == 2
     joined = node.join(generation=3, kept_generation=1)  # generation 2 never ran
-    assert (joined.committed, joined.previous) == (2, 1)
+    assert joined.kept.own[:2] == (2, 1)
 
 
 def test_a_node_that_missed_the_go_knows_from_the_next_form_that_it_was_given():
@@ -221,7 +219,7 @@ def test_a_node_that_missed_the_go_knows_from_the_next_form_that_it_was_given():
     node.join(generation=2, kept_generation=1)
     node.restore(generation=2, step=1)
     joined = node.join(generation=3, kept_generation=2)
-    assert (joined.committed, joined.previous, joined.ward) == (1, -1, 1)
+    assert joined.kept == KeptSteps((1,), (1,))
 
 
 def test_snapshots_of_a_branch_that_was_given_up_count_for_nothing():
@@ -229,7 +227,7 @@ def test_snapshots_of_a_branch_that_was_given_up_count_for_nothing():
     node.run()
     node.seal(50)
     joined = node.join(generation=6, kept_generation=5)
-    assert (joined.committed, joined.ward, joined.reached) == (-1, -1, 0)
+    assert (joined.kept, joined.reached) == (KeptSteps(), 0)
 
 
 def test_a_node_that_left_and_returns_still_has_what_it_was_told_to_keep():
@@ -238,9 +236,9 @@ def test_a_node_that_left_and_returns_still_has_what_it_was_told_to_keep():
     node.seal(9)
     stop = Stop(reason=WHY, job=1, generation=1, keep_snapshots=True)
     assert node.command(stop)[-1] == Stop(reason=WHY, job=1, generation=1, keep_snapshots=True)
-    assert node.join(generation=2, kept_generation=1).committed == 9
+    assert node.join(generation=2, kept_generation=1).kept.committed == 9
     node.command(Stop(reason=WHY, job=1, generation=2))
-    assert node.join(generation=3, kept_generation=1).committed == -1
+    assert node.join(generation=3, kept_generation=1).kept.committed == -1
 
 
 def test_a_node_says_how_far_it_was_when_it_is_told_to_stop():
@@ -271,7 +269,7 @@ def test_what_a_keeper_says_after_the_abort_counts():
     node.seal(9, ranks=(3,))  # its buddy had it in the end
     node.fact(WardSealed(job=1, generation=1, step=9))
     joined = node.join(generation=2, kept_generation=1)
-    assert (joined.committed, joined.previous, joined.ward) == (9, 8, 9)
+    assert (joined.kept.own[:2], joined.kept.ward[0]) == ((9, 8), 9)
 
 
 def test_why_a_worker_left_is_said_to_the_next_controller_too():
@@ -450,9 +448,10 @@ def test_a_new_agent_adopts_what_outlived_the_old_one():
 
 def test_a_new_agent_knows_what_the_keeper_holds_of_dead_workers():
     node = Node()
-    node.fact(KeeperFound(job=1, kept_generation=4, committed=20, previous=19, ward=20))
+    kept = KeptSteps((20, 19), (20,))
+    node.fact(KeeperFound(job=1, kept_generation=4, kept=kept))
     joined = node.join(generation=5, kept_generation=4)
-    assert (joined.committed, joined.previous, joined.ward) == (20, 19, 20)
+    assert joined.kept == kept
 
 
 def test_a_worker_that_waits_for_its_go_is_found_waiting():
@@ -557,7 +556,7 @@ def test_a_program_that_connects_before_its_first_step_has_lost_nothing():
     for rank in (2, 3):  # it knows no step before it has restored one, and may never come so far
         node.fact(WorkerFound(job=1, generation=1, rank=rank, step=0, committed=-1))
     joined = node.join(generation=2, kept_generation=1)
-    assert joined.committed == 25 and joined.reached == 25
+    assert joined.kept.committed == 25 and joined.reached == 25
 
 
 def test_a_worker_of_an_older_generation_says_nothing_about_this_one():

@@ -12,12 +12,12 @@ from phalanx.cluster.policy import Policy, TimeoutPolicy
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.controller_machine import SEVERAL_NS, ControllerMachine
 from phalanx.cluster.protocol.controller_outputs import (
+    AskRanks,
     Close,
     CloseReason,
     Disbelieved,
     GangOver,
     GangRuns,
-    InspectGang,
     Output,
     Send,
 )
@@ -29,6 +29,7 @@ from phalanx.cluster.protocol.messages import (
     DeviceError,
     FlushWanted,
     Heartbeat,
+    InspectGang,
     Inventory,
     NodeSeen,
     Seen,
@@ -291,7 +292,7 @@ def test_a_gang_that_hangs_is_looked_at_and_the_node_behind_is_named() -> None:
     for node in range(8):
         played.machine.received(node, Heartbeat(node=node, incarnation=1), due)
     (look,) = [each for each in played.tick(due) if not isinstance(each, Send)]
-    assert look == InspectGang(job.id, 1, played.nodes)
+    assert look == AskRanks(InspectGang(job=job.id, generation=1), played.nodes)
     one, other = played.nodes
     waits = 2 * job.step + 1
     seen = Seen(node=one, job=job.id, generation=1, ranks=dict.fromkeys(range(8), waits), folder="")
@@ -313,7 +314,7 @@ def test_a_gang_with_a_node_that_is_away_is_not_called_hung() -> None:
         played.machine.received(node, Heartbeat(node=node, incarnation=1), due)
     played.leaves(played.nodes[1], due)
     told = played.tick(due)
-    assert not [each for each in told if isinstance(each, InspectGang | NoProgress)]
+    assert not [each for each in told if isinstance(each, AskRanks | NoProgress)]
 
 
 def test_gangs_are_watched_while_they_run() -> None:

@@ -13,6 +13,7 @@ from phalanx.cluster.protocol.events import (
     Progress,
 )
 from phalanx.cluster.protocol.gather import Gather
+from phalanx.cluster.protocol.keeper_state import KeptSteps
 from phalanx.cluster.protocol.messages import (
     Drained,
     Finished,
@@ -59,8 +60,8 @@ def restore(step: int, generation: int = 1) -> Command:
     return Command(10 + generation, 0, 1, (0, 1, 2), body)
 
 
-def joined(node: int, committed: int = -1, previous: int = -1, **fields) -> Joined:
-    return Joined(node=node, job=1, generation=1, committed=committed, previous=previous, **fields)
+def joined(node: int, *own: int, ward: tuple[int, ...] = (), **fields) -> Joined:
+    return Joined(node=node, job=1, generation=1, kept=KeptSteps(own, ward), **fields)
 
 
 def steps(node: int, step: int, committed: int | None = None, **fields) -> Steps:
@@ -115,9 +116,9 @@ def test_the_step_to_restore_is_the_least_that_all_have_committed():
 def test_lost_slots_count_by_what_their_buddies_keep():
     gather = Gather()
     gather.expect(form(kept=(0, 9, 2)))  # what slot 1 had on node 9 is kept by node 2
-    gather.receive(joined(0, 41, 40, ward=41), 0)
+    gather.receive(joined(0, 41, 40, ward=(41,)), 0)
     gather.receive(joined(1), 0)  # new here
-    (event,) = gather.receive(joined(2, 41, 40, ward=40, ward_previous=39), 0)
+    (event,) = gather.receive(joined(2, 41, 40, ward=(40, 39)), 0)
     assert event == GangJoined(job=1, generation=1, step=40, empty=(1,), newest=41)
 
 
@@ -125,9 +126,9 @@ def test_two_steps_behind_the_others_a_replica_still_finds_a_step_that_all_have(
     """The keeper of slot 1 died with a snapshot under way, when the others had made the next."""
     gather = Gather()
     gather.expect(form())
-    gather.receive(joined(0, 41, 40, oldest=39), 0)
+    gather.receive(joined(0, 41, 40, 39), 0)
     gather.receive(joined(1), 0)  # its keeper is another one
-    (event,) = gather.receive(joined(2, 41, 40, oldest=39, ward=39, ward_previous=38), 0)
+    (event,) = gather.receive(joined(2, 41, 40, 39, ward=(39, 38)), 0)
     assert (event.step, event.empty) == (39, (1,))
 
 
@@ -154,7 +155,7 @@ def test_answers_of_another_generation_or_from_strangers_do_not_count():
     gather = Gather()
     gather.expect(form(generation=2))
     assert gather.receive(joined(0), 0) == []
-    stranger = Joined(node=9, job=1, generation=2, committed=-1)
+    stranger = Joined(node=9, job=1, generation=2)
     assert gather.receive(stranger, 0) == []
     assert [event.nodes for event in gather.due(60 * SECOND)] == [(0, 1, 2)]
 

@@ -38,7 +38,7 @@ def joined(
             step=step,
             empty=empty,
             durable=max(a.durable for a in answers),
-            newest=min((a.committed for a in answers if a.committed >= 0), default=-1),
+            newest=min((a.kept.committed for a in answers if a.kept.own), default=-1),
         )
     )
     return events
@@ -58,16 +58,12 @@ def _common_step(kept_nodes: tuple[int, ...], shift: int, answers: dict[int, Joi
         other = answers.get(buddy)
         if own is None and other is None:
             continue
-        copies = {own.committed, own.previous, own.oldest} if own else set()
-        if other:
-            copies |= {other.ward, other.ward_previous}
+        copies = {*(own.kept.own if own else ()), *(other.kept.ward if other else ())}
         common = copies if common is None else common & copies
     return max(common, default=-1) if common else -1
 
 
 def _holds(answer: Joined, step: int) -> bool:
     """Whether a node keeps anything of a step; of none: anything at all."""
-    if step < 0:
-        return answer.committed >= 0
-    own = answer.committed, answer.previous, answer.oldest
-    return step in (*own, answer.ward, answer.ward_previous)
+    kept = answer.kept
+    return step in (*kept.own, *kept.ward) if step >= 0 else bool(kept.own)

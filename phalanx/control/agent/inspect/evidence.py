@@ -13,10 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.cluster.protocol.messages import LookAt, Seen
+from msgspec import structs
+
+from phalanx.cluster.protocol.messages import InspectGang, Seen
 from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.safe_files import Owner, make_folder, replace_at
-from phalanx.control.wire.worker_messages import Look
 
 ANSWER_SECONDS = 0.7
 FILES = ("status", "wchan", "syscall", "stack")  # of a process, below /proc
@@ -32,7 +33,7 @@ class Evidence:
         self._jobs, self._send = jobs, send
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def look(self, order: LookAt, node: int) -> None:
+    def look(self, order: InspectGang, node: int) -> None:
         """Look at a gang's ranks here, and say what was seen."""
         job = self._jobs.get(order.job)
         if job is not None and job.generation == order.generation:
@@ -40,7 +41,7 @@ class Evidence:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _look(self, job: LocalJob, order: LookAt, node: int) -> None:
+    async def _look(self, job: LocalJob, order: InspectGang, node: int) -> None:
         folder = job.folder / "evidence" / f"generation-{order.generation}"
         opened = -1
         try:
@@ -63,12 +64,14 @@ class Evidence:
         )
         self._send(seen)
 
-    async def _ask(self, job: LocalJob, order: LookAt, folder: Path, opened: int) -> dict[int, int]:
+    async def _ask(
+        self, job: LocalJob, order: InspectGang, folder: Path, opened: int
+    ) -> dict[int, int]:
         """Have every rank here say what it does; how far each of them is."""
         processes = list(job.processes.values())
         for process in processes:
             process.looked = None
-            process.say(Look(job=job.number, generation=order.generation, folder=str(folder)))
+            process.say(structs.replace(order, folder=str(folder)))
         waited = 0.0
         while waited < ANSWER_SECONDS and not all(process.looked for process in processes):
             await asyncio.sleep(0.02)

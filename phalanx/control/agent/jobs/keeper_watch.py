@@ -25,6 +25,7 @@ from phalanx.checkpoint.keeper.messages import (
 from phalanx.checkpoint.keeper.wire import from_keeper
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.keeper_state import KeptSteps
 from phalanx.cluster.protocol.messages import (
     THIS_NODE,
     KeeperChange,
@@ -244,23 +245,15 @@ async def what_is_kept(path: Path, job: int) -> KeeperFound | None:
         return None
     generation = max(note.generation for note in notes)
     own, ward = (
-        whole_steps([n for n in notes if n.generation == generation and n.replica is replica])
+        _whole_steps([n for n in notes if n.generation == generation and n.replica is replica])
         for replica in (False, True)
     )
-    return KeeperFound(
-        job=job,
-        kept_generation=generation,
-        committed=own[-1],
-        previous=own[-2],
-        oldest=own[-3],
-        ward=ward[-1],
-        ward_previous=ward[-2],
-    )
+    return KeeperFound(job=job, kept_generation=generation, kept=KeptSteps.newest(own, ward))
 
 
-def whole_steps(notes: list[Noted]) -> list[int]:
-    """Steps that every rank of some notes has, after three that stand for none."""
+def _whole_steps(notes: list[Noted]) -> set[int]:
+    """Steps that every rank of some notes has."""
     ranks: dict[int, set[int]] = {}
     for note in notes:
         ranks.setdefault(note.rank, set()).add(note.step)
-    return [-1, -1, -1, *sorted(set.intersection(*ranks.values()) if ranks else ())]
+    return set.intersection(*ranks.values()) if ranks else set()

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.controller_machine import ControllerMachine, names_another
 from phalanx.cluster.protocol.controller_outputs import (
+    AskRanks,
     Close,
     CloseReason,
     Disbelieved,
     GangOver,
     GangRuns,
-    InspectGang,
     Output,
     Send,
 )
 from phalanx.cluster.protocol.events import Event, EventBody
-from phalanx.cluster.protocol.messages import Applied, Heartbeat, LookAt
+from phalanx.cluster.protocol.messages import Applied, Heartbeat
 from phalanx.cluster.state import View
 from phalanx.control.server.agent_link.gang_watch import GangWatch
 from phalanx.control.server.agent_link.refusals import Refusals
@@ -191,10 +191,10 @@ class Hub:
             case Close(node=node, connection=connection, reason=reason):
                 code, text, retry = CLOSED[reason]
                 connection.close(self.rejected(code, text.format(node=node), retry=retry))
-            case InspectGang(job=job, generation=generation, nodes=nodes):
-                frame = framed(encode(LookAt(job=job, generation=generation)))
+            case AskRanks(order=order, nodes=nodes):
+                frame = framed(encode(order))
                 if not all(self.push(node, frame) for node in nodes):
-                    self.machine.not_asked(job)
+                    self.machine.not_asked(order.job)
             case GangRuns(job=job):
                 self.gangs.begin(job)
             case GangOver(job=job):
