@@ -82,7 +82,7 @@ class Pass:
         if not number:
             return
         lane, demand, _ = self._waiting.where[number]
-        if not self._try(view.jobs[number], lane, demand, "first_in_line"):
+        if not self._try(view.jobs[number], lane, demand):
             self._collected = collected(self._waiting, view, number) & ~self._leaving_for_others()
 
     def _gated(self, number: int, lane: Lane, demand: Demand) -> bool:
@@ -114,8 +114,7 @@ class Pass:
             if self._gated(number, lane, demand):
                 continue  # its lane waits; what else it holds is looked at behind the others
             job = self._view.jobs[number]
-            code = "first_in_line"
-            started = self._try(job, lane, demand, code)
+            started = self._try(job, lane, demand)
             if not started and not self._claims(job, demand):
                 if self._reserve(job, demand, firm=False):
                     left -= 1
@@ -157,7 +156,7 @@ class Pass:
             looked += 1
             if self._gated(number, lane, demand):
                 continue
-            started = self._try(self._view.jobs[number], lane, demand, "backfilled")
+            started = self._try(self._view.jobs[number], lane, demand, backfilled=True)
             if started or number in promised or self._view.reservations:
                 front.go_on(source, started)
             elif id(demand) not in unlike:
@@ -202,7 +201,7 @@ class Pass:
         else:
             self._bind.pop(job, None)
 
-    def _try(self, job: Job, lane: Lane, demand: Demand, code: str) -> bool:
+    def _try(self, job: Job, lane: Lane, demand: Demand, *, backfilled: bool = False) -> bool:
         """Starts a job if there is room for it."""
         closed = self._closed(job, demand.bound_ns)
         failed = self._without_capacity.setdefault(id(demand), [])
@@ -216,11 +215,11 @@ class Pass:
         if placement.replicas < demand.request.replicas:
             wanted = demand.request.replicas
             why = reason("elastic_start", replicas=placement.replicas, wanted=wanted, where=where)
-        elif code == "first_in_line":
-            priority = self._ranks.of(lane, job.queued_ns, demand.gpus)
-            why = reason(code, priority=priority, where=where)
+        elif backfilled:
+            why = reason("backfilled", where=where)
         else:
-            why = reason(code, where=where)
+            priority = self._ranks.of(lane, job.queued_ns, demand.gpus)
+            why = reason("first_in_line", priority=priority, where=where)
         if job.id in self._bind:
             self._binds(job.id, yes=False)
         self._index.start(self._view, job, placement)

@@ -148,11 +148,11 @@ class Uplink:
         await connection.send(wire.encode(self._proved(connection, listener.register())))
         first = _decoded(await connection.recv(decode=False))
         if isinstance(first, wire.Rejected):
-            if first.code == "unlinked":
+            if first.code == wire.RejectCode.UNLINKED:
                 self._link = b""
-            if first.code == "pending" and not self._waits:
+            if first.code == wire.RejectCode.PENDING and not self._waits:
                 log.warning("%s", first.message)
-            self._waits = first.code == "pending"
+            self._waits = first.code == wire.RejectCode.PENDING
             return _rejected(first)
         if not isinstance(first, wire.Welcome):
             raise OSError("its first message is no welcome")
@@ -287,7 +287,7 @@ async def _pump(connection: ClientConnection, outgoing: asyncio.Queue[bytes]) ->
 
 def _rejected(rejected: wire.Rejected) -> bool:
     """False where trying again may help."""
-    if not rejected.retry and rejected.code == "replaced":
+    if not rejected.retry and rejected.code == wire.RejectCode.REPLACED:
         raise JoinError("another process has connected as this agent")
     if not rejected.retry:
         raise JoinError(

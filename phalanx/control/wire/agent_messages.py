@@ -7,7 +7,7 @@ requests.
 
 from __future__ import annotations
 
-from typing import Literal
+from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
@@ -69,19 +69,20 @@ class Welcome(AgentFrame, frozen=True, tag=True):
     link: bytes = b""  # the key that the agent's next connections are proved with
 
 
-RejectCode = Literal[
-    "version",
-    "protocol",
-    "name_taken",
-    "wrong_node",
-    "bad_node",
-    "wrong_key",  # it does not have the key of its node
-    "unlinked",  # the link key is not the server's: sign anew
-    "pending",  # an administrator has yet to let it in
-    "replaced",  # the same agent has connected again
-    "not_leader",
-    "internal",
-]
+class RejectCode(StrEnum):
+    """Why an agent is not let in, or no longer."""
+
+    VERSION = "version"
+    PROTOCOL = "protocol"
+    NAME_TAKEN = "name_taken"
+    WRONG_NODE = "wrong_node"
+    BAD_NODE = "bad_node"
+    WRONG_KEY = "wrong_key"  # it does not have the key of its node
+    UNLINKED = "unlinked"  # the link key is not the server's: sign anew
+    PENDING = "pending"  # an administrator has yet to let it in
+    REPLACED = "replaced"  # the same agent has connected again
+    NOT_LEADER = "not_leader"
+    INTERNAL = "internal"
 
 
 class Rejected(AgentFrame, frozen=True, tag=True):

@@ -18,7 +18,14 @@ from phalanx.control.server.security.auth import AuthError, Token, bearer, requi
 from phalanx.control.server.security.joining import refuse_elsewhere
 from phalanx.control.server.store.interface import StoreError
 from phalanx.control.trust.node_key import NONCE_BYTES
-from phalanx.control.wire.agent_messages import PROTOCOL, Register, Rejected, decode_up, encode
+from phalanx.control.wire.agent_messages import (
+    PROTOCOL,
+    Register,
+    RejectCode,
+    Rejected,
+    decode_up,
+    encode,
+)
 from phalanx.control.wire.websocket_frames import (
     CLOSE,
     PING,
@@ -170,7 +177,7 @@ class AgentSocket(asyncio.Protocol):
             message = decode_up(data)
         except UNREADABLE as error:
             text = f"a message cannot be read: {error}"
-            self.close(self._hub.rejected("protocol", text))
+            self.close(self._hub.rejected(RejectCode.PROTOCOL, text))
             return
         try:
             self._hub.receive(self, message)
@@ -214,7 +221,7 @@ class AgentSocket(asyncio.Protocol):
                 await hub.controller.order(new_node(register))
         except (UnavailableError, StoreError):
             text = "the server cannot store this now"
-            self.close(hub.rejected("internal", text, retry=True))
+            self.close(hub.rejected(RejectCode.INTERNAL, text, retry=True))
             return
         finally:
             if not self._transport.is_closing():
@@ -230,7 +237,7 @@ class AgentSocket(asyncio.Protocol):
     def _refuse(self, hub: Hub, text: str) -> None:
         text = f"{text} (this server speaks protocol {PROTOCOL})"
         self._audit(403, text)
-        self.close(hub.rejected("protocol", text))
+        self.close(hub.rejected(RejectCode.PROTOCOL, text))
 
     def _refuse_handshake(self, error: AuthError) -> None:
         server, client = self._server, self._client()

@@ -34,6 +34,7 @@ from phalanx.control.wire.agent_messages import (
     LogPart,
     OrderRefused,
     Register,
+    RejectCode,
     Rejected,
     Signed,
     Up,
@@ -54,14 +55,18 @@ SWEEP_SECONDS = 0.25  # between two looks at deadlines
 SWEEP_NS = int(SWEEP_SECONDS * 1e9)
 UNLIMITED = (Heartbeat, Applied)  # messages that nothing is stored of
 CLOSED = {  # what an agent is told: the code, the words, and whether it connects again
-    CloseReason.REPLACED: ("replaced", "this agent has connected again", False),
+    CloseReason.REPLACED: (RejectCode.REPLACED, "this agent has connected again", False),
     CloseReason.GIVEN_UP: (
-        "replaced",
+        RejectCode.REPLACED,
         "you were silent for too long: connect again and say what you run",
         True,
     ),
-    CloseReason.SILENT: ("replaced", "you were silent", True),
-    CloseReason.WRONG_NODE: ("wrong_node", "node {node} may not speak for another node", False),
+    CloseReason.SILENT: (RejectCode.REPLACED, "you were silent", True),
+    CloseReason.WRONG_NODE: (
+        RejectCode.WRONG_NODE,
+        "node {node} may not speak for another node",
+        False,
+    ),
 }
 
 
@@ -132,7 +137,7 @@ class Hub:
         for connection in list(self.connections.values()):
             if connection.token == token:
                 text = "this node's token was revoked: join again"
-                connection.close(self.rejected("replaced", text, retry=True))
+                connection.close(self.rejected(RejectCode.REPLACED, text, retry=True))
 
     def receive(self, connection: AgentSocket, message: Up) -> None:
         """A message of an agent."""
@@ -260,15 +265,15 @@ class Hub:
         self._arm()
         text = "this server does not lead"
         for connection in list(self.connections.values()):
-            connection.close(self.rejected("not_leader", text, retry=True, leader=leader))
+            connection.close(self.rejected(RejectCode.NOT_LEADER, text, retry=True, leader=leader))
         self.connections.clear()
 
     def rejected(
-        self, code: str, message: str, *, retry: bool = False, leader: str = ""
+        self, code: RejectCode, message: str, *, retry: bool = False, leader: str = ""
     ) -> Rejected:
         """A refusal in this server's name."""
         return Rejected(
-            code=code,  # type: ignore[arg-type]
+            code=code,
             message=message,
             version=self.version,
             retry=retry,

@@ -19,7 +19,14 @@ from phalanx.control.trust.node_key import (
     link_proof,
     signed,
 )
-from phalanx.control.wire.agent_messages import PROTOCOL, Register, Rejected, Welcome, encode
+from phalanx.control.wire.agent_messages import (
+    PROTOCOL,
+    Register,
+    RejectCode,
+    Rejected,
+    Welcome,
+    encode,
+)
 from phalanx.control.wire.websocket_frames import framed
 
 if TYPE_CHECKING:
@@ -41,17 +48,17 @@ def bad_register(hub: Hub, token: Token, register: Register, nonce: bytes) -> Re
             f"the agent speaks protocol {register.protocol} (phalanx {theirs}), the server "
             f"protocol {PROTOCOL} (phalanx {ours}): install the same version on both"
         )
-        return hub.rejected("protocol", text)
+        return hub.rejected(RejectCode.PROTOCOL, text)
     if theirs.split(".")[:2] != ours.split(".")[:2]:
         text = f"the agent is phalanx {theirs}, the server phalanx {ours}: install {ours} there"
-        return hub.rejected("version", text)
+        return hub.rejected(RejectCode.VERSION, text)
     if (register.node.name, register.machine) != (token.node, token.machine):
         text = (
             f"the state folder of this agent belongs to node {token.node} of the machine that "
             f"joined with it, not to {register.node.name} here: start it with --name "
             f"{token.node} there, or with another --state"
         )
-        return hub.rejected("wrong_node", text)
+        return hub.rejected(RejectCode.WRONG_NODE, text)
     if refused := _unproved(hub, token, register, nonce):
         return refused
     if token.pending:
@@ -59,13 +66,13 @@ def bad_register(hub: Hub, token: Token, register: Register, nonce: bytes) -> Re
             f"{token.node} waits to be let in: `phalanx nodes approve {token.node}` (its key is "
             f"{fingerprint(token.key)})"
         )
-        return hub.rejected("pending", text, retry=True)
+        return hub.rejected(RejectCode.PENDING, text, retry=True)
     known = hub.controller.core.view.fleet.index.get(register.node.name)
     before = hub.connections.get(known) if known is not None else None
     if before is not None and before.machine != register.machine:
-        return hub.rejected("name_taken", name_taken(register.node.name))
+        return hub.rejected(RejectCode.NAME_TAKEN, name_taken(register.node.name))
     problem = bad_node(register.node)
-    return hub.rejected("bad_node", problem) if problem else None
+    return hub.rejected(RejectCode.BAD_NODE, problem) if problem else None
 
 
 def _unproved(hub: Hub, token: Token, register: Register, nonce: bytes) -> Rejected | None:
@@ -79,14 +86,14 @@ def _unproved(hub: Hub, token: Token, register: Register, nonce: bytes) -> Rejec
         wanted = link_proof(link_key(hub.link_secret, token.id, key), asked)
         if hmac.compare_digest(wanted, register.proof):
             return None
-        return hub.rejected("unlinked", "sign anew: the link key is not known", retry=True)
+        return hub.rejected(RejectCode.UNLINKED, "sign anew: the link key is not known", retry=True)
     if is_public_key(key) and key == register.key and signed(key, register.proof, asked):
         return None
     text = (
         f"this agent does not have the key that {token.node} joined with: where the node was "
         "installed anew, remove agent.token from its state folder and join again"
     )
-    return hub.rejected("wrong_key", text)
+    return hub.rejected(RejectCode.WRONG_KEY, text)
 
 
 def name_taken(name: str) -> str:
