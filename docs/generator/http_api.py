@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs.generator.markdown import anchor, code, one_line, paragraphs, prose, table
-from phalanx.control.server.http.app import ENDPOINTS, public_endpoints
+from phalanx.control.server.http.app import ENDPOINTS
 from phalanx.control.server.http.openapi import REFUSALS, document
 
 TYPES = "http-types.md"
@@ -15,7 +15,7 @@ TYPES = "http-types.md"
 
 def openapi() -> dict[str, Any]:
     """The document of all endpoints."""
-    return document([*ENDPOINTS, *public_endpoints()])
+    return document(ENDPOINTS)
 
 
 def operations() -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
+from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
 from phalanx.control.wire import api_types as t
 from phalanx.control.wire.agent_messages import Profile, encode
 from phalanx.control.wire.websocket_frames import framed
@@ -35,8 +35,15 @@ class TraceQuery(t.In, frozen=True):
     after_ns: Annotated[int, Meta(ge=0, le=1 << 62)] = 0  # older ones are not meant
 
 
-async def records(call: Call) -> AsyncIterator[bytes]:
-    """Lines of JSON, one a rank and step, from the rings of the nodes that run the job."""
+ENDPOINTS = Endpoints()
+
+
+@ENDPOINTS.add("GET /v1/jobs/{job}/records", EVERYBODY, params=t.JobPath, query=RecordsQuery)
+async def job_records(call: Call) -> AsyncIterator[bytes]:
+    """Give every rank's records of some steps, as their nodes still hold them.
+
+    Lines of JSON, one a rank and step, from the rings of the nodes that run the job.
+    """
     job, asked, hub = call.job(), call.query, call.leading.hub
     nodes, world = _running(call)
     slot_ranks = max(1, job.spec.gang.slot_gpus)
@@ -62,8 +69,12 @@ async def records(call: Call) -> AsyncIterator[bytes]:
     return all_nodes()
 
 
-async def trace(call: Call) -> AsyncIterator[bytes]:
-    """The newest trace of a rank, as torch's profiler wrote it on its node."""
+@ENDPOINTS.add("GET /v1/jobs/{job}/traces/{rank}", EVERYBODY, params=TracePath, query=TraceQuery)
+async def job_trace(call: Call) -> AsyncIterator[bytes]:
+    """Give the newest trace of a rank.
+
+    As torch's profiler wrote it on its node.
+    """
     job, rank = call.job(), call.path.rank
     nodes, world = _running(call)
     slot = rank // max(1, job.spec.gang.slot_gpus)
@@ -109,8 +120,11 @@ class ProfileOut(t.Out, frozen=True):
     clock_skew_seconds: dict[str, float]  # by rank: of its node's clock, ahead of the server's
 
 
-async def profile(call: Call) -> ProfileOut:
-    """Has ranks of a running job trace their next steps."""
+@ENDPOINTS.add(
+    "POST /v1/jobs/{job}/profile", WRITERS, params=t.JobPath, body=ProfileIn, audited=True
+)
+async def profile_job(call: Call) -> ProfileOut:
+    """Have ranks of a running job trace their next steps."""
     job = call.job()
     (nodes, world), hub = _running(call), call.leading.hub
     slot_ranks = max(1, job.spec.gang.slot_gpus)
@@ -130,39 +144,3 @@ async def profile(call: Call) -> ProfileOut:
         folder=run.folder,
         clock_skew_seconds=skew,
     )
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/records",
-        name="job_records",
-        summary="Give every rank's records of some steps, as their nodes still hold them.",
-        roles=EVERYBODY,
-        handler=records,
-        params=t.JobPath,
-        query=RecordsQuery,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/jobs/{job}/profile",
-        name="profile_job",
-        summary="Have ranks of a running job trace their next steps.",
-        roles=WRITERS,
-        handler=profile,
-        answer=ProfileOut,
-        params=t.JobPath,
-        body=ProfileIn,
-        audited=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/traces/{rank}",
-        name="job_trace",
-        summary="Give the newest trace of a rank.",
-        roles=EVERYBODY,
-        handler=trace,
-        params=TracePath,
-        query=TraceQuery,
-    ),
-]

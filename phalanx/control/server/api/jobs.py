@@ -21,7 +21,7 @@ from phalanx.cluster.protocol.events import (
     Submit,
     SubmitWorkflow,
 )
-from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
+from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
 from phalanx.control.server.http.job_rights import may_change_budget, rightful
 from phalanx.control.server.http.log_requests import LogLocation
 from phalanx.control.server.http.views import (
@@ -46,16 +46,20 @@ logger = logging.getLogger("phalanx.server")
 
 SCAN_EVENTS = 20_000  # looked through at most for one answer
 PAGE = 1000
+ENDPOINTS = Endpoints()
+_job = partial(ENDPOINTS.add, roles=WRITERS, params=t.JobPath, audited=True)
 
 
-async def submit(call: Call) -> t.Done:
-    """Puts a job into the queue."""
+@ENDPOINTS.add("POST /v1/jobs", WRITERS, body=t.Submission, status=201, audited=True)
+async def submit_job(call: Call) -> t.Done:
+    """Put a job into the queue."""
     spec, told = await rightful(call, call.body.spec, call.body.work)
     return _with_words(await call.order(Submit(spec=spec)), told)
 
 
+@ENDPOINTS.add("POST /v1/workflows", WRITERS, body=t.Workflow, status=201, audited=True)
 async def submit_workflow(call: Call) -> t.Done:
-    """Puts jobs that depend on each other into the queue."""
+    """Put jobs that depend on each other into the queue: all or none."""
     steps: list[Step] = []
     notes: list[str] = []
     for asked in call.body.steps:
@@ -71,8 +75,12 @@ def _with_words(done: t.Done, told: list[str]) -> t.Done:
     return structs.replace(done, message="; ".join([done.message, *told])) if told else done
 
 
+@ENDPOINTS.add("GET /v1/jobs", EVERYBODY, query=t.JobsQuery)
 async def list_jobs(call: Call) -> t.JobList:
-    """Jobs in the order of their numbers."""
+    """List the jobs that the caller may see.
+
+    In the order of their numbers.
+    """
     core, query = call.leading.core, call.query
     listed: list[t.JobOut] = []
     known = core.view.jobs.values()
@@ -100,14 +108,19 @@ def _with_pace(call: Call, job: t.JobOut) -> t.JobOut:
     return structs.replace(job, **{name: row.get(name) for name in names})
 
 
-async def show(call: Call) -> t.JobDetail:
-    """One job with its submission."""
+@ENDPOINTS.add("GET /v1/jobs/{job}", EVERYBODY, params=t.JobPath)
+async def show_job(call: Call) -> t.JobDetail:
+    """Show a job and its submission."""
     found = job_detail(call.leading.core, call.job())
     return structs.replace(found, job=_with_pace(call, found.job))
 
 
-async def why(call: Call) -> t.Waits:
-    """Why a job is where it is, with the last decisions about it."""
+@ENDPOINTS.add("GET /v1/jobs/{job}/why", EVERYBODY, params=t.JobPath)
+async def why_job(call: Call) -> t.Waits:
+    """Say why a job is in its state and what it waits for.
+
+    With the last decisions about it.
+    """
     job = call.job()
     decided: list[t.Why] = []
     for _, commands in reversed(call.leading.recent):
@@ -118,46 +131,60 @@ async def why(call: Call) -> t.Waits:
     return waits(call.leading.core, job, decided, now_ns)
 
 
-async def cancel(call: Call) -> t.Done:
-    """Ends a job at once."""
+@_job("POST /v1/jobs/{job}/cancel")
+async def cancel_job(call: Call) -> t.Done:
+    """End a job at once."""
     return await call.order(Cancel(job=call.job().id))
 
 
-async def requeue(call: Call) -> t.Done:
-    """Stops a job with a checkpoint and puts it back into the queue."""
+@_job("POST /v1/jobs/{job}/requeue")
+async def requeue_job(call: Call) -> t.Done:
+    """Stop a job with a checkpoint and queue it again."""
     return await call.order(Requeue(job=call.job().id))
 
 
-async def drain(call: Call) -> t.Done:
-    """Stops a job with a checkpoint; it waits until it is released."""
+@_job("POST /v1/jobs/{job}/drain")
+async def drain_job(call: Call) -> t.Done:
+    """Stop a job with a checkpoint and hold it.
+
+    It waits until it is released.
+    """
     return await call.order(Requeue(job=call.job().id, hold=True, operator=call.operator))
 
 
-async def hold(call: Call) -> t.Done:
-    """Keeps a pending job out of the queue."""
+@_job("POST /v1/jobs/{job}/hold")
+async def hold_job(call: Call) -> t.Done:
+    """Keep a pending job out of the queue."""
     return await call.order(Hold(job=call.job().id, held=True, operator=call.operator))
 
 
-async def release(call: Call) -> t.Done:
-    """Lets a held job into the queue again."""
+@_job("POST /v1/jobs/{job}/release")
+async def release_job(call: Call) -> t.Done:
+    """Let a held job into the queue."""
     return await call.order(Hold(job=call.job().id, held=False, operator=call.operator))
 
 
-async def scale(call: Call) -> t.Done:
-    """Gives an elastic job another number of replicas."""
+@_job("POST /v1/jobs/{job}/scale", body=t.Replicas)
+async def scale_job(call: Call) -> t.Done:
+    """Give an elastic job another number of replicas."""
     return await call.order(Scale(job=call.job().id, replicas=call.body.replicas))
 
 
-async def budget(call: Call) -> t.Done:
-    """Gives a job another budget."""
+@_job("POST /v1/jobs/{job}/budget", body=t.Budget)
+async def budget_job(call: Call) -> t.Done:
+    """Give a job another budget."""
     job, seconds = call.job(), call.body.gpu_hours * 3600
     may_change_budget(call, job, seconds, forced=call.body.forced)
     order = RaiseBudget(job=job.id, budget_gpu_seconds=seconds, forced=call.body.forced)
     return await call.order(order)
 
 
-async def logs(call: Call) -> AsyncIterator[bytes]:
-    """The end of a rank's log, and what comes until the job has ended, if followed."""
+@ENDPOINTS.add("GET /v1/jobs/{job}/logs", EVERYBODY, params=t.JobPath, query=t.LogsQuery)
+async def job_logs(call: Call) -> AsyncIterator[bytes]:
+    """Stream the log of a rank.
+
+    Its end, and what comes until the job has ended, if followed.
+    """
     job, query = call.job(), call.query
     at = _whereabouts(call, job.id, query.rank)
     if at.no_such_rank:
@@ -195,8 +222,9 @@ def _ranks(job: Job, slots: int) -> int:
     return shape.ranks(replicas) if shape.slots(replicas) == slots else full
 
 
-async def events(call: Call) -> t.EventList:
-    """The log: every event and what was decided about it."""
+@ENDPOINTS.add("GET /v1/events", EVERYBODY, query=t.EventsQuery)
+async def list_events(call: Call) -> t.EventList:
+    """Read the log: events, and what was decided about each."""
     query, last = call.query, call.leading.core.sequence
     if query.until_ns:
         last = await call.server.read(_last_until, call.server.store, last, query.until_ns)
@@ -270,103 +298,3 @@ def _read(row: Row) -> list[Event]:
     except UnreadableError as error:
         logger.error("%s", error)
         return []
-
-
-def _job(name: str, summary: str, handler: object, body: object = None) -> Endpoint:
-    return Endpoint(
-        method="POST",
-        path=f"/v1/jobs/{{job}}/{name}",
-        name=f"{name}_job",
-        summary=summary,
-        roles=WRITERS,
-        handler=handler,  # type: ignore[arg-type]
-        answer=t.Done,
-        params=t.JobPath,
-        body=body,
-        audited=True,
-    )
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="POST",
-        path="/v1/jobs",
-        name="submit_job",
-        summary="Put a job into the queue.",
-        roles=WRITERS,
-        handler=submit,
-        answer=t.Done,
-        body=t.Submission,
-        status=201,
-        audited=True,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/workflows",
-        name="submit_workflow",
-        summary="Put jobs that depend on each other into the queue: all or none.",
-        roles=WRITERS,
-        handler=submit_workflow,
-        answer=t.Done,
-        body=t.Workflow,
-        status=201,
-        audited=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs",
-        name="list_jobs",
-        summary="List the jobs that the caller may see.",
-        roles=EVERYBODY,
-        handler=list_jobs,
-        answer=t.JobList,
-        query=t.JobsQuery,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}",
-        name="show_job",
-        summary="Show a job and its submission.",
-        roles=EVERYBODY,
-        handler=show,
-        answer=t.JobDetail,
-        params=t.JobPath,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/why",
-        name="why_job",
-        summary="Say why a job is in its state and what it waits for.",
-        roles=EVERYBODY,
-        handler=why,
-        answer=t.Waits,
-        params=t.JobPath,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/logs",
-        name="job_logs",
-        summary="Stream the log of a rank.",
-        roles=EVERYBODY,
-        handler=logs,
-        params=t.JobPath,
-        query=t.LogsQuery,
-    ),
-    _job("cancel", "End a job at once.", cancel),
-    _job("requeue", "Stop a job with a checkpoint and queue it again.", requeue),
-    _job("drain", "Stop a job with a checkpoint and hold it.", drain),
-    _job("hold", "Keep a pending job out of the queue.", hold),
-    _job("release", "Let a held job into the queue.", release),
-    _job("scale", "Give an elastic job another number of replicas.", scale, t.Replicas),
-    _job("budget", "Give a job another budget.", budget, t.Budget),
-    Endpoint(
-        method="GET",
-        path="/v1/events",
-        name="list_events",
-        summary="Read the log: events, and what was decided about each.",
-        roles=EVERYBODY,
-        handler=events,
-        answer=t.EventList,
-        query=t.EventsQuery,
-    ),
-]

@@ -9,7 +9,7 @@ from msgspec import Meta, field
 from phalanx.cluster.jobs.job import HOUR_NS
 from phalanx.cluster.ledger.accounts import BUCKETS
 from phalanx.cluster.ledger.report import Share, report
-from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoint
+from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoints
 from phalanx.control.wire import api_types as t
 from phalanx.observe.tracker.ledger_time import slices
 
@@ -65,10 +65,12 @@ NOTHING = Share(
     micro_dollars=0,
     watt_hours=0,
 )
+ENDPOINTS = Endpoints()
 
 
+@ENDPOINTS.add("GET /v1/jobs/{job}/ledger", EVERYBODY, params=t.JobPath, query=LedgerQuery)
 async def job_ledger(call: Call) -> JobLedgerOut:
-    """Where a job's GPU time went."""
+    """Say where a job's GPU time went, exactly, and over time."""
     number, core = call.job().id, call.leading.core
     share = report(core.ledger, core.view.policy.price).jobs.get(number, NOTHING)
     return await ledger_out(call, f"job:{number}", share)
@@ -114,36 +116,15 @@ async def ledger_out(call: Call, owner: str, share: Share) -> JobLedgerOut:
     )
 
 
+@ENDPOINTS.add("GET /v1/ledger/timeline", EVERYBODY, query=FleetLedgerQuery)
 async def fleet_ledger(call: Call) -> JobLedgerOut:
-    """Where the GPU time of the fleet (or of a team; the caller's, if it has one) went."""
+    """Say where the fleet's GPU time went, exactly, and over time.
+
+    Or that of a team; the caller's, if it has one.
+    """
     core = call.leading.core
     ledger = report(core.ledger, core.view.policy.price)
     team = call.token.team or call.query.team
     if not team:
         return await ledger_out(call, "fleet", ledger.fleet)
     return await ledger_out(call, f"team:{team}", ledger.teams.get(team, NOTHING))
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/ledger",
-        name="job_ledger",
-        summary="Say where a job's GPU time went, exactly, and over time.",
-        roles=EVERYBODY,
-        handler=job_ledger,
-        answer=JobLedgerOut,
-        params=t.JobPath,
-        query=LedgerQuery,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/ledger/timeline",
-        name="fleet_ledger",
-        summary="Say where the fleet's GPU time went, exactly, and over time.",
-        roles=EVERYBODY,
-        handler=fleet_ledger,
-        answer=JobLedgerOut,
-        query=FleetLedgerQuery,
-    ),
-]

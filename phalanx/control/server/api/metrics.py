@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, field, structs
 
-from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoint
+from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoints
 from phalanx.control.wire import api_types as t
 from phalanx.observe.store import query
 from phalanx.observe.store.recorder import JOB_TABLES, owner_of
@@ -75,8 +75,12 @@ def span_of(asked: MetricsQuery | RanksQuery | DevicesQuery) -> tuple[int, int]:
     return int(asked.from_ * 1e9), int((asked.to or time.time() + 1) * 1e9)
 
 
+ENDPOINTS = Endpoints()
+
+
+@ENDPOINTS.add("GET /v1/jobs/{job}/metrics", EVERYBODY, params=t.JobPath, query=MetricsQuery)
 async def job_metrics(call: Call) -> MetricsOut:
-    """Metrics of a job over time."""
+    """Give a job's metrics over time."""
     owner, asked = owner_of(call.job().id), call.query
     names = list(dict.fromkeys(asked.names.split(",")))
     answer = await call.server.read(
@@ -91,8 +95,9 @@ async def job_metrics(call: Call) -> MetricsOut:
     return MetricsOut(job=call.path.job, tier=answer.tier, series=answer.series)
 
 
+@ENDPOINTS.add("GET /v1/nodes/{node}/metrics", EVERYBODY, params=t.NodePath, query=DevicesQuery)
 async def node_metrics(call: Call) -> DevicesOut:
-    """What the devices of a node did."""
+    """Give what a node's devices did over time."""
     name = call.leading.core.view.fleet.nodes[call.node()].name
     found = await call.server.read(
         query.devices, call.server.metrics, f"node:{name}", span_of(call.query), call.query.points
@@ -100,8 +105,9 @@ async def node_metrics(call: Call) -> DevicesOut:
     return DevicesOut(node=name, **structs.asdict(found))
 
 
+@ENDPOINTS.add("GET /v1/jobs/{job}/ranks", EVERYBODY, params=t.JobPath, query=RanksQuery)
 async def job_ranks(call: Call) -> RanksOut:
-    """What every rank of a job did."""
+    """Give the step times of a job's ranks over time."""
     owner, asked = owner_of(call.job().id), call.query
     answer = await call.server.read(
         query.ranks,
@@ -112,40 +118,3 @@ async def job_ranks(call: Call) -> RanksOut:
         parts=asked.parts,
     )
     return RanksOut(job=call.path.job, **structs.asdict(answer or query.RankAnswer()))
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/metrics",
-        name="job_metrics",
-        summary="Give a job's metrics over time.",
-        roles=EVERYBODY,
-        handler=job_metrics,
-        answer=MetricsOut,
-        params=t.JobPath,
-        query=MetricsQuery,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/ranks",
-        name="job_ranks",
-        summary="Give the step times of a job's ranks over time.",
-        roles=EVERYBODY,
-        handler=job_ranks,
-        answer=RanksOut,
-        params=t.JobPath,
-        query=RanksQuery,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/nodes/{node}/metrics",
-        name="node_metrics",
-        summary="Give what a node's devices did over time.",
-        roles=EVERYBODY,
-        handler=node_metrics,
-        answer=DevicesOut,
-        params=t.NodePath,
-        query=DevicesQuery,
-    ),
-]

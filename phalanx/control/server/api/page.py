@@ -16,7 +16,7 @@ from phalanx.cluster.jobs.job import JobState
 from phalanx.control.server.agent_link.gang_watch import slowness
 from phalanx.control.server.api.server import token_out
 from phalanx.control.server.history.fleet_history import FleetFrame, frame_of
-from phalanx.control.server.http.endpoints import EVERYBODY, ApiError, Call, Endpoint
+from phalanx.control.server.http.endpoints import EVERYBODY, ApiError, Call, Endpoints
 from phalanx.control.server.http.views import job_out, team_of, waits
 from phalanx.control.server.security.auth import LINK_HOURS, SESSION_HOURS, AuthError
 from phalanx.control.wire import api_types as t
@@ -104,8 +104,12 @@ class Session(t.Out, frozen=True):
     token: t.TokenOut
 
 
+ENDPOINTS = Endpoints()
+
+
+@ENDPOINTS.add("GET /v1/fleet", EVERYBODY, query=FleetQuery)
 async def fleet(call: Call) -> FleetOut:
-    """The fleet now, or as it was."""
+    """Show the fleet as columns, now or as it was."""
     core, history = call.leading.core, call.server.history
     first, _ = await call.server.read(history.bounds)
     frame: FleetFrame | None = None
@@ -172,8 +176,9 @@ def _jobs(call: Call, frame: FleetFrame) -> list[FleetJob]:
     return jobs
 
 
-async def checkpoints(call: Call) -> SavedList:
-    """Steps that a job can go back to, and what proves each."""
+@ENDPOINTS.add("GET /v1/jobs/{job}/checkpoints", EVERYBODY, params=t.JobPath)
+async def job_checkpoints(call: Call) -> SavedList:
+    """List the steps that a job can go back to, and what proves each."""
     job = call.job()
     gang = job.gang
     saved = []
@@ -210,8 +215,9 @@ def _gone(paths: dict[int, str]) -> set[int]:
     return {step for step, path in paths.items() if removed(path)}
 
 
+@ENDPOINTS.add("GET /v1/queue", EVERYBODY)
 async def queue(call: Call) -> QueueOut:
-    """Who waits for what, and until when."""
+    """Say who waits, for what, and until when."""
     core = call.leading.core
     seen = [
         job for number in core.view.pending if call.sees((job := core.view.jobs[number]).spec.team)
@@ -237,8 +243,9 @@ async def queue(call: Call) -> QueueOut:
     return QueueOut(time_ns=now, pending=len(seen) + len(held), rows=rows)
 
 
+@ENDPOINTS.add("POST /v1/login-links", EVERYBODY, status=201, audited=True)
 async def login_link(call: Call) -> LoginLink:
-    """A link that opens the page once for whoever has it, with the rights of the caller."""
+    """Make a link that opens the page once, with the caller's rights."""
     token = call.token
     secret, made = await call.server.read(
         lambda: call.leading.tokens.create(
@@ -270,8 +277,12 @@ def _address(url: str, secret: str) -> str:
     return f"{url}/#/login/{secret}"
 
 
+@ENDPOINTS.add("POST /v1/login", ("login",), status=201, audited=True)
 async def login(call: Call) -> Session:
-    """A token for a page, for the code of a link. The code is worthless from now on."""
+    """Exchange the code of a login link for a token.
+
+    The code is worthless from now on.
+    """
     tokens, link = call.leading.tokens, call.token
     if not tokens.spend(link.id):
         raise ApiError(409, "link_used", "this link was used already: ask for another")
@@ -282,58 +293,3 @@ async def login(call: Call) -> Session:
     )
     await call.server.read(tokens.drop, link.id)
     return Session(secret=secret, token=token_out(made))
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/v1/fleet",
-        name="fleet",
-        summary="Show the fleet as columns, now or as it was.",
-        roles=EVERYBODY,
-        handler=fleet,
-        answer=FleetOut,
-        query=FleetQuery,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/checkpoints",
-        name="job_checkpoints",
-        summary="List the steps that a job can go back to, and what proves each.",
-        roles=EVERYBODY,
-        handler=checkpoints,
-        answer=SavedList,
-        params=t.JobPath,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/queue",
-        name="queue",
-        summary="Say who waits, for what, and until when.",
-        roles=EVERYBODY,
-        handler=queue,
-        answer=QueueOut,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/login-links",
-        name="login_link",
-        summary="Make a link that opens the page once, with the caller's rights.",
-        roles=EVERYBODY,
-        handler=login_link,
-        answer=LoginLink,
-        status=201,
-        audited=True,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/login",
-        name="login",
-        summary="Exchange the code of a login link for a token.",
-        roles=("login",),
-        handler=login,
-        answer=Session,
-        status=201,
-        audited=True,
-    ),
-]

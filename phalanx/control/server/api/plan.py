@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from phalanx.control.server.helper_process import BusyError, TooLongError
-from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
+from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
 from phalanx.control.wire import api_types as t
 from phalanx.observe import planning, scenarios
 from phalanx.plan.question.request import PlanRequest
@@ -65,13 +65,18 @@ class ResultOut(t.Out, frozen=True):
     report: dict[str, Any]
 
 
-async def choices(call: Call) -> planning.Choices:
-    """What the sliders offer."""
+ENDPOINTS = Endpoints()
+
+
+@ENDPOINTS.add("GET /v1/plan/choices", EVERYBODY)
+async def plan_choices(call: Call) -> planning.Choices:
+    """List models and devices that the planner knows."""
     return planning.choices()
 
 
+@ENDPOINTS.add("POST /v1/plan", EVERYBODY, body=PlanIn)
 async def plan(call: Call) -> planning.Planned:
-    """The best mapping for a question."""
+    """Choose a mapping for a model on a cluster; nothing is started."""
     body = call.body
     request = PlanRequest(
         model=body.model,
@@ -92,28 +97,41 @@ async def plan(call: Call) -> planning.Planned:
     return await _helped(call, planning.plan, request)
 
 
+@ENDPOINTS.add("GET /v1/jobs/{job}/plan", EVERYBODY, params=t.JobPath)
 async def job_plan(call: Call) -> planning.JobPlan:
-    """What the planner expects of a job, to compare with what is measured."""
+    """Say what the planner expects of a job.
+
+    To compare with what is measured.
+    """
     return await _in_time(call.server.expectations.of(call.leading, call.job()))
 
 
-async def list_results(call: Call) -> Results:
-    """Results of simulations, newest first."""
+@ENDPOINTS.add("GET /v1/simulations", EVERYBODY)
+async def list_simulations(call: Call) -> Results:
+    """List results of simulations.
+
+    Newest first.
+    """
     folder = _folder(call)
     found = await call.server.read(scenarios.lines, folder, SHOWN)
     return Results(folder=str(folder), known=scenarios.names(), results=found)
 
 
-async def show_result(call: Call) -> ResultOut:
-    """One result, as `phalanx simulate --json` wrote it."""
+@ENDPOINTS.add("GET /v1/simulations/{result}", EVERYBODY, params=ResultPath)
+async def show_simulation(call: Call) -> ResultOut:
+    """Show one result.
+
+    As `phalanx simulate --json` wrote it.
+    """
     report = await call.server.read(scenarios.read, _folder(call), call.path.result)
     if report is None:
         raise ApiError(404, "no_such_result", f"there is no result {call.path.result}")
     return ResultOut(name=call.path.result, report=report)
 
 
+@ENDPOINTS.add("POST /v1/simulations", WRITERS, body=SimulateIn, status=201, audited=True)
 async def simulate(call: Call) -> ResultOut:
-    """Runs a small scenario and keeps its result."""
+    """Run a small scenario through the cluster core."""
     body = call.body
     if body.scenario not in scenarios.names():
         known = ", ".join(scenarios.names())
@@ -139,67 +157,3 @@ async def _in_time(work: Awaitable[T]) -> T:
         raise ApiError(429, "too_many_requests", str(error), 2.0) from None
     except TooLongError as error:
         raise ApiError(422, "too_long", str(error)) from None
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/v1/plan/choices",
-        name="plan_choices",
-        summary="List models and devices that the planner knows.",
-        roles=EVERYBODY,
-        handler=choices,
-        answer=planning.Choices,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/plan",
-        name="plan",
-        summary="Choose a mapping for a model on a cluster; nothing is started.",
-        roles=EVERYBODY,
-        handler=plan,
-        answer=planning.Planned,
-        body=PlanIn,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/plan",
-        name="job_plan",
-        summary="Say what the planner expects of a job.",
-        roles=EVERYBODY,
-        handler=job_plan,
-        answer=planning.JobPlan,
-        params=t.JobPath,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/simulations",
-        name="list_simulations",
-        summary="List results of simulations.",
-        roles=EVERYBODY,
-        handler=list_results,
-        answer=Results,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/simulations",
-        name="simulate",
-        summary="Run a small scenario through the cluster core.",
-        roles=WRITERS,
-        handler=simulate,
-        answer=ResultOut,
-        body=SimulateIn,
-        status=201,
-        audited=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/simulations/{result}",
-        name="show_simulation",
-        summary="Show one result.",
-        roles=EVERYBODY,
-        handler=show_result,
-        answer=ResultOut,
-        params=ResultPath,
-    ),
-]

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator
 from phalanx.cluster.fleet.membership import MessageRefusal
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.ledger.report import report
-from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoint
+from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoints
 from phalanx.observe.prometheus import Family, JobSample, job_families, render
 
+ENDPOINTS = Endpoints()
 
-async def metrics(call: Call) -> AsyncIterator[bytes]:
-    """What the server knows, as numbers."""
+
+@ENDPOINTS.add("GET /metrics", EVERYBODY)
+async def prometheus(call: Call) -> AsyncIterator[bytes]:
+    """Give numbers to Prometheus."""
     text = render([*_fleet(call), *_server(call), *job_families(_jobs(call))])
 
     async def once() -> AsyncIterator[bytes]:
@@ -128,15 +131,3 @@ def _server(call: Call) -> list[Family]:
 
 def _by(label: str, counts: dict[str, int]) -> list[tuple[dict[str, str], float]]:
     return [({label: name}, float(count)) for name, count in counts.items()]
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/metrics",
-        name="prometheus",
-        summary="Give numbers to Prometheus.",
-        roles=EVERYBODY,
-        handler=metrics,
-    ),
-]

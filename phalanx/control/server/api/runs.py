@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from phalanx.control.server.api.plan import job_plan
-from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
+from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
 from phalanx.control.wire import api_types as t
 from phalanx.observe.tracker.findings import RunFinding
 from phalanx.observe.tracker.runs import (
@@ -69,16 +69,24 @@ def _team(call: Call, job: int) -> str:
     return run.team if run is not None else "?"
 
 
+ENDPOINTS = Endpoints()
+
+
+@ENDPOINTS.add("GET /v1/findings", EVERYBODY, query=FindingsQuery)
 async def findings(call: Call) -> FindingsOut:
-    """Findings, newest last."""
+    """List what the detectors found, newest last."""
     asked = call.query
     found = await call.server.read(call.server.journal.findings, asked.job, asked.limit)
     seen = {job: call.sees(_team(call, job)) for job in {each.job for each in found if each.job}}
     return FindingsOut(findings=[each for each in found if seen.get(each.job, True)])
 
 
+@ENDPOINTS.add("GET /v1/jobs/{job}/incidents", EVERYBODY, params=t.JobPath)
 async def job_incidents(call: Call) -> FindingsOut:
-    """What happened to a job: findings, and gangs that had to form again."""
+    """Tell what happened to a job, with evidence.
+
+    Findings, and gangs that had to form again.
+    """
     found = await call.server.read(call.server.journal.findings, call.job().id, 1000)
     return FindingsOut(findings=found)
 
@@ -93,16 +101,31 @@ def the_run(call: Call, number: int) -> Run:
     return run
 
 
+@ENDPOINTS.add("GET /v1/runs", EVERYBODY, query=RunsQuery)
 async def list_runs(call: Call) -> RunsOut:
-    """Runs in the order of their jobs."""
+    """List runs.
+
+    In the order of their jobs.
+    """
     rows = await call.server.read(call.server.journal.runs, call.query.after, call.query.limit)
     seen = [run for _, run in rows if call.sees(run.team)]
     more = rows[-1][0] if len(rows) == call.query.limit else 0
     return RunsOut(runs=seen, next_after=more)
 
 
+@ENDPOINTS.add("GET /v1/runs/diff", EVERYBODY, query=DiffQuery)
+async def diff_runs(call: Call) -> DiffOut:
+    """Say what differs between two runs."""
+    a, b = call.query.a, call.query.b
+    return DiffOut(a=a, b=b, differences=differences(the_run(call, a), the_run(call, b)))
+
+
+@ENDPOINTS.add("GET /v1/runs/{job}", EVERYBODY, params=t.JobPath)
 async def show_run(call: Call) -> Run:
-    """One run, with what the planner expects of it."""
+    """Show a run: configuration, code, packages, placements, checkpoints, end.
+
+    With what the planner expects of it.
+    """
     run = the_run(call, call.path.job)
     if "prediction" not in run.plan and call.path.job in call.leading.core.view.jobs:
         with suppress(ApiError):  # then it is told without
@@ -110,14 +133,11 @@ async def show_run(call: Call) -> Run:
     return the_run(call, call.path.job)
 
 
-async def diff_runs(call: Call) -> DiffOut:
-    """What differs between two runs."""
-    a, b = call.query.a, call.query.b
-    return DiffOut(a=a, b=b, differences=differences(the_run(call, a), the_run(call, b)))
-
-
+@ENDPOINTS.add(
+    "POST /v1/runs/{job}/notes", WRITERS, params=t.JobPath, body=NoteIn, status=201, audited=True
+)
 async def add_note(call: Call) -> Run:
-    """Adds a note to a run."""
+    """Add a note to a run."""
     run = the_run(call, call.path.job)
     note = Note(time=time.time(), text=call.body.text, by=call.token.name)
     run.notes = [*run.notes[1 - MOST_NOTES :], note]
@@ -125,88 +145,10 @@ async def add_note(call: Call) -> Run:
     return run
 
 
+@ENDPOINTS.add("PUT /v1/runs/{job}/tags", WRITERS, params=t.JobPath, body=TagsIn, audited=True)
 async def set_tags(call: Call) -> Run:
-    """Gives a run its tags."""
+    """Give a run its tags."""
     run = the_run(call, call.path.job)
     run.tags = list(dict.fromkeys(call.body.tags))
     call.leading.run_history.change(call.path.job, run)
     return run
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{job}/incidents",
-        name="job_incidents",
-        summary="Tell what happened to a job, with evidence.",
-        roles=EVERYBODY,
-        handler=job_incidents,
-        answer=FindingsOut,
-        params=t.JobPath,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/findings",
-        name="findings",
-        summary="List what the detectors found, newest last.",
-        roles=EVERYBODY,
-        handler=findings,
-        answer=FindingsOut,
-        query=FindingsQuery,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/runs",
-        name="list_runs",
-        summary="List runs.",
-        roles=EVERYBODY,
-        handler=list_runs,
-        answer=RunsOut,
-        query=RunsQuery,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/runs/diff",
-        name="diff_runs",
-        summary="Say what differs between two runs.",
-        roles=EVERYBODY,
-        handler=diff_runs,
-        answer=DiffOut,
-        query=DiffQuery,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/runs/{job}",
-        name="show_run",
-        summary="Show a run: configuration, code, packages, placements, checkpoints, end.",
-        roles=EVERYBODY,
-        handler=show_run,
-        answer=Run,
-        params=t.JobPath,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/runs/{job}/notes",
-        name="add_note",
-        summary="Add a note to a run.",
-        roles=WRITERS,
-        handler=add_note,
-        answer=Run,
-        params=t.JobPath,
-        body=NoteIn,
-        status=201,
-        audited=True,
-    ),
-    Endpoint(
-        method="PUT",
-        path="/v1/runs/{job}/tags",
-        name="set_tags",
-        summary="Give a run its tags.",
-        roles=WRITERS,
-        handler=set_tags,
-        answer=Run,
-        params=t.JobPath,
-        body=TagsIn,
-        audited=True,
-    ),
-]

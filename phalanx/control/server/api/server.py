@@ -10,7 +10,7 @@ from phalanx import __version__
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.ledger.report import report
 from phalanx.control.server.agent_link.handshake import NAME, name_taken
-from phalanx.control.server.http.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoint
+from phalanx.control.server.http.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoints
 from phalanx.control.server.http.live import QUIET
 from phalanx.control.server.http.views import notice_out, questions, team_of
 from phalanx.control.server.security.auth import JOIN_HOURS, Token, Tokens
@@ -20,9 +20,12 @@ from phalanx.control.wire import api_types as t
 from phalanx.control.wire.agent_messages import JoinAnswer, JoinRequest
 from phalanx.control.wire.api_types import Role
 
+ENDPOINTS = Endpoints()
 
+
+@ENDPOINTS.add("GET /v1/status", EVERYBODY)
 async def status(call: Call) -> t.Status:
-    """The fleet at a glance."""
+    """Show the fleet at a glance."""
     leading = call.leading
     core, fleet = leading.core, leading.core.view.fleet
     states = Counter(fleet.columns.state.tolist())
@@ -52,8 +55,12 @@ async def status(call: Call) -> t.Status:
     )
 
 
+@ENDPOINTS.add("GET /v1/ledger", EVERYBODY)
 async def ledger(call: Call) -> t.LedgerOut:
-    """Where the GPU time went, as far as the caller may see."""
+    """Say where the GPU time went: exact buckets by job, team and cause.
+
+    As far as the caller may see.
+    """
     core = call.leading.core
     totals = report(core.ledger, core.view.policy.price)
     return t.LedgerOut(
@@ -63,8 +70,9 @@ async def ledger(call: Call) -> t.LedgerOut:
     )
 
 
+@ENDPOINTS.add("GET /v1/whoami", EVERYBODY)
 async def whoami(call: Call) -> t.Whoami:
-    """What the caller's token is good for."""
+    """Say what the caller's token is good for."""
     return t.Whoami(token=token_out(call.token))
 
 
@@ -85,13 +93,18 @@ def token_out(token: Token) -> t.TokenOut:
     )
 
 
+@ENDPOINTS.add("GET /v1/tokens", ADMIN)
 async def list_tokens(call: Call) -> t.TokenList:
-    """Every token's record."""
+    """List tokens (never the secrets)."""
     return t.TokenList(tokens=[token_out(token) for token in call.leading.tokens.all()])
 
 
+@ENDPOINTS.add("POST /v1/tokens", ADMIN, body=t.TokenIn, status=201, audited=True)
 async def create_token(call: Call) -> t.NewToken:
-    """A new token. One for agents is a join token: each agent gets its own for it."""
+    """Make a token; its secret is told this once.
+
+    One for agents is a join token: each agent gets its own for it.
+    """
     body = call.body
     role: Role = "join" if body.role == "agent" else body.role
     hours = body.hours or (JOIN_HOURS if role == "join" else 0.0)
@@ -110,8 +123,9 @@ async def create_token(call: Call) -> t.NewToken:
     return t.NewToken(secret=secret, token=token_out(token))
 
 
+@ENDPOINTS.add("DELETE /v1/tokens/{token}", ADMIN, params=t.TokenPath, audited=True)
 async def revoke_token(call: Call) -> t.Whoami:
-    """Makes a token worthless."""
+    """Make a token worthless."""
     token = await call.server.read(call.leading.tokens.revoke, call.path.token)
     if token is None:
         raise ApiError(404, "no_such_token", f"there is no token {call.path.token}")
@@ -120,8 +134,9 @@ async def revoke_token(call: Call) -> t.Whoami:
     return t.Whoami(token=token_out(token))
 
 
+@ENDPOINTS.add("POST /v1/join", ("join",), body=JoinRequest, status=201, audited=True)
 async def join(call: Call) -> JoinAnswer:
-    """An agent's own token, for a join token."""
+    """Exchange a join token for the token of one node's agent."""
     name, machine, key = call.body.name, call.body.machine, call.body.key
     if not NAME.fullmatch(name) or not 8 <= len(machine) <= 128:
         text = f"{name[:128]!r} is no name of a node: letters, digits, dots and dashes (--name)"
@@ -145,16 +160,21 @@ async def join(call: Call) -> JoinAnswer:
     )
 
 
+@ENDPOINTS.add("GET /v1/authority", ())
 async def authority(call: Call) -> t.AuthorityOut:
-    """The certificate of the cluster's own authority, for clients that know its fingerprint."""
+    """Give the certificate of the cluster's own authority.
+
+    For clients that know its fingerprint.
+    """
     found = call.server.authority
     if found is None:
         raise ApiError(404, "no_authority", "this server has no authority of its own")
     return t.AuthorityOut(pem=found.pem, fingerprint=found.fingerprint)
 
 
+@ENDPOINTS.add("GET /v1/pending-nodes", ADMIN)
 async def pending_nodes(call: Call) -> t.PendingList:
-    """Machines that wait to be let in."""
+    """List machines that wait to be let in as nodes."""
     leading = call.leading
     return t.PendingList(
         nodes=[_pending(leading.tokens, each) for each in leading.joining.pending()]
@@ -170,13 +190,30 @@ def _pending(tokens: Tokens, token: Token) -> t.PendingNode:
     )
 
 
+@ENDPOINTS.add(
+    "POST /v1/pending-nodes/{node}/approve",
+    ADMIN,
+    params=t.NodePath,
+    body=t.DecideNode,
+    audited=True,
+)
 async def approve_node(call: Call) -> t.PendingList:
-    """Let a machine in; one that was a node of this name before is none any more."""
+    """Let a machine in as a node.
+
+    One that was a node of this name before is none any more.
+    """
     return await _decide(call, approve=True)
 
 
+@ENDPOINTS.add(
+    "POST /v1/pending-nodes/{node}/reject",
+    ADMIN,
+    params=t.NodePath,
+    body=t.DecideNode,
+    audited=True,
+)
 async def reject_node(call: Call) -> t.PendingList:
-    """Turn a machine away."""
+    """Turn a machine away that wants to be a node."""
     return await _decide(call, approve=False)
 
 
@@ -191,120 +228,3 @@ async def _decide(call: Call, *, approve: bool) -> t.PendingList:
         await call.server.read(leading.tokens.revoke, before.id)
         leading.hub.cut(before.id)
     return t.PendingList(nodes=[_pending(leading.tokens, token) for token in decided])
-
-
-ENDPOINTS = [
-    Endpoint(
-        method="GET",
-        path="/v1/status",
-        name="status",
-        summary="Show the fleet at a glance.",
-        roles=EVERYBODY,
-        handler=status,
-        answer=t.Status,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/ledger",
-        name="ledger",
-        summary="Say where the GPU time went: exact buckets by job, team and cause.",
-        roles=EVERYBODY,
-        handler=ledger,
-        answer=t.LedgerOut,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/whoami",
-        name="whoami",
-        summary="Say what the caller's token is good for.",
-        roles=EVERYBODY,
-        handler=whoami,
-        answer=t.Whoami,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/tokens",
-        name="list_tokens",
-        summary="List tokens (never the secrets).",
-        roles=ADMIN,
-        handler=list_tokens,
-        answer=t.TokenList,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/tokens",
-        name="create_token",
-        summary="Make a token; its secret is told this once.",
-        roles=ADMIN,
-        handler=create_token,
-        answer=t.NewToken,
-        body=t.TokenIn,
-        status=201,
-        audited=True,
-    ),
-    Endpoint(
-        method="DELETE",
-        path="/v1/tokens/{token}",
-        name="revoke_token",
-        summary="Make a token worthless.",
-        roles=ADMIN,
-        handler=revoke_token,
-        answer=t.Whoami,
-        params=t.TokenPath,
-        audited=True,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/join",
-        name="join",
-        summary="Exchange a join token for the token of one node's agent.",
-        roles=("join",),
-        handler=join,
-        answer=JoinAnswer,
-        body=JoinRequest,
-        status=201,
-        audited=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/authority",
-        name="authority",
-        summary="Give the certificate of the cluster's own authority.",
-        roles=(),
-        handler=authority,
-        answer=t.AuthorityOut,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/pending-nodes",
-        name="pending_nodes",
-        summary="List machines that wait to be let in as nodes.",
-        roles=ADMIN,
-        handler=pending_nodes,
-        answer=t.PendingList,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/pending-nodes/{node}/approve",
-        name="approve_node",
-        summary="Let a machine in as a node.",
-        roles=ADMIN,
-        handler=approve_node,
-        answer=t.PendingList,
-        params=t.NodePath,
-        body=t.DecideNode,
-        audited=True,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/pending-nodes/{node}/reject",
-        name="reject_node",
-        summary="Turn a machine away that wants to be a node.",
-        roles=ADMIN,
-        handler=reject_node,
-        answer=t.PendingList,
-        params=t.NodePath,
-        body=t.DecideNode,
-        audited=True,
-    ),
-]

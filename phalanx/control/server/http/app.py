@@ -27,7 +27,7 @@ from phalanx.control.server.api import runs as api_runs
 from phalanx.control.server.api import server as api_server
 from phalanx.control.server.controller import UnavailableError
 from phalanx.control.server.http import page_files
-from phalanx.control.server.http.endpoints import ApiError, Call, Endpoint
+from phalanx.control.server.http.endpoints import ApiError, Call, Endpoint, Endpoints
 from phalanx.control.server.http.live import serve_live
 from phalanx.control.server.http.openapi import document
 from phalanx.control.server.http.shells import serve_shell
@@ -40,18 +40,20 @@ from phalanx.control.wire.api_types import WORD, Done, Failure, Health, Problem
 if TYPE_CHECKING:
     from phalanx.control.server.process import Server
 
-ENDPOINTS: list[Endpoint] = [
-    *api_jobs.ENDPOINTS,
-    *api_nodes.ENDPOINTS,
-    *api_metrics.ENDPOINTS,
-    *api_details.ENDPOINTS,
-    *api_ledger.ENDPOINTS,
-    *api_runs.ENDPOINTS,
-    *api_prometheus.ENDPOINTS,
-    *api_server.ENDPOINTS,
-    *api_page.ENDPOINTS,
-    *api_plan.ENDPOINTS,
-]
+ENDPOINTS = Endpoints(
+    [
+        *api_jobs.ENDPOINTS,
+        *api_nodes.ENDPOINTS,
+        *api_metrics.ENDPOINTS,
+        *api_details.ENDPOINTS,
+        *api_ledger.ENDPOINTS,
+        *api_runs.ENDPOINTS,
+        *api_prometheus.ENDPOINTS,
+        *api_server.ENDPOINTS,
+        *api_page.ENDPOINTS,
+        *api_plan.ENDPOINTS,
+    ]
+)
 LEAST_BODY_BYTES = 1 << 10  # that a request counts as
 KEY = re.compile(r"[A-Za-z0-9._-]{1,128}")
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -74,7 +76,7 @@ def failure(status: int, code: str, message: str, retry_after: float = 0.0) -> A
 def make_app(server: Server) -> Starlette:
     """The whole application but for agents, who have a way of their own (front.py)."""
     by_path: dict[str, dict[str, Endpoint]] = {}
-    for each in [*ENDPOINTS, *public_endpoints()]:
+    for each in ENDPOINTS:
         by_path.setdefault(each.path, {})[each.method] = each
     routes: list[BaseRoute] = [_Resource(server, path, known) for path, known in by_path.items()]
     routes += page_files.routes()
@@ -99,35 +101,16 @@ class _Resource(Route):
         self.methods = set(known)
 
 
-def public_endpoints() -> list[Endpoint]:
-    """What anybody may ask: whether the server is there and leads, and its API's description."""
+@ENDPOINTS.add("GET /healthz", ())
+async def healthz(_: Call) -> Health:
+    """Say that the server is there."""
+    return Health(ok=True)
 
-    async def health(_: Call) -> Health:
-        return Health(ok=True)
 
-    async def openapi(_: Call) -> dict[str, Any]:
-        return document([*ENDPOINTS, *public_endpoints()])
-
-    return [
-        Endpoint(
-            method="GET",
-            path="/healthz",
-            name="healthz",
-            summary="Say that the server is there.",
-            roles=(),
-            handler=health,
-            answer=Health,
-        ),
-        Endpoint(
-            method="GET",
-            path="/v1/openapi.json",
-            name="openapi",
-            summary="Describe this API.",
-            roles=(),
-            handler=openapi,
-            answer=dict[str, Any],
-        ),
-    ]
+@ENDPOINTS.add("GET /v1/openapi.json", ())
+async def openapi(_: Call) -> dict[str, Any]:
+    """Describe this API."""
+    return document(ENDPOINTS)
 
 
 def _route(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[Any]]:

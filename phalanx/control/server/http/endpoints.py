@@ -1,9 +1,9 @@
-"""The table of endpoints: what each takes, gives and needs. Routes and OpenAPI come from it."""
+"""Endpoints: what each takes, gives and needs. Routes and OpenAPI come from it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from msgspec import Struct
 
@@ -89,6 +89,7 @@ class Call(Struct):
 
 
 Handler = Callable[[Call], Awaitable[object]]
+H = TypeVar("H", bound=Handler)
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
@@ -106,6 +107,46 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     body: Any = None
     status: int = 200
     audited: bool = False
+
+
+class Endpoints(list[Endpoint]):
+    """Operations by their handlers, whose name, first line and answer the API shows."""
+
+    def add(
+        self,
+        route: str,
+        roles: tuple[Role, ...],
+        *,
+        params: Any = None,
+        query: Any = None,
+        body: Any = None,
+        status: int = 200,
+        audited: bool = False,
+    ) -> Callable[[H], H]:
+        """Has the function below answer a route (``GET /v1/jobs/{job}``)."""
+
+        def added(handler: H) -> H:
+            method, _, path = route.partition(" ")
+            answer = get_type_hints(handler)["return"]
+            self.append(
+                Endpoint(
+                    method=method,
+                    path=path,
+                    name=handler.__name__,
+                    summary=(handler.__doc__ or "").partition("\n")[0],
+                    roles=roles,
+                    handler=handler,
+                    answer=None if answer == AsyncIterator[bytes] else answer,
+                    params=params,
+                    query=query,
+                    body=body,
+                    status=status,
+                    audited=audited,
+                )
+            )
+            return handler
+
+        return added
 
 
 def wrong_team(team: str, own: str) -> AuthError:
