@@ -29,9 +29,9 @@ from phalanx.checkpoint.format.tier import (
     open_tier,
     read_scores,
 )
-from phalanx.checkpoint.write.direct import sync_folder
 from phalanx.checkpoint.write.quota import used_bytes
 from phalanx.checkpoint.write.retention import RetentionPolicy, decide
+from phalanx.data.durable_files import sync_folder
 
 LOCK_FILE = "writer.lock"
 

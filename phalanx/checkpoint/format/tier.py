@@ -24,13 +24,14 @@ from phalanx.checkpoint.format.manifest import (
     shard_name,
 )
 from phalanx.checkpoint.format.source import FolderSource, NamedSource, ShardReader
-from phalanx.checkpoint.write.direct import WriteRate, sync_folder, write_file, write_synced
+from phalanx.checkpoint.write.direct import WriteRate, write_file
 from phalanx.checkpoint.write.retention import (
     RetentionDecision,
     RetentionEntry,
     RetentionPolicy,
     decide,
 )
+from phalanx.data.durable_files import create_once, write_atomically
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -108,26 +109,14 @@ class FolderTier:
     def write(self, file: str, content: bytes) -> None:
         path = self.root / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        write_synced(draft, content)
-        draft.rename(path)
-        sync_folder(path.parent)
+        write_atomically(path, content, f"{os.getpid()}.tmp")
 
     def drop(self, file: str) -> None:
         (self.root / file).unlink(missing_ok=True)
 
     def create(self, file: str, content: bytes) -> bool:
         path = self.root / file
-        draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        write_synced(draft, content)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink(missing_ok=True)
-        sync_folder(path.parent)
-        return True
+        return create_once(path, content, f"{os.getpid()}.tmp")
 
     def upload(self, file: str, size: int, buffers: Iterator[memoryview]) -> None:
         path = self.root / file

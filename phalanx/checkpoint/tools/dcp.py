@@ -37,9 +37,9 @@ from phalanx.checkpoint.read.load import StoredTensors
 from phalanx.checkpoint.tools.convert import LazyTensors, Report, extra_of, generators_of, reported
 from phalanx.checkpoint.tools.dcp_metadata import UnsafeMetadataError, read_metadata
 from phalanx.checkpoint.tools.rewrite import SHARD_BYTES, write_whole
-from phalanx.checkpoint.write.direct import write_synced
 from phalanx.data import Cursor
 from phalanx.data.corpus.checksum import crc32c
+from phalanx.data.durable_files import write_synced
 
 DCP_FILE = ".metadata"  # in every DCP folder
 CARRIED_FILE = "phalanx.json"  # in those that we wrote

@@ -31,9 +31,10 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.write.commit import create_manifest, publish_sidecar
-from phalanx.checkpoint.write.direct import WriteRate, sync_folder, write_file, write_synced
+from phalanx.checkpoint.write.direct import WriteRate, write_file
 from phalanx.checkpoint.write.snapshot import ShardSnapshot
 from phalanx.data.corpus.checksum import crc32c
+from phalanx.data.durable_files import sync_folder, write_synced
 
 SHARD_BYTES = 1 << 30
 

@@ -28,10 +28,16 @@ from phalanx.checkpoint.format.manifest import (
     table_name,
 )
 from phalanx.checkpoint.format.shard import Sidecar
-from phalanx.checkpoint.write.direct import WriteRate, sync_folder, write_file, write_synced
+from phalanx.checkpoint.write.direct import WriteRate, write_file
 from phalanx.checkpoint.write.quota import RESERVED_FILE, admit
 from phalanx.checkpoint.write.retention import RetentionPolicy
 from phalanx.data.corpus.checksum import crc32c
+from phalanx.data.durable_files import (
+    create_once,
+    sync_folder,
+    write_atomically,
+    write_synced,
+)
 
 
 class ArchiveTier(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +119,7 @@ def publish_sidecar(path: Path, sidecar: Sidecar) -> None:
     text = msgspec.json.encode(sidecar)
     shard = Shard(sidecar.shard_bytes, crc32c(text))
     name = sidecar_name(sidecar.rank, sidecar.session, shard)
-    draft = path / f"{name}.tmp"
-    write_synced(draft, text)
-    draft.rename(path / name)
-    sync_folder(path)
+    write_atomically(path / name, text)
 
 
 def seen_shards(path: Path, session: str) -> dict[int, Shard]:
@@ -160,16 +163,7 @@ def try_commit(order: SaveOrder, committed: Callable[[], None] = lambda: None) -
 
 def create_manifest(path: Path, manifest: Manifest, rank: int) -> bool:
     """The commit: one conditional create. False if somebody else was first."""
-    draft = path / f"{MANIFEST_FILE}.{rank}.{manifest.session}.tmp"
-    write_synced(draft, encode(manifest))
-    try:
-        os.link(draft, path / MANIFEST_FILE)
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_folder(path)
-    return True
+    return create_once(path / MANIFEST_FILE, encode(manifest), f"{rank}.{manifest.session}.tmp")
 
 
 def _refuse_foreign(path: Path, draft: Manifest) -> None:

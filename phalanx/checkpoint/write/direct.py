@@ -105,23 +105,6 @@ def chunk_sums(data: memoryview) -> list[int]:
     return [crc32c(data[i : i + CHUNK_BYTES]) for i in range(0, len(data), CHUNK_BYTES)]
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a small file and wait until it is on disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _open_new(path: Path) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:

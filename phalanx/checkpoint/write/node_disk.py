@@ -27,12 +27,11 @@ from phalanx.checkpoint.write.direct import (
     WriteRate,
     aligned_buffer,
     chunk_sums,
-    sync_folder,
     write_file,
-    write_synced,
 )
 from phalanx.checkpoint.write.retention import RetentionEntry, decide
 from phalanx.data.corpus.checksum import crc32c
+from phalanx.data.durable_files import sync_folder, write_atomically
 
 LOCK_FILE = "in-use"  # of a run, held by the keepers that write into it
 RECORD_SUFFIX = ".local"
@@ -87,10 +86,7 @@ def _write_record(folder: Path, record: ShardRecord) -> None:
     text = msgspec.json.encode(record)
     side = record.sidecar
     name = f"rank-{side.rank:05d}.{side.session}.{crc32c(text):08x}{RECORD_SUFFIX}"
-    draft = folder / f"{name}.tmp"
-    write_synced(draft, text)
-    draft.rename(folder / name)
-    sync_folder(folder)
+    write_atomically(folder / name, text)
 
 
 def find_records(root: Path, pattern: str = "rank-*") -> Iterator[LocatedShard]:

@@ -109,7 +109,7 @@ def train_tokenizer(
 ) -> None:
     """Train a byte-level BPE tokenizer."""
     with in_words(json):
-        from phalanx.data.corpus.writer import write_atomically
+        from phalanx.data.durable_files import write_atomically
         from phalanx.data.tokenize import vocabulary
 
         files = _text_files(inputs, suffix, stdlib)

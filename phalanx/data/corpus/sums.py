@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from phalanx.data.corpus.checksum import crc32c
 from phalanx.data.corpus.mapped import map_bytes
-from phalanx.data.corpus.writer import BLOCK_BYTES, beside, write_atomically
+from phalanx.data.corpus.writer import BLOCK_BYTES, beside
+from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
 
 RECORD_NAME = "checksums.crc32c"

@@ -23,6 +23,7 @@ from phalanx.data.corpus.manifest import (
     StoredTokens,
     token_type,
 )
+from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
 
 FILE_BYTES = 256 << 20  # default size of a shard
@@ -190,21 +191,6 @@ class _OpenShard:
         with suppress(OSError):  # writing what is buffered may fail for want of space
             self._file.close()
         self._temporary.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Give ``path`` this content, entirely or not at all, even through a power cut."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # makes this and all earlier renames in the folder durable
-    finally:
-        os.close(folder)
 
 
 def beside(home: Path, name: str) -> Path:

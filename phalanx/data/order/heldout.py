@@ -21,7 +21,8 @@ from phalanx.data.corpus.checksum import crc32c
 from phalanx.data.corpus.index import HASH_SPAN
 from phalanx.data.corpus.mapped import map_bytes
 from phalanx.data.corpus.stream import FileStream, Split, TokenPosition
-from phalanx.data.corpus.writer import beside, write_atomically
+from phalanx.data.corpus.writer import beside
+from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
 
 MOST_DOCUMENTS = 4_000_000  # that are looked through each time a corpus is opened

@@ -13,7 +13,7 @@ from phalanx.data.corpus.index import ShardIndex
 from phalanx.data.corpus.manifest import MANIFEST_NAME, CorpusManifest, parse_manifest
 from phalanx.data.corpus.shards import ShardStream
 from phalanx.data.corpus.stream import TokenPosition
-from phalanx.data.corpus.writer import write_atomically
+from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
 from phalanx.data.remote.parts import PART_BYTES, Part, PartCache, open_cache
 from phalanx.data.remote.store import RangeStore, open_store

@@ -19,6 +19,7 @@ from phalanx.data.corpus.checksum import BlockSums
 from phalanx.data.corpus.manifest import REDO_FIX
 from phalanx.data.corpus.opening import open_whole
 from phalanx.data.corpus.stream import FileStream
+from phalanx.data.durable_files import sync_folder
 from phalanx.data.errors import DataError
 from phalanx.data.remote.origins import PIECE_BYTES, OriginFiles, Proof, origin_of
 
@@ -66,7 +67,7 @@ def stage(
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
-        _sync(target.parent)
+        sync_folder(target.parent)
     return Staged(str(target), copier.copied, copier.kept, time.monotonic() - began)
 
 
@@ -95,7 +96,7 @@ class _Copier:
         if changed_ns:
             os.utime(temporary, ns=(changed_ns, changed_ns))
         temporary.rename(target)
-        _sync(target.parent)
+        sync_folder(target.parent)
 
     def _good(self, target: Path, size: int, changed_ns: int, proof: Proof | None) -> bool:
         found = target.stat()
@@ -159,11 +160,3 @@ def _alone(lock: Path) -> Iterator[None]:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -26,7 +26,8 @@ from phalanx.data.corpus.manifest import (
     ShardFile,
     token_type,
 )
-from phalanx.data.corpus.writer import FILE_BYTES, ShardWriter, write_atomically
+from phalanx.data.corpus.writer import FILE_BYTES, ShardWriter
+from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
 from phalanx.data.tokenize import inputs
 from phalanx.data.tokenize.encode import Encoded, EncodeSettings, PieceRun, encode_in_order

@@ -17,8 +17,9 @@ import msgspec
 
 from phalanx import __version__
 from phalanx.config import Job
+from phalanx.data.durable_files import write_synced
 from phalanx.train.exits import now
-from phalanx.train.report.run_folder import RunFolder, write_synced
+from phalanx.train.report.run_folder import RunFolder
 
 GIT_SECONDS = 10  # a repository slower than this is reported as unknown
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from phalanx.config import ConfigError, Job, to_toml
+from phalanx.data.durable_files import write_synced
 from phalanx.plan.memory.model_counts import parameters
 from phalanx.plan.workload import MOMENT_BYTES
 from phalanx.train.exits import ExitInfo
@@ -151,11 +152,3 @@ def _no_place(job: Job, error: OSError) -> ConfigError:
     fix = "free space, or set it to a larger disk" if full else "set it to a folder you may write"
     rule = f"cannot hold the run: {error.strerror} ({error.filename or job.runs})"
     return ConfigError("runs", f'"{job.runs}"', rule, fix)
-
-
-def write_synced(path: Path, text: bytes) -> None:
-    """Write a small file and wait until it is on disk."""
-    with path.open("wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
