@@ -20,6 +20,7 @@ from phalanx.cli.output import print_json
 from phalanx.cli.results.run_source import RUNS, RunSource, Which, find_run_folder, write_out
 from phalanx.cli.tables import add_row, plain, print_table, table
 from phalanx.control.client.client import Client, ClientError
+from phalanx.observe.tracker.report import short
 from phalanx.observe.tracker.runs import (
     MOST_NOTE_LETTERS,
     Note,
@@ -60,9 +61,9 @@ def list_runs(
             run.name,
             run.state,
             _progress(run),
-            _short(last.get("loss")),
-            _short(last.get("validation_loss")),
-            _short(last.get("tokens_per_second")),
+            short(last.get("loss")),
+            short(last.get("validation_loss")),
+            short(last.get("tokens_per_second")),
             _when(run.created),
             " ".join(run.tags),
         )
@@ -139,7 +140,7 @@ def describe(run: Run) -> list[str]:
         mfu, seconds = plan.get("mfu", 0.0), plan.get("step_seconds", 0.0)
         lines.append(f"planned: {seconds:.3g} s a step, MFU {mfu:.1%}")
     shown = {name: value for name, value in run.summary.items() if name != "time"}
-    lines += [f"{name}: {_short(value)}" for name, value in shown.items()]
+    lines += [f"{name}: {short(value)}" for name, value in shown.items()]
     for place in run.placements:
         nodes = ", ".join(place.get("nodes", [])[:8])
         lines.append(f"generation {place.get('generation')} since {_when(place['time'])}: {nodes}")
@@ -261,10 +262,6 @@ def _progress(run: Run) -> str:
     """Steps made of those wanted."""
     made, wanted = run.summary.get("step"), (run.config.get("train") or {}).get("steps")
     return "" if made is None else f"{made}/{wanted}" if wanted else str(made)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def _value(value: object) -> str:

@@ -223,3 +223,16 @@ class Command(Struct, frozen=True):
 
 # What an agent's machine has done on its node; a whole command: a check, whose result names it.
 AgentAction = Form | Stop | WorkerOrder | Command
+
+
+def job_of(body: object) -> int:
+    """The job that an event, a message or a command is about; 0: none."""
+    return int(getattr(body, "job", 0) or 0)
+
+
+def gang_of(command: Command) -> tuple[int, int] | None:
+    """The job and the generation that a command is for; None: it is for a node, or for neither."""
+    body = command.body
+    if isinstance(body, Form | Restore | Abort | Drain | Stop):
+        return body.job, body.generation
+    return None

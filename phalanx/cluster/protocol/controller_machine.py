@@ -18,7 +18,7 @@ from phalanx.cluster.fleet.membership import refusal
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.protocol.absence import AbsentNodes
-from phalanx.cluster.protocol.commands import Command, Form
+from phalanx.cluster.protocol.commands import Command, Form, job_of
 from phalanx.cluster.protocol.controller_outputs import (
     AskRanks,
     Close,
@@ -226,7 +226,7 @@ class ControllerMachine(Generic[Connection]):
         if isinstance(body, NodeSilent) and self._view.fleet.state(body.node) is NodeState.DEAD:
             self.outbox.forget(body.node)
         outputs: list[Output[Connection]] = []
-        for number in dict.fromkeys(_job_of(each) for each in (body, *(c.body for c in commands))):
+        for number in dict.fromkeys(job_of(each) for each in (body, *(c.body for c in commands))):
             outputs += self._follow(number, now_ns)
         if isinstance(body, Progress):
             outputs += self._progressed(body, now_ns)
@@ -292,7 +292,7 @@ class ControllerMachine(Generic[Connection]):
         While a node cannot be asked, as after the controller's own restart, nothing is told: its
         silence is for liveness to judge, and the gang is looked at again at its next deadline.
         """
-        job = self._view.jobs.get(_job_of(fact))
+        job = self._view.jobs.get(job_of(fact))
         if not isinstance(fact, NoProgress) or job is None or job.placement is None:
             return (fact,)
         nodes = job.placement.nodes
@@ -330,11 +330,6 @@ class ControllerMachine(Generic[Connection]):
 def names_another(node: int, message: Struct) -> bool:
     """Whether a message on a node's connection names another one; some name none."""
     return getattr(message, "node", node) != node
-
-
-def _job_of(body: object) -> int:
-    """The job that an event or a command is about; 0: none."""
-    return int(getattr(body, "job", 0) or 0)
 
 
 def _not_in_future(message: AgentMessage, now_ns: int) -> AgentMessage:

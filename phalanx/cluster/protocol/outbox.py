@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 from msgspec import Struct
 
-from phalanx.cluster.protocol.commands import Abort, Command, Drain, Form, Restore, Stop
+from phalanx.cluster.protocol.commands import Command, gang_of
 
 Key = tuple[int, int]  # sequence, index
 
@@ -34,7 +34,7 @@ class Outbox:
 
     def send(self, command: Command, now_ns: int) -> None:
         """A command was just sent to all its targets."""
-        overtaken = _job_of(command)
+        overtaken = gang_of(command)
         due = now_ns + self.resend_ns
         for node in command.target:
             waiting = self._waiting.setdefault(node, {})
@@ -86,16 +86,9 @@ def _drop_older(waiting: dict[Key, UnconfirmedCommand], job: int, generation: in
     stale = [
         key
         for key, each in waiting.items()
-        if (known := _job_of(each.command)) is not None
+        if (known := gang_of(each.command)) is not None
         and known[0] == job
         and known[1] < generation
     ]
     for key in stale:
         del waiting[key]
-
-
-def _job_of(command: Command) -> tuple[int, int] | None:
-    body = command.body
-    if isinstance(body, Form | Restore | Abort | Drain | Stop):
-        return body.job, body.generation
-    return None

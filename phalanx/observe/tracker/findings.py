@@ -19,6 +19,7 @@ from phalanx.cluster.detectors.trends import (
     memory_creep,
     slow_saves,
 )
+from phalanx.cluster.protocol.commands import job_of
 from phalanx.cluster.protocol.events import (
     Corruption,
     DataStarved,
@@ -99,7 +100,7 @@ def from_event(body: EventBody, time_ns: int, node_name: dict[int, str]) -> RunF
         return None
     kind, sentence, evidence, picture = found
     number = getattr(body, "node", -1)
-    job, rank = int(getattr(body, "job", 0) or 0), int(getattr(body, "rank", -1))
+    job, rank = job_of(body), int(getattr(body, "rank", -1))
     node = node_name.get(number, "") if isinstance(number, int) else ""
     return RunFinding(
         time=time_ns / 1e9,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Expected
-from phalanx.cluster.protocol.commands import Abort, Command, Drain, Form, Restore, Stop
+from phalanx.cluster.protocol.commands import Abort, Command, Form, gang_of
 from phalanx.cluster.protocol.events import NodeSilent
 from phalanx.cluster.protocol.messages import (
     AgentMessage,
@@ -113,9 +113,9 @@ class ContactRules:
 
     def _overtake(self, node: int, command: Command) -> None:
         """Orders of older generations need not be sent again."""
-        new = _generation_of(command)
+        new = gang_of(command)
         for key, (_, older) in list(self._unconfirmed.items()):
-            old = _generation_of(older)
+            old = gang_of(older)
             if key[0] == node and new and old and old[0] == new[0] and old[1] < new[1]:
                 del self._unconfirmed[key]
 
@@ -156,10 +156,3 @@ class ContactRules:
                 del self._unconfirmed[node, key]
                 name = type(command.body).__name__
                 self._complain("delivery", f"{name} of event {key[0]} to node {node}")
-
-
-def _generation_of(command: Command) -> tuple[int, int] | None:
-    body = command.body
-    if isinstance(body, Form | Restore | Abort | Drain | Stop):
-        return body.job, body.generation
-    return None

@@ -9,7 +9,7 @@ from functools import partial
 from msgspec import structs
 
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import (
     Cancel,
     Event,
@@ -27,7 +27,6 @@ from phalanx.control.server.http.log_requests import LogLocation
 from phalanx.control.server.http.views import (
     event_out,
     job_detail,
-    job_of,
     job_out,
     visible,
     waits,

@@ -21,9 +21,8 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 from phalanx import __version__
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import Job, JobState
-from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import Event, Progress
-from phalanx.control.server.http.views import job_of
 
 TOLD = ("reason", "rank", "node", "cause", "slowdown_ppm", "step")  # of an event, if it has them
 

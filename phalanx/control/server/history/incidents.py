@@ -9,7 +9,7 @@ from msgspec import Struct
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import (
     Corruption,
     Event,
@@ -20,7 +20,6 @@ from phalanx.cluster.protocol.events import (
     Progress,
 )
 from phalanx.cluster.protocol.messages import DeviceError, RestoreFailed, WorkerExited
-from phalanx.control.server.http.views import job_of
 from phalanx.observe.tracker.findings import RunFinding, suggestion
 
 FORGOTTEN_NS = 60 * 10**9  # a failure this long ago is not why a gang forms again

@@ -17,13 +17,13 @@ import msgspec
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import Job, Placement
 from phalanx.cluster.ledger.report import Share, report
-from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import Event, Progress
 from phalanx.config import ConfigError, job_from_table
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.alarms import Alarms
 from phalanx.control.server.history.incidents import FAILURES, IncidentHistory, node_names
-from phalanx.control.server.http.views import job_of, names_of
+from phalanx.control.server.http.views import names_of
 from phalanx.control.trust.secrets import shown_payload
 from phalanx.control.wire.payload import PayloadError, Train, decode_payload
 from phalanx.observe.node.node_messages import RunRecord

@@ -14,7 +14,7 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import WaitExplainer, explainer
 from phalanx.cluster.gang.failure_rates import NODE_DAY_GPU_SECONDS, SeenFailures
 from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec, JobState
-from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
 from phalanx.cluster.reasons import Reason, about
 from phalanx.control.server.shell_memory import Notice
@@ -205,11 +205,6 @@ def team_of(core: Core, job: int) -> str:
     """Whose job it is. One that ended long ago is forgotten: only those who see all see it."""
     known = core.view.jobs.get(job)
     return known.spec.team if known else "?"
-
-
-def job_of(body: object) -> int:
-    """The job that an event or a command is about; 0: none."""
-    return int(getattr(body, "job", 0) or 0)
 
 
 def notice_out(core: Core, notice: Notice) -> NoticeOut:
