@@ -99,6 +99,8 @@ def _show(outcome: Outcome, seconds: float) -> None:
         mark = f"FAILED, {verdict.problem}" if verdict.problem else f"({verdict.figure.bar})"
         mark = "" if mark == "()" else mark
         print(f"    {verdict.figure.says}: {verdict.words}  {mark}")
+    if outcome.failed:
+        print(outcome.output)
     assert outcome.measurement is not None
     if not outcome.measurement.trusted:
         print(f"    not trusted: others used {outcome.measurement.busy:.0%} of the cores")

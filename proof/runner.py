@@ -39,6 +39,7 @@ class Outcome:
     measurement: Measurement | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     error: str = ""
+    output: str = ""  # the last lines of its command
 
     @property
     def failed(self) -> bool:
@@ -71,7 +72,7 @@ class Prover:
             self._wait_seconds = SHORT_WAIT_SECONDS
         began = time.monotonic()
         try:
-            figures = run_command(claim)
+            figures, output = run_command(claim)
         except CommandError as error:
             return Outcome(claim, error=str(error))
         seconds = time.monotonic() - began
@@ -89,15 +90,15 @@ class Prover:
             figures=figures,
         )
         verdicts = judge(claim, figures, before, trusted=measurement.trusted)
-        return Outcome(claim, measurement, verdicts)
+        return Outcome(claim, measurement, verdicts, output=output)
 
 
 class CommandError(Exception):
     """A claim's command that did not come to report its figures."""
 
 
-def run_command(claim: Claim) -> dict[str, float]:
-    """The figures that the command reports; its output is shown only where it fails."""
+def run_command(claim: Claim) -> tuple[dict[str, float], str]:
+    """The figures that the command reports, and its last lines, shown only where one fails."""
     with tempfile.TemporaryDirectory(prefix="phalanx-proof-") as folder:
         path, log = Path(folder) / "figures.json", Path(folder) / "log"
         environment = os.environ | {FIGURES_VARIABLE: str(path), "OMP_NUM_THREADS": "1"}
@@ -120,9 +121,8 @@ def run_command(claim: Claim) -> dict[str, float]:
             words = f"exit code {done.returncode} and no figures"
             raise CommandError(f"{words}\n{_tail(log)}")
         figures: dict[str, float] = json.loads(path.read_text())
-        return {
-            figure.name: figures[figure.name] for figure in claim.figures if figure.name in figures
-        }
+        names = [figure.name for figure in claim.figures if figure.name in figures]
+        return {name: figures[name] for name in names}, _tail(log)
 
 
 def arguments(command: str) -> list[str]:

@@ -18,6 +18,7 @@ count = pathlib.Path(sys.argv[1])
 number = int(count.read_text()) + 1 if count.exists() else 1
 count.write_text(str(number))
 figures = eval(sys.argv[2])
+print("measured number", number)
 if figures is not None:
     pathlib.Path(os.environ["PHALANX_FIGURES"]).write_text(json.dumps(figures))
 else:
@@ -51,6 +52,7 @@ def test_a_missed_bar_is_measured_again_and_then_fails(counter: Path) -> None:
     outcome = runner.Prover([]).prove(claim(counter, '{"rate": 50.0}'))
     assert outcome.failed
     assert counter.read_text() == str(1 + runner.AGAIN)
+    assert f"measured number {1 + runner.AGAIN}" in outcome.output  # what it said is shown then
 
 
 def test_noise_that_passes_is_no_failure(counter: Path) -> None:
