@@ -198,6 +198,10 @@ class PricePolicy(PolicySection, frozen=True):
     idle_watts_per_gpu: int = 300  # of one that does not
     grams_co2_per_kwh: int = 400  # of the grid
     budget_warning_ppm: int = 800_000  # share of a job's budget at which it warns
+    # A submission that is planned above one of these is taken only when it is confirmed; 0: any.
+    ask_above_hours: int = 0  # of running
+    ask_above_dollars: int = 0  # of all its GPUs
+    ask_above_kwh: int = 0  # of energy
 
 
 class JoinPolicy(PolicySection, frozen=True):

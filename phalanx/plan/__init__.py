@@ -26,7 +26,7 @@ from phalanx.plan.evidence.check import CheckReport, check_rows
 from phalanx.plan.memory.model_counts import ParameterCount, StepFlops, flops_per_token, parameters
 from phalanx.plan.question.emit import job_of, mapping_of, workload_of
 from phalanx.plan.question.request import PlanQuestion, PlanRequest, understand
-from phalanx.plan.search.contract import Plan, plan_of
+from phalanx.plan.search.contract import Plan, plan_job, plan_of
 from phalanx.plan.search.explain import Explanation, explain_plan
 from phalanx.plan.search.proposal import PlanProposal, emitted, propose
 from phalanx.plan.search.search import MappingCandidate, SearchResult, search
@@ -74,6 +74,7 @@ __all__ = [
     "mtbf_seconds",
     "outlook",
     "parameters",
+    "plan_job",
     "plan_of",
     "predict",
     "propose",

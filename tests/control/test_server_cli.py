@@ -81,7 +81,7 @@ def test_a_dry_run_shows_what_would_be_submitted_and_submits_nothing(
     shown = json.loads(trained.stdout)
     assert shown["submitted"] is False
     assert shown["submission"]["spec"]["name"] == "first"
-    assert shown["submission"]["spec"]["expected"]["steps"] == 7
+    assert "steps = 7" in shown["submission"]["work"]["toml"]
     assert json.loads(here(server, "ps", "--all", "--json").stdout) == before
     assert not touched.exists()
 

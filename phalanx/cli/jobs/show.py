@@ -67,6 +67,9 @@ def _describe(detail: JobDetail) -> dict[str, str]:
         + (f" of {job.steps}" if job.steps else "")
         + f" ({job.committed} in memory, {job.durable} durable)",
         "step time": f"{job.step_seconds:.3f} s" if job.step_seconds else "not measured yet",
+        **({"planned": detail.plan.summary()} if detail.plan and detail.plan.summary() else {}),
+        **({"not planned": detail.plan.problem} if detail.plan and detail.plan.problem else {}),
+        "expected": _expected(detail),
         "times": f"submitted {when(job.submitted_ns)}, started {when(job.started_ns) or '-'}, "
         f"ended {when(job.ended_ns) or '-'}, ran {span(job.ran_seconds)}",
         "used": f"{detail.used_gpu_hours:.2f} GPU-hours",
@@ -75,6 +78,16 @@ def _describe(detail: JobDetail) -> dict[str, str]:
         "failures": "; ".join(detail.evidence) or "none",
         "lost": _lost(detail),
     }
+
+
+def _expected(detail: JobDetail) -> str:
+    """The times that recovery and the queue reckon with, those of one origin together."""
+    told: dict[str, list[str]] = {}
+    for name, value in detail.expected.items():
+        if name.endswith("_ns") and value:
+            origin = detail.origins.get(name, "default")
+            told.setdefault(origin, []).append(f"{name.removesuffix('_ns')} {value / 1e9:.3g} s")
+    return "; ".join(f"{origin}: {', '.join(parts)}" for origin, parts in told.items())
 
 
 def _lost(detail: JobDetail) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from phalanx.cli.connection import connected, exit_on_server_error
 from phalanx.cli.job_file import load_named, refuse_name
@@ -30,11 +31,19 @@ from phalanx.cli.options import (
 from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.cli.tables import plain
 from phalanx.cluster.jobs.job import SECOND_NS, JobState
+from phalanx.cluster.plan_record import PlanRecord
 from phalanx.config import ConfigError, Job
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.trust.secrets import secrets_note
-from phalanx.control.wire.api_types import Done, JobDetail, JobOut, Status, Submission
+from phalanx.control.wire.api_types import (
+    NEEDS_CONFIRMATION,
+    JobDetail,
+    JobOut,
+    JobsSubmitted,
+    Status,
+    Submission,
+)
 from phalanx.control.wire.payload import Script, Train
 from phalanx.hardware import count_cuda
 
@@ -90,6 +99,9 @@ class SubmitOptions:
     ] = ""
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when it has ended; 0 only where it is done.")
+    ] = False
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Submit it whatever it is planned to cost.")
     ] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be submitted; submit nothing.")
@@ -152,18 +164,25 @@ def submit(
     elif dry_run:
         _show_what_would_be_sent(wanted, server, state, json)
     else:
-        number = _send(wanted, server, state, json, quiet=json and options.wait)
+        quiet = json and options.wait
+        number = _send(wanted, server, state, json, quiet=quiet, confirmed=options.yes)
         if options.wait and not _ended_well(number, server, state, json):
             raise typer.Exit(1)
 
 
 def _send(
-    wanted: RequestedWork, server: str, state: Path | None, json: bool, *, quiet: bool
+    wanted: RequestedWork,
+    server: str,
+    state: Path | None,
+    json: bool,
+    *,
+    quiet: bool,
+    confirmed: bool,
 ) -> int:
     """Put the job into a server's queue; its number."""
     with connected(server, json, state) as client:
         made = submission(wanted, wanted.slot_gpus or _node_gpus(client))
-        done = client.post("/v1/jobs", made, Done)
+        done = _confirmed(client, structs.replace(made, confirmed=confirmed))
     if note := secrets_note(made.work.environment):
         print(plain(note), file=sys.stderr)
     if json and not quiet:
@@ -171,8 +190,39 @@ def _send(
     elif not json:
         number, shape = done.jobs[0], made.spec.gang
         print(f"job {number} ({made.spec.name}): {shape.gpus(shape.replicas)} GPUs; {done.message}")
+        for plan in done.plans:
+            for line in describe_plan(plan):
+                print(plain(line))
         print(f"watch it: phalanx why {number}; phalanx logs -f {number}")
     return done.jobs[0]
+
+
+def _confirmed(client: Client, made: Submission) -> JobsSubmitted:
+    """The answer; where the policy wants it, the person here is asked first."""
+    try:
+        return client.post("/v1/jobs", made, JobsSubmitted)
+    except ClientError as error:
+        if error.code != NEEDS_CONFIRMATION:
+            raise
+        if not sys.stdin.isatty():
+            raise ClientError(
+                f"{error}; nobody is here to ask: give --yes", error.status, error.code
+            ) from None
+        print(plain(str(error)), file=sys.stderr)
+    if not typer.confirm("submit it?"):
+        print("nothing was submitted", file=sys.stderr)
+        raise typer.Exit(1)
+    return client.post("/v1/jobs", structs.replace(made, confirmed=True), JobsSubmitted)
+
+
+def describe_plan(plan: PlanRecord) -> list[str]:
+    """What the server planned, a line each."""
+    lines = [f"planned: {plan.summary()}"] if plan.summary() else []
+    if plan.chosen:
+        lines.append(f"chosen: {', '.join(plan.chosen)}")
+    if plan.problem:
+        lines.append(f"not planned: {plan.problem}")
+    return lines
 
 
 def _ended_well(number: int, server: str, state: Path | None, json: bool) -> bool:
@@ -232,12 +282,14 @@ def _show_what_would_be_sent(
     if json:
         print_json({"submitted": False, "node_gpus": node_gpus, "submission": made})
         return
-    for name, text in describe_submission(made, f"{node_gpus} GPUs a node, {source}").items():
+    for name, text in describe_submission(
+        made, wanted, f"{node_gpus} GPUs a node, {source}"
+    ).items():
         print(plain(f"{name + ':':<11}{text}"))
     print("nothing was submitted (--dry-run); --json shows every field")
 
 
-def describe_submission(made: Submission, nodes: str) -> dict[str, str]:
+def describe_submission(made: Submission, wanted: RequestedWork, nodes: str) -> dict[str, str]:
     """What a server would get, a few words a line."""
     spec, shape, work = made.spec, made.spec.gang, made.work
     axes = {"tensor": shape.tensor, "context": shape.context, "pipeline": shape.pipeline}
@@ -256,9 +308,9 @@ def describe_submission(made: Submission, nodes: str) -> dict[str, str]:
     }
     if shape.least_replicas:
         lines["elastic"] = f"{shape.least_replicas} to {shape.most_replicas or shape.replicas}"
-    if isinstance(work, Train):
-        every = spec.expected.checkpoint_steps
-        steps = f"{spec.expected.steps} steps, "
+    if isinstance(work, Train) and wanted.job is not None:
+        every = wanted.job.checkpoint.every
+        steps = f"{wanted.job.train.steps} steps, "
         steps += f"a checkpoint every {every}" if every else "no checkpoints"
         lines["runs"] = f"the trainer on {work.world_size} ranks in {work.folder}: {steps}"
     elif isinstance(work, Script):

@@ -186,7 +186,7 @@ class Estimates:
             return start
         if endless:
             return UnknownStart(number, Unknown.RUNS_ON, reason("endless"))
-        expected = job.spec.expected
+        expected = job.expected
         end_ns = start + length_ns(view, job)
         return _ends(job, start, end_ns, expected.start_ns + expected.form_ns)
 
@@ -206,7 +206,7 @@ class Estimates:
         waiting: list[tuple[int, bool]] = []
         for number in self._view.array_waiting[parent]:
             job = self._view.jobs[number]
-            expected = job.spec.expected
+            expected = job.expected
             run_ns = _ends(job, 0, length_ns(self._view, job), expected.start_ns + expected.form_ns)
             waiting.append((run_ns, job.held))
             if job.held:

@@ -13,6 +13,7 @@ from phalanx.cluster.gang.losses import in_memory, tell_restored
 from phalanx.cluster.gang.orders import form_order, go_order, restore_order, stop_on
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.gang.way_taken import once_it_runs
+from phalanx.cluster.jobs import measured
 from phalanx.cluster.jobs.job import SKIPS_KEPT, Job, JobState
 from phalanx.cluster.protocol.events import GangJoined, GangReady
 from phalanx.cluster.protocol.messages import RestoreFailed, Source
@@ -53,6 +54,7 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     if gang.rollback < 0 or fact.durable <= gang.rollback:
         job.add_durable(fact.durable)
     job.kept_step = max(job.kept_step, fact.newest)
+    measured.joined(job, gang.cause, ctx.now_ns - gang.since_ns)
     gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
     restore(ctx, job)
 
@@ -72,7 +74,7 @@ def choose_source(ctx: Context, job: Job, memory_step: int) -> tuple[int, Source
 
     An older step in memory is taken where redoing the difference costs less than reading remotely.
     """
-    gang, expected = gang_of(job), job.spec.expected
+    gang, expected = gang_of(job), job.expected
     step_ns = job.step_ns or expected.step_ns
     if gang.rollback >= 0 and memory_step > gang.rollback:
         memory_step = -1
@@ -107,6 +109,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
         return False
     gang, placement = gang_of(job), job.placement
     assert placement is not None
+    measured.restored(job, gang.source, ctx.now_ns - gang.since_ns)
     lost = tell_restored(ctx, job, fact.step)
     if gang.source == "none" and job.step and not lost:
         ctx.notify(reason("from_nothing", steps=job.step), job=job.id, level="error")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.measured import progressed
 from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.reasons import reason
 
@@ -25,6 +26,7 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
         return None
     steps = fact.step - ctx.ledger.accounts[job.id].step
     passed = fact.at_ns - ctx.ledger.accounts[job.id].settled_ns
+    durable = job.durable
     ctx.ledger.progress(job, fact)
     _learn(job, fact)
     if current and steps > 0 and job.agent_ends:
@@ -34,6 +36,7 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
             job.first_step_ns = max(job.first_step_ns, passed)
         measured = passed // steps
         job.step_ns = measured if not job.step_ns else (3 * job.step_ns + measured) // 4
+        progressed(job, fact, steps, durable)
     if current:
         _tell_unsaved(ctx, job)
     return job
@@ -51,6 +54,8 @@ def _learn(job: Job, fact: Progress) -> None:
 def _tell_unsaved(ctx: Context, job: Job) -> None:
     """Durable checkpoints that fail do not stop a job: that they are missing is said, once each."""
     every, behind = job.spec.expected.checkpoint_steps, job.step - job.durable
+    if job.spec.plan is not None and job.spec.plan.origins.get("checkpoint_steps") == "planned":
+        return  # the trainer finds its own interval, which may be longer
     if not every or behind < UNSAVED_PERIODS * every or job.unsaved_since == job.durable:
         return
     if behind * job.step_ns < UNSAVED_NS + job.spec.expected.flush_ns:

@@ -227,7 +227,7 @@ def _free_nodes(ctx: Context, job: Job, count: int, *, whole: bool) -> tuple[int
 
 def _pays(ctx: Context, job: Job, added_nodes: int) -> bool:
     """Whether the added GPUs bring more than the pause costs."""
-    expected, shape = job.spec.expected, job.spec.gang
+    expected, shape = job.expected, job.spec.gang
     pause = expected.start_ns + expected.form_ns + expected.restore_peer_ns
     gpus = ctx.ledger.accounts[job.id].gpus
     return added_nodes * shape.slot_gpus * horizon_ns(ctx, job) > pause * gpus

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from phalanx.cluster.plan_record import PlanRecord
 from phalanx.cluster.protocol.messages import Source
 from phalanx.cluster.reasons import Reason
 from phalanx.plan.cost.traffic import AxisTraffic
@@ -160,6 +161,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     requeue_at_limit: bool = False  # at its time limit it goes back into the queue
     reports_steps: bool = True  # False: a program, which may report steps or not
     timeouts: JobTimeouts = JobTimeouts()
+    plan: PlanRecord | None = None  # of the server that took it; None: nobody planned it
     payload: str = ""
 
     @property
@@ -325,6 +327,13 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     parted_step: int = -1  # at which ranks last lost each other while all their nodes lived
     partings: int = 0  # how often in a row there
     evidence: tuple[str, ...] = ()  # last failures, newest last
+    revised: Expected | None = None  # what is expected since some of it was measured
+    measured: tuple[str, ...] = ()  # fields of it that were
+
+    @property
+    def expected(self) -> Expected:
+        """What is expected of it now, for choices and forecasts; deadlines are the submission's."""
+        return self.revised or self.spec.expected
 
     @property
     def wanted_replicas(self) -> int:
@@ -346,7 +355,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     @property
     def saving_ns(self) -> int:
         """How long it takes, usually, until all its steps are on remote storage."""
-        expected = self.spec.expected
+        expected = self.expected
         saved = (self.step_ns or expected.step_ns) + expected.checkpoint_ns + expected.flush_ns
         if self.gang is None or self.gang.phase in ("running", "draining"):
             return saved

@@ -87,4 +87,6 @@ def create(ctx: Context, spec: JobSpec) -> int:
             let_in(ctx, job)
     if never is not None:
         ctx.notify(never, job=first, level="warning")
+    if spec.plan is not None and spec.plan.problem:
+        ctx.notify(reason("not_planned", problem=spec.plan.problem), job=first)
     return first

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.measured import waiting_parts_ns
 from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.state import View
 
@@ -365,10 +366,10 @@ class Ledger:
         if not steps:
             self._add(account, "residual", left * gpus)
             return
-        expected = job.spec.expected
+        exposed_ns, bubble_ns = waiting_parts_ns(job)
         for bucket, step_ns in (
-            ("exposed_communication", expected.exposed_ns),
-            ("bubble", expected.bubble_ns),
+            ("exposed_communication", exposed_ns),
+            ("bubble", bubble_ns),
         ):
             if step_ns:
                 taken = min(step_ns * steps, left)

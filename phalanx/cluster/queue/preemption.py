@@ -40,7 +40,7 @@ class Eviction(Struct, frozen=True):
 
 def lost_gpu_ns(view: View, job: Job) -> int:
     """Work that is lost if a job is stopped: its restart, and what no checkpoint in time saves."""
-    expected, policy = job.spec.expected, view.policy.queue
+    expected, policy = job.expected, view.policy.queue
     again = expected.start_ns + expected.form_ns + expected.restore_remote_ns
     step_ns = job.step_ns or expected.step_ns
     if not expected.checkpoint_steps:
@@ -73,7 +73,7 @@ def shrinks(job: Job, floor: int) -> list[tuple[int, tuple[int, ...]]]:
 
 def shrink_lost_gpu_ns(view: View, job: Job) -> int:
     """Work that is lost if a job gives up replicas: everybody pauses while it forms anew."""
-    expected = job.spec.expected
+    expected = job.expected
     pause = expected.form_ns + expected.restore_peer_ns
     return pause * view.fleet.job_gpus.get(job.id, 0)
 

@@ -17,6 +17,7 @@ from phalanx.cluster.gang.layout import column_of, column_replicas
 from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.measured import waiting_parts_ns
 from phalanx.cluster.placement.choose import (
     PlacementRefusal,
     PlacementRequest,
@@ -123,7 +124,7 @@ def _down_ns(ctx: Context, job: Job, *, started_ns: int, lost: tuple[int, ...]) 
 
     ``started_ns``: until the last worker that must be started is up; 0: all live.
     """
-    expected, gang = job.spec.expected, gang_of(job)
+    expected, gang = job.expected, gang_of(job)
     gone = tuple(node for node in lost if ctx.fleet.state(node) is NodeState.DEAD)
     step, source = choose_source(ctx, job, job.committed if in_memory(gang, gone) else -1)
     restore = {
@@ -146,7 +147,7 @@ def _recur_ppm(ctx: Context, node: int, cause: str) -> int:
 def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
     gang = gang_of(job)
     gpus = ctx.ledger.accounts[job.id].gpus
-    again_ns = job.spec.expected.join_ns(cold=False)
+    again_ns = job.expected.join_ns(cold=False)
     down = _down_ns(ctx, job, started_ns=again_ns, lost=()) * gpus
     recur = max((_recur_ppm(ctx, node, gang.broken[node]) for node in suspects), default=0)
     # A failure that comes back is paid for again, and again.
@@ -166,7 +167,7 @@ def _buddies(job: Job, slot: int) -> tuple[int, ...]:
 
 def _warm_since_ns(ctx: Context, job: Job) -> int:
     """Spares that a job was given before then have started their workers."""
-    return ctx.now_ns - job.spec.expected.start_ns
+    return ctx.now_ns - job.expected.start_ns
 
 
 def _warm(ctx: Context, job: Job, node: int) -> bool:
@@ -211,7 +212,7 @@ def _reshaped(
     ended = [
         n for n, why in gang_of(job).broken.items() if n not in gone and why != Cause.LOST_PEER
     ]
-    expected = job.spec.expected
+    expected = job.expected
     started = expected.join_ns(cold=cold) if cold or ended else expected.rejoin_ns
     down = _down_ns(ctx, job, started_ns=started, lost=gone)
     replicas = placement.replicas - len(columns) * column_replicas(shape, placement.replicas)
@@ -260,7 +261,7 @@ def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> 
 
 
 def _requeued(ctx: Context, job: Job, best: int | None, *, saves: bool) -> Option:
-    expected, shape = job.spec.expected, job.spec.gang
+    expected, shape = job.expected, job.spec.gang
     gpus = shape.gpus(shape.replicas)
     down = expected.start_ns + expected.form_ns + expected.restore_remote_ns
     saving = expected.checkpoint_ns + expected.flush_ns
@@ -301,7 +302,7 @@ def degraded_ways(ctx: Context, job: Job, node: int) -> list[Option]:
     left = rails - down.bit_count()
     if left <= 0 or not ctx.policy.recovery.degraded:
         return []
-    exposed = job.spec.expected.exposed_ns * (rails - left) // left
+    exposed = waiting_parts_ns(job)[0] * (rails - left) // left
     others = (other for other in job.placement.nodes if other != node)
     worst = max((ctx.fleet.rails_down(other).bit_count() for other in others), default=0)
     # The gang is as slow as its slowest node: a second one as bad costs nothing more.

@@ -100,7 +100,7 @@ def _saves_again(ctx: Context, job: Job) -> bool:
     if gang.phase == "settling":
         return True  # it is about to
     by_ns, saving_ns = gang.leave_by_ns, job.saving_ns + ctx.policy.recovery.settle_ns
-    expected = job.spec.expected
+    expected = job.expected
     if gang.phase == "draining":  # it has to form first
         saving_ns += expected.join_ns(cold=False) + expected.form_ns + expected.restore_peer_ns
     late = 0 < by_ns < ctx.now_ns + saving_ns

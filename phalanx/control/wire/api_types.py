@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
-from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobState, JobTimeouts
+from phalanx.cluster.jobs.job import Array, Dependency, GangShape, JobState, JobTimeouts
 from phalanx.cluster.ledger.report import Share
+from phalanx.cluster.plan_record import Origin, PlanRecord
 from phalanx.control.wire.payload import Payload
 
+NEEDS_CONFIRMATION = "needs_confirmation"  # code of a refusal: see Submission.confirmed
 Role = Literal["admin", "user", "read", "agent", "join", "login"]  # of a token
 JobFilter = Literal[
     "all", "live", "pending", "forming", "running", "draining", "done", "failed", "cancelled"
@@ -106,7 +108,6 @@ class JobRequest(In, frozen=True, omit_defaults=True):
     qos: str = "normal"
     priority: int = 0
     gang: GangShape = GangShape()
-    expected: Expected = Expected()
     constraint: str = ""
     time_limit_ns: int = 0
     preemptible: bool = False
@@ -125,6 +126,7 @@ class Submission(In, frozen=True):
 
     spec: JobRequest
     work: Payload
+    confirmed: bool = False  # it may cost more than the policy lets pass without asking
 
 
 class StepIn(In, frozen=True):
@@ -140,6 +142,7 @@ class Workflow(In, frozen=True):
     """Jobs that depend on each other by name; all are accepted, or none."""
 
     steps: Annotated[tuple[StepIn, ...], Meta(min_length=1, max_length=1000)]
+    confirmed: bool = False  # as of a submission
 
 
 class Replicas(In, frozen=True):
@@ -216,6 +219,12 @@ class Done(Out, frozen=True):
     jobs: tuple[int, ...] = ()
 
 
+class JobsSubmitted(Done, frozen=True):
+    """Jobs that were accepted, and what was planned of each."""
+
+    plans: tuple[PlanRecord, ...] = ()
+
+
 class Why(Out, frozen=True):
     """A reason: a code with its facts for machines, a sentence for people."""
 
@@ -273,6 +282,9 @@ class JobDetail(Out, frozen=True):
     used_gpu_hours: float
     lost_steps: int = 0  # committed ones, in all
     losses: tuple[LossOut, ...] = ()  # the newest of them, oldest first
+    plan: PlanRecord | None = None  # as it was submitted
+    expected: dict[str, int] = {}  # times and sizes as they are reckoned with now
+    origins: dict[str, Origin] = {}  # where each of these is from
 
 
 class JobList(Out, frozen=True):

@@ -96,6 +96,7 @@ class FailureOutlook(Struct, frozen=True, kw_only=True):
     checkpoint_bytes: float
     stall_seconds: float
     flush_seconds: float
+    storage_bandwidth_per_node: float  # bytes/s
     young_interval_seconds: float
     interval_seconds: float  # the exact optimum, not below the time to write a checkpoint
     goodput: float  # share of the time that makes progress that is kept
@@ -242,6 +243,7 @@ def outlook(
         checkpoint_bytes=checkpoint_bytes,
         stall_seconds=stall,
         flush_seconds=flush,
+        storage_bandwidth_per_node=settings.storage_bandwidth_per_node,
         young_interval_seconds=young_interval(mtbf, stall),
         interval_seconds=interval,
         goodput=kept,

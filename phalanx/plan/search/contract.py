@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.plan.cost.money import Range
-from phalanx.plan.cost.predict import StageMemory
-from phalanx.plan.cost.traffic import AxisTraffic
+from phalanx.config import Job, batch_ramp
+from phalanx.hardware import Cluster
+from phalanx.plan.cost.constants import Constants
+from phalanx.plan.cost.failures import FailureOutlook, FailureSettings, outlook
+from phalanx.plan.cost.money import Bill, Range, bill
+from phalanx.plan.cost.predict import Prediction, StageMemory, predict
+from phalanx.plan.cost.restart import RestartTimes, restart_times
+from phalanx.plan.cost.traffic import AxisTraffic, traffic
+from phalanx.plan.memory.model_counts import parameters
+from phalanx.plan.memory.offload import MASTER_BYTES
+from phalanx.plan.question.emit import mapping_of, workload_of
 from phalanx.plan.search.proposal import PlanProposal
 from phalanx.plan.workload import Mapping, Workload
 
-VERSION = 1
+VERSION = 2
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -40,40 +48,80 @@ class Plan(Struct, frozen=True, kw_only=True):
     mtbf_seconds: float  # between interruptions of the job
     detection_seconds: float
     recovery_seconds: float
+    restart: RestartTimes  # its parts
     checkpoint_bytes: float
     checkpoint_seconds: float  # between checkpoints
+    stall_seconds: float  # that a checkpoint stops training
+    flush_seconds: float  # until it is on remote storage
     goodput: Range
     spare_nodes: int  # so that with 99 % probability no failed node is missing
     days: Range
+    dollars: Range
+    megawatt_hours: Range
 
 
 def plan_of(proposal: PlanProposal) -> Plan:
     """What other rooms need of a proposal."""
-    prediction, ahead = proposal.prediction, proposal.failures
-    low, high = prediction.step_seconds_low, prediction.step_seconds_high
+    return _plan(
+        proposal.model, proposal.cluster, proposal.prediction, proposal.failures, proposal.bill
+    )
+
+
+def plan_job(
+    job: Job,
+    on: Cluster,
+    *,
+    constants: Constants | None = None,
+    settings: FailureSettings | None = None,
+    spare_gpus: int = 0,
+) -> Plan:
+    """What a resolved job promises on a cluster that it fills; ConfigError where it cannot run."""
+    workload = workload_of(job)
+    prediction = predict(workload, mapping_of(job), on, constants=constants)
+    stored = (MASTER_BYTES + workload.moment_bytes) * parameters(workload.model).total
+    ahead = outlook(on, stored, settings)
+    tokens = batch_ramp(job).samples(job.train.steps) * job.data.sequence
+    kept = Range(ahead.goodput_low, ahead.goodput, ahead.goodput_high)
+    cost = bill(on, tokens, _speed(prediction), kept, spare_gpus)
+    return _plan(job.name, on, prediction, ahead, cost)
+
+
+def _speed(step: Prediction) -> Range:
+    tokens = step.workload.tokens
+    return Range(
+        tokens / step.step_seconds_high, step.tokens_per_second, tokens / step.step_seconds_low
+    )
+
+
+def _plan(name: str, on: Cluster, step: Prediction, ahead: FailureOutlook, cost: Bill) -> Plan:
     return Plan(
-        model=proposal.model,
-        parameters=proposal.parameters,
-        cluster=proposal.cluster.name,
-        gpu=proposal.cluster.gpu.key,
-        gpus=proposal.gpus,
-        workload=prediction.workload,
-        mapping=prediction.mapping,
-        traffic=proposal.traffic,
-        step_seconds=Range(low, prediction.step_seconds, high),
-        tokens_per_second=proposal.tokens_per_second,
-        parts=prediction.parts,
-        memory=prediction.memory,
-        memory_bytes=prediction.memory_bytes,
-        memory_limit=prediction.memory_limit,
-        host_bytes=prediction.host_bytes,
-        nvme_bytes=prediction.nvme_bytes,
+        model=name,
+        parameters=parameters(step.workload.model).total,
+        cluster=on.name,
+        gpu=on.gpu.key,
+        gpus=step.gpus,
+        workload=step.workload,
+        mapping=step.mapping,
+        traffic=traffic(step.workload, step.mapping, on),
+        step_seconds=Range(step.step_seconds_low, step.step_seconds, step.step_seconds_high),
+        tokens_per_second=_speed(step),
+        parts=step.parts,
+        memory=step.memory,
+        memory_bytes=step.memory_bytes,
+        memory_limit=step.memory_limit,
+        host_bytes=step.host_bytes,
+        nvme_bytes=step.nvme_bytes,
         mtbf_seconds=ahead.mtbf_seconds,
         detection_seconds=ahead.detection_seconds,
         recovery_seconds=ahead.recovery_seconds,
+        restart=restart_times(on, ahead.checkpoint_bytes, ahead.storage_bandwidth_per_node),
         checkpoint_bytes=ahead.checkpoint_bytes,
         checkpoint_seconds=ahead.interval_seconds,
+        stall_seconds=ahead.stall_seconds,
+        flush_seconds=ahead.flush_seconds,
         goodput=Range(ahead.goodput_low, ahead.goodput, ahead.goodput_high),
         spare_nodes=ahead.spares[0].spares,
-        days=proposal.bill.days,
+        days=cost.days,
+        dollars=cost.dollars,
+        megawatt_hours=cost.megawatt_hours,
     )

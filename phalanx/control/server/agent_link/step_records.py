@@ -8,7 +8,8 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.detectors.robust import Ints
-from phalanx.cluster.jobs.job import Expected, Job
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.placement.catalogued import CPU
 from phalanx.cluster.protocol.events import EventBody, Progress
 from phalanx.cluster.protocol.step_watch import GangRecord, StepWatch
 from phalanx.control.server.history.run_history import RunHistory
@@ -160,8 +161,9 @@ def straggler_ns(step: GangStep, slow: Sequence[int]) -> int:
 
 def planned_ns(job: Job) -> int:
     """What a step takes by the plan; 0: nobody planned it."""
-    planned = job.spec.expected.step_ns
-    return 0 if planned == Expected().step_ns else planned
+    plan = job.spec.plan
+    # CPU ranks share their cores with whatever else runs there: no plan to be held against.
+    return plan.step_ns.mid if plan is not None and plan.step_ns and plan.device != CPU else 0
 
 
 def gang_record(step: GangStep) -> GangRecord:

@@ -8,7 +8,7 @@ from functools import partial
 
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, JobSpec
 from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import (
     Cancel,
@@ -22,7 +22,7 @@ from phalanx.cluster.protocol.events import (
     SubmitWorkflow,
 )
 from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
-from phalanx.control.server.http.job_rights import may_change_budget, rightful
+from phalanx.control.server.http.job_rights import may_change_budget, refuse_unconfirmed, rightful
 from phalanx.control.server.http.log_requests import LogLocation
 from phalanx.control.server.http.views import (
     event_out,
@@ -50,14 +50,15 @@ _job = partial(ENDPOINTS.add, roles=WRITERS, params=t.JobPath, audited=True)
 
 
 @ENDPOINTS.add("POST /v1/jobs", WRITERS, body=t.Submission, status=201, audited=True)
-async def submit_job(call: Call) -> t.Done:
+async def submit_job(call: Call) -> t.JobsSubmitted:
     """Put a job into the queue."""
     spec, told = await rightful(call, call.body.spec, call.body.work)
-    return _with_words(await call.order(Submit(spec=spec)), told)
+    refuse_unconfirmed(call, [spec], confirmed=call.body.confirmed)
+    return _submitted(await call.order(Submit(spec=spec)), told, [spec])
 
 
 @ENDPOINTS.add("POST /v1/workflows", WRITERS, body=t.Workflow, status=201, audited=True)
-async def submit_workflow(call: Call) -> t.Done:
+async def submit_workflow(call: Call) -> t.JobsSubmitted:
     """Put jobs that depend on each other into the queue: all or none."""
     steps: list[Step] = []
     notes: list[str] = []
@@ -65,13 +66,17 @@ async def submit_workflow(call: Call) -> t.Done:
         spec, words = await rightful(call, asked.spec, asked.work)
         steps.append(Step(name=asked.name, spec=spec, after=asked.after))
         notes += words
+    specs = [step.spec for step in steps]
+    refuse_unconfirmed(call, specs, confirmed=call.body.confirmed)
     done = await call.order(SubmitWorkflow(steps=tuple(steps)))
-    return _with_words(done, list(dict.fromkeys(notes)))
+    return _submitted(done, list(dict.fromkeys(notes)), specs)
 
 
-def _with_words(done: t.Done, told: list[str]) -> t.Done:
-    """Nobody is to look in vain for what was asked and is not so."""
-    return structs.replace(done, message="; ".join([done.message, *told])) if told else done
+def _submitted(done: t.Done, told: list[str], specs: Sequence[JobSpec]) -> t.JobsSubmitted:
+    """Nobody is to look in vain for what was asked and is not so, nor for what it will take."""
+    plans = tuple(spec.plan for spec in specs if spec.plan is not None)
+    answer = structs.asdict(done) | {"message": "; ".join([done.message, *told])}
+    return t.JobsSubmitted(**answer, plans=plans)
 
 
 @ENDPOINTS.add("GET /v1/jobs", EVERYBODY, query=t.JobsQuery)

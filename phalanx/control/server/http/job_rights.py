@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import structs
 
+from phalanx import config
 from phalanx.cluster.jobs.job import Job, JobSpec
 from phalanx.cluster.jobs.user_limits import limited, refused_to_users
+from phalanx.cluster.plan_record import PlanRecord
 from phalanx.cluster.reasons import reason
 from phalanx.control.server.http.endpoints import ApiError, Call, wrong_team
+from phalanx.control.server.http.planned_job import (
+    CONSTANTS,
+    costs_above,
+    planned,
+    site_of,
+    unplanned,
+)
 from phalanx.control.server.http.submission import spec_of
 from phalanx.control.server.http.work_check import WorkError, checked_work
 from phalanx.control.wire import api_types as t
 from phalanx.control.wire.payload import Payload
+
+logger = logging.getLogger("phalanx.server")
 
 
 async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobSpec, list[str]]:
@@ -26,7 +40,7 @@ async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobS
         job = await call.server.read(checked_work, work)
     except WorkError as error:
         raise ApiError(409, "bad_work", str(error)) from None
-    spec = spec_of(owned, work, job)
+    spec = await _planned(call, spec_of(owned, work, job), job)
     if call.operator:
         return spec, notes
     why = refused_to_users(spec)
@@ -34,6 +48,25 @@ async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobS
         raise ApiError(403, why.code, str(why))
     spec, cut = limited(call.leading.core.view.policy.users, spec)
     return spec, [*notes, *map(str, cut)]
+
+
+async def _planned(call: Call, spec: JobSpec, job: config.Job | None) -> JobSpec:
+    """The submission with its plan. The planner is asked, but nothing it does refuses a job."""
+    if job is None:
+        return structs.replace(spec, plan=PlanRecord())
+    try:
+        site = site_of(call.leading.core.view, spec, job, call.server.options.state / CONSTANTS)
+        return await call.server.read(planned, spec, job, site)
+    except Exception as error:
+        logger.exception("job %s could not be planned", spec.name)
+        return unplanned(spec, job, f"the planner failed ({type(error).__name__}: {error})")
+
+
+def refuse_unconfirmed(call: Call, specs: Sequence[JobSpec], *, confirmed: bool) -> None:
+    """Jobs that are planned above what the policy lets pass are asked for twice."""
+    above = costs_above(call.leading.core.view.policy.price, specs)
+    if above and not confirmed:
+        raise ApiError(409, t.NEEDS_CONFIRMATION, f"{above}: confirm it to submit it all the same")
 
 
 def may_change_budget(call: Call, job: Job, gpu_seconds: int, *, forced: bool) -> None:

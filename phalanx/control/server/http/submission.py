@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.jobs.job import SECOND_NS, Expected, GangShape, JobSpec, JobTimeouts
-from phalanx.config import Job, micro_batches, takes_unequal_shares, to_toml
+from phalanx.cluster.jobs.job import SECOND_NS, GangShape, JobSpec, JobTimeouts
+from phalanx.config import Job, to_toml
 from phalanx.config.schema import Train as TrainSection
 from phalanx.control.wire.api_types import JobRequest, Submission
 from phalanx.control.wire.payload import Payload, Script, Train, encode_payload
@@ -76,7 +76,7 @@ def program_name(argv: tuple[str, ...]) -> str:
 
 def submission(wanted: RequestedWork, node_gpus: int) -> Submission:
     """The submission for a fleet whose nodes have so many GPUs."""
-    shape, expected, work = _described(wanted, wanted.slot_gpus or node_gpus)
+    shape, work = _described(wanted, wanted.slot_gpus or node_gpus)
     shape = structs.replace(
         shape,
         least_replicas=wanted.least,
@@ -91,7 +91,6 @@ def submission(wanted: RequestedWork, node_gpus: int) -> Submission:
         priority=wanted.priority,
         constraint=wanted.constraint,
         gang=shape,
-        expected=expected,
         spares=wanted.spares,
         retries=wanted.retries,
         time_limit_ns=_ns(wanted.minutes),
@@ -102,12 +101,12 @@ def submission(wanted: RequestedWork, node_gpus: int) -> Submission:
     return Submission(spec=spec, work=work)
 
 
-def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Expected, Payload]:
+def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Payload]:
     job, ranks = wanted.job, wanted.ranks
     slot = slot_of(ranks, node_gpus)
     if job is None:
         script = Script(argv=wanted.argv, folder=wanted.folder, environment=wanted.environment)
-        return GangShape(replicas=ranks, slot_gpus=slot), Expected(), script
+        return GangShape(replicas=ranks, slot_gpus=slot), script
     axes = job.parallel
     shape = GangShape(
         replicas=axes.data,
@@ -116,34 +115,19 @@ def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Expect
         pipeline=axes.pipeline,
         slot_gpus=slot,
     )
-    expected = expected_of(job, Expected())
     work = Train(
         toml=to_toml(job),
         world_size=ranks,
         folder=wanted.folder,
         environment={**job.backend.environment, **wanted.environment},
     )
-    return shape, expected, work
-
-
-def expected_of(job: Job, predicted: Expected) -> Expected:
-    """What a job file says of its steps, with times that somebody predicted."""
-    return structs.replace(
-        predicted,
-        steps=job.train.steps,
-        checkpoint_steps=job.checkpoint.every,
-        # Elsewhere the others would wait for a slow one whatever its share.
-        micro_batches=micro_batches(job) if takes_unequal_shares(job) else 0,
-    )
+    return shape, work
 
 
 def spec_of(asked: JobRequest, work: Payload, job: Job | None) -> JobSpec:
     """What the core gets; ``job``: the trainer's, as the checked work describes it."""
     fields = {name: getattr(asked, name) for name in asked.__struct_fields__}
-    spec = JobSpec(**fields, payload=encode_payload(work), reports_steps=job is not None)
-    if job is None:
-        return spec
-    return structs.replace(spec, expected=expected_of(job, spec.expected))
+    return JobSpec(**fields, payload=encode_payload(work), reports_steps=job is not None)
 
 
 def _ns(minutes: float) -> int:

@@ -14,6 +14,7 @@ from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import WaitExplainer, explainer
 from phalanx.cluster.gang.failure_rates import NODE_DAY_GPU_SECONDS, SeenFailures
 from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec, JobState
+from phalanx.cluster.jobs.measured import expected_now
 from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
 from phalanx.cluster.reasons import Reason, about
@@ -93,6 +94,7 @@ def shown_spec(spec: JobSpec) -> JobSpec:
 
 def job_detail(core: Core, job: Job) -> JobDetail:
     """One job with its submission."""
+    expected, origins = expected_now(job)
     used = core.ledger.used_gpu_ns(job.id) if job.id in core.ledger.accounts else 0
     return JobDetail(
         job=job_out(core, job),
@@ -104,6 +106,9 @@ def job_detail(core: Core, job: Job) -> JobDetail:
             LossOut(first=each.first, last=each.last, at_ns=each.at_ns, why=why_of(each.why))
             for each in job.losses
         ),
+        plan=job.spec.plan,
+        expected=msgspec.structs.asdict(expected),
+        origins=origins,
     )
 
 

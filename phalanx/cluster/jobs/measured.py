@@ -1,0 +1,82 @@
+"""What a job is expected to take, once some of it was measured.
+
+``Job.expected`` is what recovery, forecasts and the ledger reckon with: the plan's times until the
+job's own replace them, each of which is marked. Deadlines stay those of the submission: a start
+that was fast once must not make the next one fail. Only jobs that the server planned learn: a
+simulation's times are those of its world.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx.cluster.jobs.job import Expected, Job
+from phalanx.cluster.plan_record import Origin
+from phalanx.cluster.protocol.events import Progress
+
+RESTORES = {"peer": "restore_peer_ns", "disk": "restore_disk_ns", "remote": "restore_remote_ns"}
+
+
+def learn(job: Job, **measured_ns: int) -> None:
+    """Takes over times that were measured; later ones move an earlier one by a quarter."""
+    if job.spec.plan is None or not measured_ns:
+        return
+    before, known = job.expected, dict.fromkeys(job.measured)
+    for name, value in measured_ns.items():
+        if name in known:
+            measured_ns[name] = (3 * getattr(before, name) + value) // 4
+    job.revised = structs.replace(before, **measured_ns)
+    job.measured = tuple(sorted({**known, **dict.fromkeys(measured_ns)}))
+
+
+def joined(job: Job, cause: str, passed_ns: int) -> None:
+    """All workers of a generation have joined, so long after they were ordered."""
+    learn(job, **{"start_ns" if cause == "start" else "standby_ns": passed_ns})
+
+
+def restored(job: Job, source: str, passed_ns: int) -> None:
+    """A gang has formed its groups and loaded its state, together in so long."""
+    if source in RESTORES:
+        learn(job, **{RESTORES[source]: max(1, passed_ns - job.expected.form_ns)})
+    else:
+        learn(job, form_ns=passed_ns)
+
+
+def progressed(job: Job, fact: Progress, steps: int, durable_before: int) -> None:
+    """Steps were made: what snapshots and checkpoints took of them."""
+    if steps <= 0:
+        return
+    expected = job.expected
+    if fact.checkpoint_ns > 0 and expected.snapshot_steps:
+        stall_ns = fact.checkpoint_ns // max(1, steps // expected.snapshot_steps)
+        learn(job, snapshot_ns=stall_ns, checkpoint_ns=stall_ns)
+    if job.durable > durable_before and job.step_ns:
+        learn(job, flush_ns=max(0, job.step - job.durable) * job.step_ns)
+
+
+def waiting_parts_ns(job: Job) -> tuple[int, int]:
+    """(exposed communication, bubble) of a step; of a measured step, the shares of the plan."""
+    expected = job.spec.expected
+    if job.spec.plan is None or not job.step_ns:
+        return expected.exposed_ns, expected.bubble_ns
+    step_ns = expected.step_ns
+    return (
+        expected.exposed_ns * job.step_ns // step_ns,
+        expected.bubble_ns * job.step_ns // step_ns,
+    )
+
+
+def expected_now(job: Job) -> tuple[Expected, dict[str, Origin]]:
+    """Every expectation with where it is from, the measured step among them."""
+    origins: dict[str, Origin] = dict.fromkeys(Expected.__struct_fields__, "default")
+    if job.spec.plan is not None:
+        origins.update(job.spec.plan.origins)
+    origins.update(dict.fromkeys(job.measured, "measured"))
+    expected = job.expected
+    if job.step_ns:
+        exposed_ns, bubble_ns = waiting_parts_ns(job)
+        expected = structs.replace(
+            expected, step_ns=job.step_ns, exposed_ns=exposed_ns, bubble_ns=bubble_ns
+        )
+        origins["step_ns"] = "measured"
+    return expected, origins

@@ -1,0 +1,205 @@
+"""A submission's plan: what the planner says of it on this fleet, as the core reckons with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.jobs.job import LONGEST_NS, SECOND_NS, Expected, JobSpec
+from phalanx.cluster.jobs.job import Job as QueuedJob
+from phalanx.cluster.placement.catalogued import planned_cluster
+from phalanx.cluster.plan_record import Origin, PlanInterval, PlanRecord
+from phalanx.cluster.policy import PricePolicy
+from phalanx.cluster.state import View
+from phalanx.config import ConfigError, Job, micro_batches, takes_unequal_shares
+from phalanx.hardware import Cluster
+from phalanx.plan import AxisTraffic, Constants, FailureSettings, Plan, Range, plan_job
+from phalanx.plan.cost.failures import rate_named
+from phalanx.plan.cost.uncertainty import COMMUNICATION
+from phalanx.plan.question.request import load_constants
+from phalanx.plan.search.proposal import describe
+
+CONSTANTS = "constants.toml"  # in the server's state: what `phalanx plan calibrate --out` wrote
+RECENT_JOBS = 64  # whose starts are looked at
+MOST = 1 << 53
+
+
+class PlanningSite(Struct, frozen=True, kw_only=True):
+    """What a job is planned with: the devices that it would get, and what the site knows."""
+
+    devices: Cluster | None = None
+    problem: str = ""  # why there are none
+    constants: Path | None = None  # calibrated ones, where the file exists; else the shipped ones
+    measured: dict[str, int] = {}  # fields of Expected, as jobs before took
+
+
+def site_of(view: View, spec: JobSpec, job: Job, constants: Path | None = None) -> PlanningSite:
+    """The fleet as it is now, for a job. Reads the core: only between two events."""
+    try:
+        found = planned_cluster(view.fleet, spec, _ranks(job), cpu=job.train.device == "cpu")
+    except ConfigError as error:
+        return PlanningSite(problem=str(error))
+    return PlanningSite(
+        devices=_priced(found, view.policy.price),
+        constants=constants,
+        measured=recent_times(reversed(view.jobs.values())),
+    )
+
+
+def planned(spec: JobSpec, job: Job, site: PlanningSite) -> JobSpec:
+    """The submission with all that can be expected of it; what cannot be planned says why."""
+    if site.devices is None:
+        return unplanned(spec, job, site.problem)
+    try:
+        plan = plan_job(
+            job,
+            site.devices,
+            constants=_constants(site.constants),
+            settings=FailureSettings(rate=rate_named(job.checkpoint.failure_rate)),
+            spare_gpus=spec.spares * spec.gang.slot_gpus,
+        )
+    except ConfigError as error:
+        return unplanned(spec, job, str(error))
+    expected, origins = _expected(plan, job, site.measured)
+    gang = structs.replace(spec.gang, traffic=_whole_bytes(plan.traffic))
+    return structs.replace(spec, gang=gang, expected=expected, plan=record_of(plan, origins))
+
+
+def unplanned(spec: JobSpec, job: Job, problem: str) -> JobSpec:
+    """The submission with what its job file says, and why nothing else is expected of it."""
+    stated = _stated(job)
+    record = PlanRecord(origins=dict.fromkeys(stated, "job"), problem=problem)
+    return structs.replace(spec, expected=Expected(**stated), plan=record)
+
+
+def costs_above(price: PricePolicy, specs: Sequence[JobSpec]) -> str:
+    """Which of the policy's thresholds submissions are planned above, in words; "": none."""
+    hours = dollars = kwh = 0.0
+    for spec in specs:
+        plan, count = spec.plan, spec.array.count if spec.array else 1
+        if plan is None or not (plan.run_seconds and plan.micro_dollars and plan.watt_hours):
+            continue
+        hours = max(hours, plan.run_seconds.mid / 3600)
+        dollars += count * plan.micro_dollars.mid / 1e6
+        kwh += count * plan.watt_hours.mid / 1e3
+    above = [
+        f"{value:,.0f} {unit}, above {key} = {most:,}"
+        for value, unit, key, most in (
+            (hours, "hours", "price.ask_above_hours", price.ask_above_hours),
+            (dollars, "dollars", "price.ask_above_dollars", price.ask_above_dollars),
+            (kwh, "kWh", "price.ask_above_kwh", price.ask_above_kwh),
+        )
+        if most and value > most
+    ]
+    return "it is planned to take " + " and ".join(above) + " of the policy" if above else ""
+
+
+def recent_times(jobs: Iterable[QueuedJob]) -> dict[str, int]:
+    """Starts of the newest jobs where they took longer than is usual: deadlines follow them."""
+    slowest: dict[str, int] = {}
+    for number, job in enumerate(jobs):
+        if number >= RECENT_JOBS:
+            break
+        for name in ("start_ns", "standby_ns", "form_ns"):
+            if name in job.measured:
+                slowest[name] = max(slowest.get(name, 0), getattr(job.expected, name))
+    return slowest
+
+
+def record_of(plan: Plan, origins: dict[str, Origin]) -> PlanRecord:
+    """A plan as it is kept with its job."""
+    return PlanRecord(
+        device=plan.gpu,
+        mapping=describe(plan.mapping),
+        step_ns=_interval(plan.step_seconds.times(SECOND_NS)),
+        run_seconds=_interval(plan.days.times(86400)),
+        micro_dollars=_interval(plan.dollars.times(1e6)),
+        watt_hours=_interval(plan.megawatt_hours.times(1e6)),
+        memory_bytes=int(plan.memory_bytes),
+        memory_limit_bytes=int(plan.memory_limit),
+        origins=origins,
+    )
+
+
+def _expected(plan: Plan, job: Job, measured: dict[str, int]) -> tuple[Expected, dict[str, Origin]]:
+    step_ns = max(1, _ns(plan.step_seconds.mid))
+    exposed_ns = min(step_ns, _ns(sum(plan.parts[name] for name in COMMUNICATION)))
+    again = plan.restart
+    values = {
+        "step_ns": step_ns,
+        "exposed_ns": exposed_ns,
+        "bubble_ns": min(step_ns - exposed_ns, _ns(plan.parts["bubble"])),
+        "snapshot_ns": _ns(plan.stall_seconds),
+        "checkpoint_steps": max(1, round(plan.checkpoint_seconds / plan.step_seconds.mid)),
+        "checkpoint_ns": _ns(plan.stall_seconds),
+        "flush_ns": _ns(plan.flush_seconds),
+        "checkpoint_bytes": int(plan.checkpoint_bytes),
+        "start_ns": _ns(again.start),
+        "standby_ns": _ns(again.standby),
+        "rejoin_ns": _ns(again.rejoin),
+        "form_ns": _ns(again.form),
+        "restore_peer_ns": _ns(again.restore_peer),
+        "restore_disk_ns": _ns(again.restore_disk),
+        "restore_remote_ns": _ns(again.restore_remote),
+    }
+    origins: dict[str, Origin] = dict.fromkeys(values, "planned")
+    for name, value_ns in measured.items():
+        if value_ns > values[name]:
+            values[name], origins[name] = value_ns, "measured"
+    stated = _stated(job)
+    if not _saves_by_interval(job):
+        values.pop("checkpoint_steps")
+    return Expected(**{**values, **stated}), {**origins, **dict.fromkeys(stated, "job")}
+
+
+def _stated(job: Job) -> dict[str, int]:
+    """Expectations that the job file itself gives."""
+    stated = {
+        "steps": job.train.steps,
+        "snapshot_steps": job.checkpoint.memory_every or 1,
+        "checkpoint_steps": job.checkpoint.every,
+        # Elsewhere the others would wait for a slow one whatever its share.
+        "micro_batches": micro_batches(job) if takes_unequal_shares(job) else 0,
+    }
+    if _saves_by_interval(job):
+        del stated["checkpoint_steps"]
+    return stated
+
+
+def _saves_by_interval(job: Job) -> bool:
+    return not job.checkpoint.every and job.checkpoint.interval == "auto"
+
+
+def _constants(path: Path | None) -> Constants | None:
+    return load_constants(path) if path is not None and path.exists() else None
+
+
+def _ranks(job: Job) -> int:
+    axes = job.parallel
+    return axes.pipeline * axes.data * axes.context * axes.tensor
+
+
+def _priced(on: Cluster, price: PricePolicy) -> Cluster:
+    """A cluster with the site's own price and power, as its reports have them."""
+    return structs.replace(
+        on,
+        price_per_gpu_hour=price.micro_dollars_per_gpu_hour / 1e6,
+        node_watts=float(price.watts_per_gpu * on.gpus_per_node),
+        power_load=1.0,
+        pue=1.0,
+    )
+
+
+def _whole_bytes(axes: tuple[AxisTraffic, ...]) -> tuple[AxisTraffic, ...]:
+    """The core decides on whole numbers."""
+    return tuple(structs.replace(axis, sent_bytes=float(int(axis.sent_bytes))) for axis in axes)
+
+
+def _ns(seconds: float) -> int:
+    return int(min(seconds * SECOND_NS, LONGEST_NS))
+
+
+def _interval(values: Range) -> PlanInterval:
+    return PlanInterval(*(int(min(value, MOST)) for value in (values.low, values.mid, values.high)))

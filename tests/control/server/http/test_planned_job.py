@@ -1,0 +1,205 @@
+"""A submission carries its plan: every expectation derived, and marked with where it is from."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.jobs.job import SECOND_NS, Array, Expected, JobSpec
+from phalanx.cluster.plan_record import PlanInterval, PlanRecord
+from phalanx.cluster.policy import Policy, PricePolicy
+from phalanx.cluster.protocol.commands import Notify
+from phalanx.config import Job, default_world_size, job_from_table, load_job, resolve
+from phalanx.control.server.http.planned_job import costs_above, planned, recent_times, site_of
+from phalanx.control.server.http.submission import RequestedWork, spec_of, submission
+from phalanx.plan import constants_toml, shipped
+from tests.cluster.drive import Drive, fleet_of
+
+EXAMPLES = sorted(
+    path for path in Path("examples").glob("*.toml") if "[[actions]]" not in path.read_text()
+)
+MESHES = [
+    {"data": 8, "zero": 0},
+    {"data": 8, "zero": 1},
+    {"data": 8, "zero": 3},
+    {"data": 4, "tensor": 2, "zero": 1},
+    {"data": 4, "context": 2},
+    {"data": 4, "pipeline": 2, "zero": 1},
+    {"data": 2, "pipeline": 2, "tensor": 2, "zero": 1, "schedule": "interleaved"},
+    {"data": 2, "pipeline": 4, "schedule": "gpipe", "zero": 1},
+]
+
+
+def spec_for(job: Job, ranks: int, node_gpus: int = 8) -> JobSpec:
+    made = submission(RequestedWork(job=job, ranks=ranks), node_gpus)
+    return spec_of(made.spec, made.work, job)
+
+
+def plan(job: Job, ranks: int, drive: Drive | None = None, **fields: Any) -> JobSpec:
+    view = (drive or Drive()).core.view
+    spec = structs.replace(spec_for(job, ranks), **fields)
+    return planned(spec, job, site_of(view, spec, job))
+
+
+def job_on(axes: dict[str, Any], device: str = "cpu", **train: int) -> Job:
+    table = {
+        "name": "x",
+        "model": {"preset": "tiny"},
+        "parallel": axes,
+        "data": {"sequence": 256},
+        "train": {"steps": 10, "global_batch": 32, "micro_batch": 2, "device": device, **train},
+    }
+    return resolve(job_from_table(table), 8)
+
+
+def assert_all_derived(spec: JobSpec) -> None:
+    assert spec.plan is not None and spec.plan.problem == ""
+    assert set(spec.plan.origins) == set(Expected.__struct_fields__)
+    assert "default" not in spec.plan.origins.values()
+    expected = spec.expected
+    for name in Expected.__struct_fields__:
+        if name not in ("exposed_ns", "bubble_ns", "micro_batches"):
+            assert getattr(expected, name) > 0, name
+    assert expected.exposed_ns + expected.bubble_ns <= expected.step_ns
+    assert (expected.bubble_ns > 0) == (spec.gang.pipeline > 1)
+    for interval in (spec.plan.step_ns, spec.plan.run_seconds, spec.plan.micro_dollars):
+        assert interval is not None and interval.low <= interval.mid <= interval.high
+    assert spec.plan.step_ns is not None and spec.plan.step_ns.mid == expected.step_ns
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_has_all_expectations_derived(path: Path) -> None:
+    job = load_job(path)
+    ranks = default_world_size(job, 0)
+    assert_all_derived(plan(resolve(job, ranks), ranks))
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_mesh_has_all_expectations_derived(axes: dict[str, Any], device: str) -> None:
+    found = plan(job_on(axes, device), 8)
+    assert_all_derived(found)
+    assert found.expected.exposed_ns > 0
+    assert found.plan is not None and found.plan.device == ("cpu" if device == "cpu" else "h100")
+    axis_names = {axis.axis for axis in found.gang.traffic}
+    assert axis_names >= {name for name in ("tensor", "context", "pipeline") if name in axes}
+
+
+@pytest.mark.parametrize(
+    ("axes", "shares"),
+    [
+        ({"data": 8, "zero": 0}, 2),
+        ({"data": 8, "zero": 1}, 2),
+        ({"data": 8, "zero": 2}, 0),
+        ({"data": 8, "zero": 3}, 0),
+        ({"data": 4, "pipeline": 2, "zero": 1}, 0),
+    ],
+    ids=["ddp", "zero1", "zero2", "zero3", "pipeline"],
+)
+def test_a_slow_replica_is_offered_less_work_only_where_that_helps(
+    axes: dict[str, int], shares: int
+) -> None:
+    assert plan(job_on(axes), 8).expected.micro_batches == shares
+
+
+def test_a_job_on_devices_that_nobody_knows_keeps_defaults_and_says_why() -> None:
+    drive = Drive(fleet=Fleet([Node(name="n0", kind="h1000")]))
+    found = plan(job_on({"data": 8}, "cuda", steps=77), 8, drive)
+    assert found.plan is not None and "h1000" in found.plan.problem
+    assert found.plan.step_ns is None and found.expected.step_ns == Expected().step_ns
+    assert found.expected.steps == 77 and found.plan.origins["steps"] == "job"
+
+
+def test_why_a_job_was_not_planned_is_told_among_its_events() -> None:
+    drive = Drive()
+    drive.submit(plan=PlanRecord(problem="nodes name no kind of GPU"))
+    told = [str(each.reason) for each in drive.bodies(Notify)]
+    assert told == ["its times are defaults until they are measured: nodes name no kind of GPU"]
+
+
+def test_the_plan_is_for_the_nodes_that_the_constraint_leaves() -> None:
+    small = [Node(name=f"a{i}", kind="a100") for i in range(2)]
+    large = [Node(name=f"h{i}", kind="h100") for i in range(8)]
+    drive = Drive(fleet=Fleet([*small, *large]))
+    job = job_on({"data": 8}, "cuda")
+    devices = []
+    for constraint in ("", "a100"):
+        found = plan(job, 8, drive, constraint=constraint)
+        assert found.plan is not None
+        devices.append(found.plan.device)
+    assert devices == ["h100", "a100"]
+
+
+def test_the_sites_price_and_power_decide_what_a_job_costs() -> None:
+    dear = Drive(
+        policy=Policy(price=PricePolicy(micro_dollars_per_gpu_hour=5_000_000, watts_per_gpu=600))
+    )
+    usual, other = plan(job_on({"data": 8}), 8).plan, plan(job_on({"data": 8}), 8, dear).plan
+    assert usual is not None and other is not None
+    assert usual.micro_dollars and other.micro_dollars and usual.watt_hours and other.watt_hours
+    assert other.micro_dollars.mid == pytest.approx(2 * usual.micro_dollars.mid, abs=2)
+    assert other.watt_hours.mid == pytest.approx(usual.watt_hours.mid / 2, abs=1)
+
+
+def test_constants_that_were_calibrated_at_the_site_are_used(tmp_path: Path) -> None:
+    job, view = job_on({"data": 8}), Drive().core.view
+    spec, path = spec_for(job, 8), tmp_path / "constants.toml"
+    before = planned(spec, job, site_of(view, spec, job, path))
+    path.write_text(constants_toml(structs.replace(shipped(), step_seconds=10.0)))
+    after = planned(spec, job, site_of(view, spec, job, path))
+    assert after.expected.step_ns > before.expected.step_ns + 9 * SECOND_NS
+    path.write_text("nonsense")
+    refused = planned(spec, job, site_of(view, spec, job, path))
+    assert refused.plan is not None and "constants" in refused.plan.problem
+
+
+def test_slow_starts_of_earlier_jobs_are_expected_of_the_next() -> None:
+    drive = Drive()
+    job = drive.running(plan=PlanRecord())
+    job.revised, job.measured = (
+        Expected(start_ns=90 * SECOND_NS, form_ns=1),
+        ("form_ns", "start_ns"),
+    )
+    assert recent_times([job]) == {"start_ns": 90 * SECOND_NS, "form_ns": 1}
+    found = plan(job_on({"data": 8}), 8, drive)
+    assert found.plan is not None
+    assert (found.expected.start_ns, found.plan.origins["start_ns"]) == (90 * SECOND_NS, "measured")
+    # One that was faster than is usual makes no deadline shorter.
+    assert found.expected.form_ns > SECOND_NS and found.plan.origins["form_ns"] == "planned"
+
+
+def test_jobs_above_the_policys_thresholds_are_named_with_them() -> None:
+    cost = PlanRecord(
+        run_seconds=PlanInterval(3600, 7200, 9000),
+        micro_dollars=PlanInterval(1, 40_000_000, 3),
+        watt_hours=PlanInterval(1, 5000, 9),
+    )
+    one = JobSpec(name="x", plan=cost)
+    many = structs.replace(one, array=Array(count=10))
+    price = PricePolicy(ask_above_hours=3, ask_above_dollars=100, ask_above_kwh=20)
+    assert costs_above(price, [one]) == ""
+    assert costs_above(PricePolicy(), [many]) == ""
+    assert costs_above(price, [many]) == (
+        "it is planned to take 400 dollars, above price.ask_above_dollars = 100 and 50 kWh, "
+        "above price.ask_above_kwh = 20 of the policy"
+    )
+    assert "hours, above price.ask_above_hours = 1" in costs_above(
+        PricePolicy(ask_above_hours=1), [one]
+    )
+
+
+def test_planning_a_large_job_takes_milliseconds() -> None:
+    job = load_job(Path("examples/dense-1t.toml"))
+    ranks = default_world_size(job, 0)
+    job = resolve(job, ranks)
+    drive = Drive(fleet=fleet_of(1024))
+    plan(job, ranks, drive)
+    began = time.process_time()
+    plan(job, ranks, drive)
+    assert time.process_time() - began < 0.5  # about 40 ms, on a machine with nothing else to do
