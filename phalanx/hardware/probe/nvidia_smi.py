@@ -1,0 +1,100 @@
+"""What ``nvidia-smi`` prints: the query as XML, NVLink's speeds."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from contextlib import suppress
+
+from msgspec import Struct
+
+from phalanx.hardware.probe.description import GpuDescription
+from phalanx.hardware.probe.reader import ReadError, number
+
+QUERY = ("nvidia-smi", "-q", "-x")
+NVLINK = ("nvidia-smi", "nvlink", "-s")
+NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
+
+
+class SmiFacts(Struct, frozen=True, kw_only=True):
+    """What the driver says of the whole machine; "" where it does not."""
+
+    driver: str = ""
+    cuda: str = ""
+    domain: str = ""  # cluster and clique of the NVLink fabric beyond this machine
+    gpus: tuple[GpuDescription, ...] = ()
+    cliques: int = 0  # in which its GPUs are: more than one is a fault
+
+
+def parse_query(text: str) -> SmiFacts:
+    """``nvidia-smi -q -x``; ReadError where it is something else."""
+    start = text.find("<nvidia_smi_log")
+    try:
+        root = ElementTree.fromstring(text[start:]) if start >= 0 else None
+    except ElementTree.ParseError as error:
+        raise ReadError(" ".join(QUERY), f"no XML of nvidia-smi: {error}") from None
+    if root is None:
+        raise ReadError(" ".join(QUERY), f"no XML of nvidia-smi: {text.strip()[:80]!r}")
+    elements = root.findall("gpu")
+    cliques = dict.fromkeys(filter(None, map(_clique, elements)))
+    return SmiFacts(
+        driver=_text(root, "driver_version"),
+        cuda=_text(root, "cuda_version"),
+        domain=next(iter(cliques), ""),
+        gpus=tuple(_gpu(index, element) for index, element in enumerate(elements)),
+        cliques=len(cliques),
+    )
+
+
+def parse_nvlink(text: str) -> dict[int, tuple[int, int]]:
+    """``nvidia-smi nvlink -s``: links that are up and their bytes per second together, by GPU."""
+    found: dict[int, tuple[int, int]] = {}
+    gpu = -1
+    for line in text.splitlines():
+        if match := re.match(r"GPU (\d+):", line.strip()):
+            gpu = int(match[1])
+        elif match := re.match(r"Link \d+: ([\d.]+) GB/s", line.strip()):
+            links, rate = found.get(gpu, (0, 0))
+            with suppress(ValueError):
+                found[gpu] = (links + 1, rate + round(float(match[1]) * 1e9))
+    return found
+
+
+def _gpu(index: int, element: ElementTree.Element) -> GpuDescription:
+    power = element.find("gpu_power_readings")
+    power = element.find("power_readings") if power is None else power
+    limit = ""
+    if power is not None:
+        limit = _text(power, "current_power_limit") or _text(power, "power_limit")
+    return GpuDescription(
+        index=index,
+        product=_text(element, "product_name"),
+        uuid=_text(element, "uuid"),
+        memory_bytes=number(_text(element, "fb_memory_usage/total")) << 20,
+        pci=short_pci(element.get("id", "")),
+        pcie_generation=number(_text(element, "pci/pci_gpu_link_info/pcie_gen/max_link_gen")),
+        pcie_lanes=number(_text(element, "pci/pci_gpu_link_info/link_widths/max_link_width")),
+        power_limit_watts=number(limit),
+        firmware=_text(element, "vbios_version"),
+        fabric_state=_text(element, "fabric/state"),
+    )
+
+
+def _clique(element: ElementTree.Element) -> str:
+    """As GPU feature discovery writes it: "<cluster UUID>.<clique>"; "": there is no fabric."""
+    cluster, clique = _text(element, "fabric/clusterUuid"), _text(element, "fabric/cliqueId")
+    if _text(element, "fabric/state") != "Completed" or not cluster or cluster == NO_CLUSTER:
+        return ""
+    return f"{cluster}.{clique}" if clique else cluster
+
+
+def short_pci(address: str) -> str:
+    """An address as sysfs has it: "00000000:18:00.0" is "0000:18:00.0"."""
+    domain, _, rest = address.strip().lower().partition(":")
+    return f"{domain[-4:]}:{rest}" if rest else ""
+
+
+def _text(element: ElementTree.Element, path: str) -> str:
+    """An element's text; "" where it is missing or says that it says nothing."""
+    text = (element.findtext(path) or "").strip()
+    return "" if text in ("N/A", "[N/A]", "Not Supported", "Unknown Error") else text
