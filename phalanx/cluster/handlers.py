@@ -9,6 +9,7 @@ from phalanx.cluster import sense
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import evacuation as vacate
 from phalanx.cluster.fleet import node_events as nodes
+from phalanx.cluster.fleet import renewal
 from phalanx.cluster.gang import draining, formation, losses, progress
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import gang_of
@@ -33,6 +34,7 @@ from phalanx.cluster.protocol.events import (
     Hold,
     JobFinished,
     LossSpike,
+    NodeDescribed,
     NodeJoined,
     NodeRepaired,
     NodeSilent,
@@ -151,6 +153,7 @@ def _on_tick(ctx: Context, fact: Tick) -> None:
 
 # Facts about a node that is not in the fleet say nothing.
 ABOUT_NODES = (
+    NodeDescribed,
     NodeSilent,
     NodeSeen,
     NodeNotice,
@@ -179,6 +182,7 @@ HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     Answer: nodes.on_answer,
     Defragment: _on_defragment,
     NodeJoined: nodes.on_joined,
+    NodeDescribed: renewal.on_described,
     NodeSilent: nodes.on_silent,
     NodeSeen: nodes.on_seen,
     NodeNotice: nodes.on_notice,

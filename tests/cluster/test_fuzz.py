@@ -29,6 +29,7 @@ from phalanx.cluster.protocol.events import (
     GangStuck,
     Hold,
     JobFinished,
+    NodeDescribed,
     NodeJoined,
     NodeRepaired,
     NodeSilent,
@@ -264,6 +265,11 @@ class World:
             known = self.drive.core.view.fleet.nodes[node]
             other = structs.replace(known, kind=kind, gpus=gpus)
             return NodeJoined(node=other, inventory=inventory)
+        if roll < 0.88:
+            known = self.drive.core.view.fleet.nodes[node]
+            place = {key: rng.choice("ab") for key in ("domain", "leaf", "pod", "rack")}
+            moved = structs.replace(known, rails=rng.randrange(1, 9), **place)
+            return NodeDescribed(node=node, described=moved)
         if roll < 0.9 and self.drive.core.questions:
             question = next(iter(self.drive.core.questions))
             return Answer(question=question, approve=rng.random() < 0.5)

@@ -58,10 +58,11 @@ class Fleet:
     def __init__(self, nodes: Iterable[Node] = (), state: NodeState = NodeState.HEALTHY) -> None:
         self.nodes: list[Node] = []
         self.index: dict[str, int] = {}  # by name
-        self.classes: list[NodeClass] = []
+        self._classes: list[NodeClass] = []
         self._class_index: dict[NodeClass, int] = {}
-        self.places: dict[str, list[str]] = {place: [] for place in PLACES}  # names by number
+        self._places: dict[str, list[str]] = {place: [] for place in PLACES}
         self._place_index: dict[str, dict[str, int]] = {place: {} for place in PLACES}
+        self._unnumbered = False  # nodes were described anew: classes and places have other numbers
         self._columns = {name: array("q") for name in Columns.__struct_fields__}
         self.held: list[dict[int, Held]] = []  # by node, then by job
         self.history: dict[int, list[Change]] = {}
@@ -83,16 +84,30 @@ class Fleet:
     @property
     def columns(self) -> Columns:
         """The columns as numpy arrays over the same memory."""
+        self._number_anew()
         if self._views is None:
             views = (np.frombuffer(column, np.int64) for column in self._columns.values())
             self._views = Columns(*views)
         return self._views
+
+    @property
+    def classes(self) -> list[NodeClass]:
+        """Classes of nodes by number."""
+        self._number_anew()
+        return self._classes
+
+    @property
+    def places(self) -> dict[str, list[str]]:
+        """Names of places by number, of each sort of place."""
+        self._number_anew()
+        return self._places
 
     def add(self, node: Node, state: NodeState) -> int:
         """Appends a node; ConfigError where it cannot be, or its name is taken."""
         found = self.problem_of(node)
         if found is not None:
             raise ConfigError.of([found])
+        self._number_anew()
         self._views = None  # an array with a view cannot grow
         number = len(self.nodes)
         self.nodes.append(node)
@@ -114,23 +129,37 @@ class Fleet:
         return number
 
     def renew(self, node: int, new: Node) -> None:
-        """Describes a node that holds no work anew. Classes are numbered as if it always was so."""
-        assert not self.held[node] and new.name == self.nodes[node].name
+        """Describes a node anew. While it holds work, what jobs hold parts of stays as it was."""
         columns, old = self._columns, self.nodes[node]
+        assert new.name == old.name
+        if _free_row(new) != _free_row(old):
+            assert not self.held[node]
+            self.idle_gpus[columns["state"][node]] += new.gpus - old.gpus
+            self.total_gpus += new.gpus - old.gpus
+            for name, value in _free_row(new).items():
+                columns[name][node] = value
         self.nodes[node] = new
-        self.idle_gpus[columns["state"][node]] += new.gpus - old.gpus
-        self.total_gpus += new.gpus - old.gpus
-        for name, value in _free_row(new).items():
-            columns[name][node] = value
-        self.classes, self._class_index = [], {}
-        self.places = {place: [] for place in PLACES}
+        columns["rails_down"][node] &= (1 << new.rails) - 1
+        self._unnumbered = True
+        self.changed[node] = None
+        self.free_index = None
+
+    def _number_anew(self) -> None:
+        """Numbers classes and places as if all nodes had always been as they are.
+
+        A whole fleet may describe itself anew at once: it is numbered when somebody looks.
+        """
+        if not self._unnumbered:
+            return
+        self._unnumbered = False
+        columns = self._columns
+        self._classes, self._class_index = [], {}
+        self._places = {place: [] for place in PLACES}
         self._place_index = {place: {} for place in PLACES}
         for number, known in enumerate(self.nodes):
             columns["node_class"][number] = self._class_of(known)
             for place, name in places_of(known).items():
                 columns[place][number] = self._place(place, name)
-        self.changed[node] = None
-        self.free_index = None
 
     def problem_of(self, node: Node) -> ConfigProblem | None:
         """Why a node cannot be part of the fleet; None: it can."""
@@ -145,6 +174,7 @@ class Fleet:
 
     def class_of(self, node: int) -> int:
         """The number of a node's class."""
+        self._number_anew()
         return self._columns["node_class"][node]
 
     def set_state(
@@ -267,15 +297,15 @@ class Fleet:
             node.rails,
         )
         if known not in self._class_index:
-            self._class_index[known] = len(self.classes)
-            self.classes.append(known)
+            self._class_index[known] = len(self._classes)
+            self._classes.append(known)
         return self._class_index[known]
 
     def _place(self, place: str, name: str) -> int:
         numbers = self._place_index[place]
         if name not in numbers:
             numbers[name] = len(numbers)
-            self.places[place].append(name)
+            self._places[place].append(name)
         return numbers[name]
 
 

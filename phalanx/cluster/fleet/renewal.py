@@ -1,23 +1,30 @@
-"""Nodes that come back as other machines: fewer GPUs, another kind, less memory.
+"""Nodes that describe themselves anew: they moved, became known better, or are other machines.
 
-What the fleet knows of a node is replaced when nothing runs there. Until then jobs that still fit
-go on, and those that do not are moved elsewhere at once.
+Where a node stands and what is learned of it holds at once, whatever runs there. Another machine
+(fewer GPUs, another kind) is tested, and replaces what the fleet knows when nothing runs there;
+until then jobs that still fit go on, and those that do not are moved elsewhere at once.
 """
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
-from phalanx.cluster.fleet.node import Node, features_of
+from phalanx.cluster.fleet.node import Node, bad_node, features_of
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.cluster.placement.request import barred_from
+from phalanx.cluster.protocol.events import NodeDescribed
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.recovery.recover import broken
 
 CAUSE = Cause.NODE_CHANGED
 HOST = ("cpus", "memory_bytes")  # may differ a little after every boot: no reason for a test
+# Where it stands: no job holds a part of that, and the next decision goes by it.
+STANDS = ("domain", "rails", "leaf", "pod", "rack", "power", "switch")
+OFFERED = ("partition", "features")  # what jobs may have asked for
 
 
 def differences(old: Node, new: Node) -> dict[str, tuple[object, object]]:
@@ -26,26 +33,53 @@ def differences(old: Node, new: Node) -> dict[str, tuple[object, object]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def on_described(ctx: Context, fact: NodeDescribed) -> None:
+    """An agent that is connected describes its node anew."""
+    node, wrong = fact.node, bad_node(fact.described)
+    if wrong is not None or fact.described.name != ctx.fleet.nodes[node].name:
+        problem = str(wrong or f"{fact.described.name} is the name of another node")
+        ctx.notify(reason("bad_node", problem=problem), node=node, level="warning")
+        return
+    renew(ctx, node, fact.described)
+
+
 def renew(ctx: Context, node: int, new: Node) -> None:
     """A known node describes itself: what differs is told, and taken over as soon as it can be."""
     changes = differences(ctx.fleet.nodes[node], new)
     if not changes:
         ctx.health.renewed.pop(node, None)
         return
+    misfits = _misfits(ctx, node, new)
+    at_once = _at_once(changes, moves=bool(misfits))
     what = ", ".join(f"{key} {_shown(old)} -> {_shown(now)}" for key, (old, now) in changes.items())
-    why = reason("node_changed", node=new.name, what=what)
-    small = all(key in HOST for key in changes)
+    code = "node_described" if len(at_once) == len(changes) else "node_changed"
+    why = reason(code, node=new.name, what=what)
+    small = not misfits and all(key in at_once or key in HOST for key in changes)
     ctx.notify(why, node=node, level="info" if small else "warning")
+    if at_once:
+        known = structs.replace(
+            ctx.fleet.nodes[node], **{key: getattr(new, key) for key in at_once}
+        )
+        ctx.fleet.renew(node, known)
+        ctx.look_at_queue(capacity=True)
     ctx.health.renewed[node] = new
-    for number in _misfits(ctx, node, new):
+    if ctx.fleet.nodes[node] == new:
+        del ctx.health.renewed[node]
+    for number in misfits:
         broken(ctx, ctx.view.jobs[number], node, CAUSE, lost=False)
-        small = False
     if not small:
         health.incident(ctx, node, CAUSE)
         health.doubt(ctx, node, why)
     take_over(ctx)
     if not small and not ctx.fleet.held[node]:
         health.examine(ctx, node)
+
+
+def _at_once(changes: dict[str, tuple[object, object]], *, moves: bool) -> list[str]:
+    """What holds at once. ``moves``: jobs leave the node, which is tested before it gets others."""
+    keys = STANDS if moves else (*STANDS, *OFFERED)
+    learned = "kind" in changes and changes["kind"][0] == ""
+    return [key for key in changes if key in keys or (key == "kind" and learned)]
 
 
 def take_over(ctx: Context) -> None:

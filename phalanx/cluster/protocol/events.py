@@ -162,6 +162,13 @@ class NodeJoined(Body, frozen=True, tag=True):
     healthy: bool = True  # it passed its check at start
 
 
+class NodeDescribed(Body, frozen=True, tag=True):
+    """A node that is connected is not, or not where, it was known to be."""
+
+    node: int
+    described: Node
+
+
 class NodeSilent(Body, frozen=True, tag=True):
     """Liveness lost a node; ``connection_lost``: its connection broke rather than went quiet."""
 
@@ -345,22 +352,15 @@ class Tick(Body, frozen=True, tag=True):
     """A deadline has come."""
 
 
+JobOrder = Submit | SubmitWorkflow | Cancel | Requeue | Hold | Scale | RaiseBudget
+NodeOrder = DrainNode | ReadmitNode | QuarantineNode
+SiteOrder = SetQuota | SetReservation | Answer | Defragment
 EventBody = (
-    Submit
-    | SubmitWorkflow
-    | Cancel
-    | Requeue
-    | Hold
-    | Scale
-    | RaiseBudget
-    | DrainNode
-    | ReadmitNode
-    | QuarantineNode
-    | SetQuota
-    | SetReservation
-    | Answer
-    | Defragment
+    JobOrder
+    | NodeOrder
+    | SiteOrder
     | NodeJoined
+    | NodeDescribed
     | NodeSilent
     | NodeSeen
     | NodeNotice

@@ -33,6 +33,7 @@ SENTENCES = {
     "kept": "a person kept it in",
     # renewal
     "node_changed": "{node} is not what it was: {what}",
+    "node_described": "{node} describes itself anew: {what}",
     # spare_pool
     "spare_of_fleet": "kept to replace others",
     "lent": "a waiting job cannot start without it",

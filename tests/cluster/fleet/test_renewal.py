@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import (
     GangDrained,
     JobFinished,
+    NodeDescribed,
     NodeJoined,
     NodeSilent,
     Requeue,
@@ -164,3 +167,124 @@ def test_a_renewed_fleet_is_the_one_that_would_have_been_made_so() -> None:
     for name in ("node_class", "free_mask", "free_gpus", "leaf", "pod", "gpus"):
         assert (getattr(made.columns, name) == getattr(fleet.columns, name)).all()
     assert made.idle_gpus == fleet.idle_gpus and made.total_gpus == fleet.total_gpus
+
+
+def describes(drive: Drive, node: int, **fields: object) -> None:
+    new = structs.replace(drive.core.view.fleet.nodes[node], **fields)
+    drive.tell(NodeDescribed(node=node, described=new))
+
+
+def anew(drive: Drive) -> list[str]:
+    found = [body.reason for body in drive.bodies(Notify) if body.reason.code == "node_described"]
+    return [str(reason) for reason in found]
+
+
+def test_a_node_that_stands_elsewhere_goes_on_with_its_job() -> None:
+    drive = Drive(4)
+    job = drive.running(gang=NODE)
+    (node,) = job.placement.nodes
+    places = {"leaf": "x", "pod": "y", "rack": "r", "power": "p", "switch": "s", "domain": "d"}
+    describes(drive, node, rails=4, **places)
+    drive.wait(5 * SECOND)
+    fleet = drive.core.view.fleet
+    assert job.state == "running" and job.generation == 1
+    assert fleet.state(node) is NodeState.HEALTHY and node not in drive.core._ctx.health.renewed
+    assert fleet.nodes[node].rails == 4 and fleet.nodes[node].leaf == "x"
+    assert fleet.places["leaf"][fleet.columns.leaf[node]] == "x"
+    assert anew(drive)[0].startswith(f"n{node} describes itself anew: ") and not told(drive)
+    assert not drive.core._ctx.health.incidents.get(node)
+    whole(drive)
+
+
+def test_the_kind_of_a_node_that_had_none_is_learned_while_it_works() -> None:
+    drive = Drive(fleet=Fleet([Node(name="n0"), Node(name="n1")]))
+    job = drive.running(gang=NODE)
+    (node,) = job.placement.nodes
+    describes(drive, node, kind="h100", features=("nvlink",))
+    assert job.state == "running" and drive.core.view.fleet.state(node) is NodeState.HEALTHY
+    other = drive.submit(gang=HALF, constraint="h100")
+    assert other.placement is None  # known by now, and taken
+    describes(drive, 1 - node, kind="h100")
+    drive.wait(SECOND)
+    assert other.placement.nodes == (1 - node,)
+    whole(drive)
+
+
+def test_a_kind_that_becomes_another_is_another_machine() -> None:
+    drive = Drive(2)
+    job = drive.running(gang=NODE)
+    (node,) = job.placement.nodes
+    describes(drive, node, kind="a100", leaf="x")
+    fleet = drive.core.view.fleet
+    assert fleet.nodes[node].leaf == "x" and fleet.nodes[node].kind == "h100"  # until it is empty
+    assert fleet.state(node) is NodeState.SUSPECT and job.state == "running"
+    whole(drive)
+    drive.tell(JobFinished(job=job.id, generation=1, step=job.step))
+    drive.wait(SECOND)
+    assert fleet.nodes[node].kind == "a100"
+    whole(drive)
+
+
+def test_fewer_gpus_of_a_node_that_works_move_what_does_not_fit() -> None:
+    drive = Drive(3)
+    job = drive.running(gang=NODE)
+    (node,) = job.placement.nodes
+    describes(drive, node, gpus=7)
+    assert told(drive) == [f"n{node} is not what it was: gpus 8 -> 7"]
+    drive.wait(5 * SECOND)
+    assert job.placement.nodes != (node,)
+    drive.run(job)
+    passes(drive, node)
+    assert drive.core.view.fleet.nodes[node].gpus == 7
+    whole(drive)
+
+
+def test_more_gpus_than_before_wait_until_the_node_is_empty() -> None:
+    drive = Drive(2)
+    job = drive.running(gang=NODE)
+    (node,) = job.placement.nodes
+    describes(drive, node, gpus=10)
+    drive.wait(SECOND)
+    assert job.state == "running" and drive.core.view.fleet.nodes[node].gpus == 8
+    whole(drive)
+
+
+def test_a_new_partition_disturbs_nobody_who_did_not_ask_for_the_old_one() -> None:
+    drive = Drive(2)
+    job = drive.running(gang=NODE)
+    (node,) = job.placement.nodes
+    describes(drive, node, partition="other")
+    drive.wait(SECOND)
+    assert job.state == "running" and drive.core.view.fleet.state(node) is NodeState.HEALTHY
+    assert drive.core.view.fleet.nodes[node].partition == "other"
+    whole(drive)
+
+
+def test_dead_rails_that_are_there_no_more_are_forgotten() -> None:
+    drive = Drive(1)
+    drive.core.view.fleet.set_rails_down(0, 0b1000_0001)
+    describes(drive, 0, rails=4)
+    assert drive.core.view.fleet.rails_down(0) == 1
+
+
+def test_what_cannot_be_is_refused() -> None:
+    drive = Drive(2)
+    before = list(drive.core.view.fleet.nodes)
+    describes(drive, 0, kind="H100 80GB")
+    describes(drive, 0, name="n1")
+    describes(drive, 0, rails=64)
+    drive.tell(NodeDescribed(node=7, described=before[0]))
+    assert drive.core.view.fleet.nodes == before
+    assert len([1 for body in drive.bodies(Notify) if body.reason.code == "bad_node"]) == 3
+
+
+def test_a_whole_fleet_that_describes_itself_is_numbered_once() -> None:
+    fleet = Fleet([Node(name=f"n{number}") for number in range(600)])
+    began = time.perf_counter()
+    for number, node in enumerate(list(fleet.nodes)):
+        fleet.renew(number, structs.replace(node, leaf=f"l{number // 16}", kind="h100"))
+    spent = time.perf_counter() - began
+    assert fleet.places["leaf"] == [f"l{number}" for number in range(38)]
+    again = Fleet(fleet.nodes)
+    assert (again.columns.leaf == fleet.columns.leaf).all() and again.classes == fleet.classes
+    assert spent < 1.0  # numbering after each would take many times as long
