@@ -53,6 +53,7 @@ def _progress(fact: Progress) -> Reason | None:
         0 <= fact.committed <= fact.step <= MOST
         and 0 <= fact.durable <= MOST
         and 0 <= fact.at_ns <= MOST
+        and 0 <= fact.flush_ns <= MOST
         and min(fact.data_wait_ns, fact.checkpoint_ns, fact.straggler_ns, fact.busy_ns) >= 0
         and max(fact.data_wait_ns, fact.checkpoint_ns, fact.straggler_ns, fact.busy_ns) <= MOST
         and 0 <= fact.job <= MOST

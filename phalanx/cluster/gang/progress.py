@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
+from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.measured import progressed
 from phalanx.cluster.protocol.events import Progress
@@ -26,7 +27,6 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
         return None
     steps = fact.step - ctx.ledger.accounts[job.id].step
     passed = fact.at_ns - ctx.ledger.accounts[job.id].settled_ns
-    durable = job.durable
     ctx.ledger.progress(job, fact)
     _learn(job, fact)
     if current and steps > 0 and job.agent_ends:
@@ -36,7 +36,9 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
             job.first_step_ns = max(job.first_step_ns, passed)
         measured = passed // steps
         job.step_ns = measured if not job.step_ns else (3 * job.step_ns + measured) // 4
-        progressed(job, fact, steps, durable)
+        progressed(job, fact, steps)
+    if current and fact.flush_ns:
+        storage.flushed(ctx, job, fact.flush_ns)
     if current:
         _tell_unsaved(ctx, job)
     return job

@@ -307,6 +307,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     budget_gpu_seconds: int = 0
     forced: bool = False
     budget_warned: bool = False
+    usual_flush_ns: int = 0  # until a checkpoint is written, as a rule; 0: none was yet
     unsaved_since: int = -1  # the durable step after which missing checkpoints were said
     failed_step: int = -1  # step of the last failure that was the job's own
     failed_rank: int = -1  # and its rank

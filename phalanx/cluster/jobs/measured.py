@@ -42,7 +42,7 @@ def restored(job: Job, source: str, passed_ns: int) -> None:
         learn(job, form_ns=passed_ns)
 
 
-def progressed(job: Job, fact: Progress, steps: int, durable_before: int) -> None:
+def progressed(job: Job, fact: Progress, steps: int) -> None:
     """Steps were made: what snapshots and checkpoints took of them."""
     if steps <= 0:
         return
@@ -50,8 +50,8 @@ def progressed(job: Job, fact: Progress, steps: int, durable_before: int) -> Non
     if fact.checkpoint_ns > 0 and expected.snapshot_steps:
         stall_ns = fact.checkpoint_ns // max(1, steps // expected.snapshot_steps)
         learn(job, snapshot_ns=stall_ns, checkpoint_ns=stall_ns)
-    if job.durable > durable_before and job.step_ns:
-        learn(job, flush_ns=max(0, job.step - job.durable) * job.step_ns)
+    if fact.flush_ns:
+        learn(job, flush_ns=fact.flush_ns)
 
 
 def waiting_parts_ns(job: Job) -> tuple[int, int]:

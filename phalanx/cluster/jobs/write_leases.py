@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import HOUR_NS, Job
+from phalanx.cluster.jobs.job import HOUR_NS, SECOND_NS, Job
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Flush
 from phalanx.cluster.protocol.events import StorageSlow
 from phalanx.cluster.protocol.messages import FlushWanted
 from phalanx.cluster.reasons import reason
 
+SLOW_TIMES = 3  # as long as a job's checkpoints usually take is slow storage
+LEAST_SLOW_NS = 5 * SECOND_NS  # what is over sooner is not
 LONGEST_FLUSH_NS = 24 * HOUR_NS  # whoever needs longer asks again
 
 
@@ -44,6 +46,26 @@ def on_slow(ctx: Context, fact: StorageSlow) -> None:
     elif was_away and not ctx.storage_away:
         ctx.notify(reason("storage_back"))
     grant(ctx)
+
+
+def flushed(ctx: Context, job: Job, flush_ns: int) -> None:
+    """A checkpoint took so long to write: whoever wrote it sees how fast the storage is."""
+    usual_ns, told = job.usual_flush_ns, ctx.flush.bytes_per_second
+    if not usual_ns or flush_ns <= max(SLOW_TIMES * usual_ns, LEAST_SLOW_NS):
+        job.usual_flush_ns = (3 * usual_ns + flush_ns) // 4 if usual_ns else flush_ns
+        if told > 0:
+            ctx.notify(reason("storage_fast"), job=job.id)
+            on_slow(ctx, StorageSlow(bytes_per_second=-1))
+        return
+    written = job.spec.expected.checkpoint_bytes * SECOND_NS // flush_ns
+    seen = written * max(1, len(ctx.flush.writing))
+    if 0 < told <= 2 * seen:  # as fast as it was allowed to: the next one tries what storage gives
+        on_slow(ctx, StorageSlow(bytes_per_second=-1))
+        return
+    why = reason("storage_slow", seconds=flush_ns // SECOND_NS, usual=usual_ns // SECOND_NS)
+    ctx.notify(why, job=job.id, level="warning")
+    if seen:
+        on_slow(ctx, StorageSlow(bytes_per_second=seen))
 
 
 def left(ctx: Context, job: int) -> None:

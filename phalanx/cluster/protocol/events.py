@@ -252,6 +252,7 @@ class Progress(Body, frozen=True, tag=True):
     at_ns: int  # when ``step`` was completed
     data_wait_ns: int = 0
     checkpoint_ns: int = 0
+    flush_ns: int = 0  # until the newest durable checkpoint was written; 0: none was since
     straggler_ns: int = 0  # lost to ranks that were slower than the median
     busy_ns: int = 0  # inside steps; 0: not measured, all of it
 

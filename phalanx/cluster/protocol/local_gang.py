@@ -236,6 +236,7 @@ class LocalGang(Struct, kw_only=True):
             at_ns=fact.at_ns,
             data_wait_ns=fact.data_wait_ns,
             checkpoint_ns=fact.checkpoint_ns,
+            flush_ns=fact.flush_ns,
         )
         self.unsaid = steps.added_to(self.unsaid)
 

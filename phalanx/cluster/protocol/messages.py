@@ -200,6 +200,7 @@ class Steps(Message, frozen=True, tag=True):
     at_ns: int
     data_wait_ns: int = 0
     checkpoint_ns: int = 0
+    flush_ns: int = 0  # until the newest durable checkpoint was written; 0: none was since
 
     def added_to(self, before: Steps | None) -> Steps:
         """This report with what was measured before it, which nobody has been told."""
@@ -210,6 +211,7 @@ class Steps(Message, frozen=True, tag=True):
             durable=max(before.durable, self.durable),
             data_wait_ns=before.data_wait_ns + self.data_wait_ns,
             checkpoint_ns=before.checkpoint_ns + self.checkpoint_ns,
+            flush_ns=max(before.flush_ns, self.flush_ns),
         )
 
 
@@ -330,6 +332,7 @@ class Sealed(Message, frozen=True, tag=True):
     durable: int = 0  # newest durable checkpoint that the rank knows of
     data_wait_ns: int = 0
     checkpoint_ns: int = 0
+    flush_ns: int = 0  # until the rank's part of that checkpoint was written; 0: no new one
 
 
 class WorkerFound(Message, frozen=True, tag=True):

@@ -91,5 +91,8 @@ SENTENCES = {
     # write_leases
     "flush": "{writing} of {most} jobs write to remote storage",
     "storage_down": "remote storage gives and takes nothing; checkpoints wait",
+    "storage_slow": "a checkpoint took {seconds} s to write, and {usual} s as a rule: later ones "
+    "are given as much as the storage takes now",
+    "storage_fast": "checkpoints are written as fast as before",
     "storage_back": "remote storage is back",
 }

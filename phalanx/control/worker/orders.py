@@ -52,6 +52,7 @@ from phalanx.train.rank.launch import redirect_output
 from phalanx.train.rank.look import look
 from phalanx.train.rank.orders import Formation, GenerationOver, WriteLease
 from phalanx.train.rank.stop import StopFlag
+from phalanx.train.report.records import StepSeconds
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.resume.interval import FleetRate
 from phalanx.train.resume.ordered import RestorePoint
@@ -277,7 +278,7 @@ class AgentOrders:
                 self._changed.wait()
             self._running = True
 
-    def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
+    def stepped(self, step: int, durable: int, seconds: StepSeconds) -> None:
         """Tells the agent of a step; that it is safe, the keeper tells it."""
         self._step, self._durable = step, durable
         fact = Sealed(
@@ -288,8 +289,9 @@ class AgentOrders:
             at_ns=time.time_ns(),
             acknowledged=False,
             durable=durable,
-            checkpoint_ns=int(stall_seconds * 1e9),
-            data_wait_ns=int(data_seconds * 1e9),
+            checkpoint_ns=int(seconds.stall * 1e9),
+            data_wait_ns=int(seconds.data * 1e9),
+            flush_ns=int(seconds.flush * 1e9),
         )
         self._link.say(fact)
 

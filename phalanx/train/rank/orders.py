@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # agents, which order formations, do without torch
     from phalanx.config import Job
     from phalanx.train.optim.fingerprint import ReplicaDivergence
     from phalanx.train.rank.stop import StopFlag
+    from phalanx.train.report.records import StepSeconds
     from phalanx.train.report.run_folder import RunFolder
     from phalanx.train.resume.interval import FleetRate
     from phalanx.train.resume.ordered import RestorePoint
@@ -43,12 +44,8 @@ class StepOrders(Protocol):
 
     stop: StopFlag
 
-    def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
-        """A step is complete.
-
-        ``durable``: the newest checkpoint that is; the seconds that saving held this step up, and
-        that data let it wait.
-        """
+    def stepped(self, step: int, durable: int, seconds: StepSeconds) -> None:
+        """A step is complete. ``durable``: the newest checkpoint that is."""
 
     def busy(self, what: str, step: int) -> None:
         """No step comes for a while after this one: a validation or a checkpoint is under way."""

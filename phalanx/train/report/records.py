@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 VERSION = 1
+
+
+class StepSeconds(NamedTuple):
+    """What beside computing took time around a step."""
+
+    stall: float = 0.0  # that saving held it up
+    data: float = 0.0  # that it waited for data
+    flush: float = 0.0  # until a checkpoint that is complete now was written
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from phalanx.checkpoint.keeper.client import SaveOutcome
 from phalanx.data import DataExhausted
 from phalanx.train.callback import SAVING, Callback, TrainingRun
 from phalanx.train.exits import CHECKPOINT_INTERVAL
-from phalanx.train.report.records import CheckpointRecord
+from phalanx.train.report.records import CheckpointRecord, StepSeconds
 from phalanx.train.resume.interval import SaveSchedule
 from phalanx.train.resume.saving import prepare_saves
 
@@ -66,10 +66,13 @@ class Checkpoints(Callback):
     def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
         if (rate := run.orders.failure_rate()) and outcome.failure_rate:
             self.schedule.follow(rate, self.trainer.step)
+        durable = self.durable
         self._save_if_due(run, outcome)
         self._report(run, self.checkpointer.poll())
         waited = self.trainer.timer.so_far("data")
-        run.orders.stepped(self.trainer.step, self.durable, self.stall_seconds, waited)
+        flush = self.checkpointer.flush_seconds if self.durable > durable else 0.0
+        seconds = StepSeconds(self.stall_seconds, waited, flush)
+        run.orders.stepped(self.trainer.step, self.durable, seconds)
 
     def end(self, run: TrainingRun, error: BaseException | None) -> None:
         """Waits for what is being written, and keeps the last state where that is wanted."""
@@ -95,7 +98,7 @@ class Checkpoints(Callback):
         if self._missing(run):
             self._save(run)
         self._report(run, self.checkpointer.finish())
-        run.orders.stepped(self.trainer.step, self.durable, 0.0, 0.0)
+        run.orders.stepped(self.trainer.step, self.durable, StepSeconds())
 
     def _missing(self, run: TrainingRun) -> bool:
         """All steps were made by those before us, who could not save the last one."""

@@ -22,7 +22,7 @@ def wants(drive: Drive, job) -> None:
     drive.tell(FlushWanted(job=job.id, generation=job.generation))
 
 
-def written(drive: Drive, job, step: int) -> None:
+def written(drive: Drive, job, step: int, flush_ns: int = 0) -> None:
     """The gang reports its progress, and that a checkpoint of this step is durable."""
     made = job.step + 50
     told = Progress(
@@ -32,6 +32,7 @@ def written(drive: Drive, job, step: int) -> None:
         committed=made,
         durable=step,
         at_ns=drive.now_ns + 50 * SECOND,
+        flush_ns=flush_ns,
     )
     drive.tell(told, 50 * SECOND)
 
@@ -117,3 +118,36 @@ def test_leave_that_was_given_while_storage_was_slow_does_not_outlast_that():
     drive.tell(StorageSlow(bytes_per_second=-1))
     drive.wait(3600 * SECOND)
     assert granted(drive) == [first.id, second.id]
+
+
+def test_a_checkpoint_that_takes_long_says_that_storage_is_slow_and_the_next_ones_that_it_is_not():
+    drive, (first, second) = two_jobs()
+    for step in (200, 250):
+        written(drive, first, step, flush_ns=100 * SECOND)
+    assert not [note for note in drive.bodies(Notify) if note.reason.code == "storage_slow"]
+    written(drive, first, 300, flush_ns=1000 * SECOND)
+    assert drive.bodies(Notify)[-1].reason.code == "storage_slow"
+    assert "took 1000 s to write, and 100 s as a rule" in str(drive.bodies(Notify)[-1].reason)
+    wants(drive, second)
+    assert drive.bodies(Flush)[-1].bytes_per_second == 100 * GIB // 1000
+    written(drive, second, 200, flush_ns=100 * SECOND)  # its first: nothing to compare with
+    assert drive.bodies(Notify)[-1].reason.code == "storage_fast"
+    wants(drive, first)
+    assert drive.bodies(Flush)[-1].bytes_per_second == GIB
+
+
+def test_a_job_that_was_held_to_the_slow_rate_is_no_proof_that_storage_is_still_slow():
+    drive, (first, _) = two_jobs()
+    written(drive, first, 200, flush_ns=100 * SECOND)
+    written(drive, first, 250, flush_ns=1000 * SECOND)
+    wants(drive, first)
+    written(drive, first, 300, flush_ns=1000 * SECOND)  # as fast as it was allowed to
+    wants(drive, first)
+    assert drive.bodies(Flush)[-1].bytes_per_second == GIB
+
+
+def test_short_checkpoints_prove_nothing_about_storage():
+    drive, (first, _) = two_jobs()
+    written(drive, first, 200, flush_ns=SECOND // 10)
+    written(drive, first, 250, flush_ns=4 * SECOND)
+    assert not [note for note in drive.bodies(Notify) if note.reason.code == "storage_slow"]

@@ -52,6 +52,7 @@ class GangProgress:
             committed=0,  # not known of all
             durable=message.durable,
             at_ns=message.at_ns,
+            flush_ns=message.flush_ns,
         )
 
     def report(self, job: int, nodes: int, now_ns: int) -> list[Progress]:
@@ -77,5 +78,6 @@ class GangProgress:
                 at_ns=max(each.at_ns for each in said if each.step == least),
                 data_wait_ns=max(each.data_wait_ns for each in said),
                 checkpoint_ns=max(each.checkpoint_ns for each in said),
+                flush_ns=max(each.flush_ns for each in said),
             )
         ]
