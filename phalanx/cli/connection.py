@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import typer
-
-from phalanx.cli.output import print_json
+from phalanx.cli.output import fail, print_json
 from phalanx.cli.tables import plain
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.api_types import Done
@@ -23,11 +20,8 @@ def exit_on_server_error(json: bool) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if json:
-            print_json({"error": {"code": error.code, "message": str(error)}})
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(REFUSED if error.status else UNREACHABLE) from None
+        shown = {"error": {"code": error.code, "message": str(error)}} if json else None
+        fail(error, REFUSED if error.status else UNREACHABLE, shown)
 
 
 @contextmanager

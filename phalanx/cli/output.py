@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import msgspec
 import typer
@@ -15,6 +16,24 @@ from phalanx.config import ConfigError
 def print_json(value: object) -> None:
     """One JSON document, indented."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def fail(error: object, code: int = 1, shown: object = None) -> NoReturn:
+    """End a command with what is wrong, in words or, where ``shown`` is given, as that in JSON."""
+    if shown is not None:
+        print_json(shown)
+    else:
+        print(f"error: {error}", file=sys.stderr)
+    raise typer.Exit(code) from None
+
+
+@contextmanager
+def exit_on(*errors: type[Exception], code: int = 1) -> Iterator[None]:
+    """Have such errors end the command."""
+    try:
+        yield
+    except errors as error:
+        fail(error, code)
 
 
 @contextmanager

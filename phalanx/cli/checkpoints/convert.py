@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -12,7 +11,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import Json
-from phalanx.cli.output import print_json
+from phalanx.cli.output import fail, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Weights from and to Hugging Face folders.")
 
@@ -96,8 +95,5 @@ def _reported(json: bool) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, HfError) as error:
-        if json:
-            print_json({"error": str(error), "code": ExitCode.CHECKPOINT})
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(ExitCode.CHECKPOINT) from None
+        shown = {"error": str(error), "code": ExitCode.CHECKPOINT} if json else None
+        fail(error, ExitCode.CHECKPOINT, shown)

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phalanx.cli.output import print_json
+from phalanx.cli.output import fail
 from phalanx.cli.tables import span
 
 if TYPE_CHECKING:
@@ -99,11 +98,7 @@ def reported(json: bool, out: Path | None = None) -> Iterator[None]:
         if not isinstance(error, known):
             raise
         text = in_words(error, out) if isinstance(error, OSError) else str(error)
-        if json:
-            print_json({"error": text})
-        else:
-            print(f"error: {text}", file=sys.stderr)
-        raise typer.Exit(15) from None
+        fail(text, 15, {"error": text} if json else None)
 
 
 def in_words(error: OSError, out: Path | None = None) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx.cli.option_struct import takes_options
-from phalanx.cli.output import exit_on_config_error
+from phalanx.cli.output import exit_on, exit_on_config_error, fail
 from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
@@ -129,20 +128,12 @@ def agent(command: AgentCommand) -> None:
         if command.config:
             config.replicas.resolved()
     if problem := command.problem():
-        _refuse(problem)
+        fail(problem, 2)
     facts = node_facts(command.site, os.environ)
     if not facts.first:
         return  # another process of this node is its agent
     start = command.agent_start(facts, config)
     if start.node.name.isdigit():
-        _refuse(f"{start.node.name} would be taken for a job: give it a letter (--name)")
-    try:
+        fail(f"{start.node.name} would be taken for a job: give it a letter (--name)", 2)
+    with exit_on(AgentStartError):
         run_agent(start)
-    except AgentStartError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-
-
-def _refuse(problem: str) -> NoReturn:
-    print(f"error: {problem}", file=sys.stderr)
-    raise typer.Exit(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import typer
 from phalanx.cli.job_file import load_named
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import JobFile, Json, Set, WorldSize
-from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.output import exit_on, exit_on_config_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.control.backends.kubernetes.watch import PodState
@@ -121,11 +120,8 @@ def delete(options: JobOptions, json: Json = False) -> None:
 def _said_by_kubernetes() -> Iterator[None]:
     from phalanx.control.backends.kubernetes.apply import KubernetesError
 
-    try:
+    with exit_on(KubernetesError):
         yield
-    except KubernetesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
 
 
 def print_pods(pods: list[PodState]) -> None:

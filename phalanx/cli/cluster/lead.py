@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,7 +12,7 @@ import typer
 from phalanx.cli.job_file import load
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import FirstStepMinutes, HangMinutes, IdleMinutes
-from phalanx.cli.output import exit_on_config_error
+from phalanx.cli.output import exit_on, exit_on_config_error, fail
 from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
@@ -108,11 +107,8 @@ def lead(command: LeadCommand) -> None:
         wanted = command.wanted()
     site = _site(command.engine, command.nodes + command.spares, wanted.title)
     leading = BatchLeader(command.lead_options(wanted), site)
-    try:
+    with exit_on(LeadError, ClientError, OSError):
         code = leading.run()
-    except (LeadError, ClientError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
     if command.engine == "slurm":
         from phalanx.control.backends.slurm.submit import remember_quarantined
 
@@ -129,6 +125,5 @@ def _site(engine: str, count: int, title: str) -> Site:
     from phalanx.control.backends.slurm.facts import SlurmSite
 
     if "SLURM_JOB_ID" not in os.environ:
-        print("error: this runs inside an allocation: SLURM_JOB_ID is not set", file=sys.stderr)
-        raise typer.Exit(2)
+        fail("this runs inside an allocation: SLURM_JOB_ID is not set", 2)
     return SlurmSite(os.environ)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import getpass
-import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from phalanx.cli.options import Json
-from phalanx.cli.output import print_json
+from phalanx.cli.output import fail, print_json
 from phalanx.cli.tables import when
 
 app = typer.Typer(no_args_is_help=True, help="Slurm: a sandbox, and its accounting.")
@@ -27,7 +26,7 @@ def _root(folder: Path | None) -> Path:
     default = Path(tempfile.gettempdir()) / f"phalanx-slurm-{getpass.getuser()}"
     root = (folder or default).absolute()
     if any(char.isspace() for char in str(root)):
-        _refuse(ValueError(f"--dir {root}: Slurm takes no folder with a blank in its name"))
+        fail(f"--dir {root}: Slurm takes no folder with a blank in its name")
     return root
 
 
@@ -60,7 +59,7 @@ def up(
     try:
         Sandbox(options).up()
     except (SandboxError, OSError) as error:
-        _refuse(error)
+        fail(error)
     if json:
         print_json({"slurm_conf": str(options.conf), "nodes": options.node_names})
         return
@@ -77,7 +76,7 @@ def down(folder: Folder = None, json: Json = False) -> None:
     try:
         Sandbox.at(_root(folder)).down()
     except (SandboxError, OSError) as error:
-        _refuse(error)
+        fail(error)
     if json:
         print_json({"ended": str(_root(folder))})
     else:
@@ -99,7 +98,7 @@ def account(
     try:
         charged = reconciled(job, turns_of(SlurmCommands(), job), stored_buckets(state))
     except (SlurmError, StoreError, OSError) as error:
-        _refuse(error)
+        fail(error)
     if json:
         print_json(charged)
         return
@@ -109,8 +108,3 @@ def account(
     for name, seconds in sorted(charged.buckets.items(), key=lambda item: -item[1]):
         print(f"  {name.replace('_', ' '):<24}{seconds:>12.1f}")
     print(f"  {'before and after agents':<24}{charged.outside:>12.1f}")
-
-
-def _refuse(error: Exception) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
-    raise typer.Exit(1) from None

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json, State
-from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.output import exit_on, exit_on_config_error, print_json
 from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
@@ -138,11 +138,8 @@ def up(given: UpOptions, json: Json = False) -> None:
         follow(given.follow)
     nodes, gpus = given.nodes + given.spares, given.gpus_per_node
     beside = partial(_local, json, nodes=nodes, gpus=gpus) if given.nodes else None
-    try:
+    with exit_on(StartError):
         serve(options, partial(_say, json), beside)
-    except StartError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
 
 
 def _policy(path: Path | None, spares: int) -> Policy | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from phalanx.cli.data.corpus_tables import bar
 from phalanx.cli.options import Json
-from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.output import exit_on_config_error, fail, print_json
 from phalanx.data.errors import DataError, ObjectStoreError
 
 Corpus = Annotated[
@@ -31,11 +30,7 @@ def in_words(json: bool) -> Iterator[None]:
         with exit_on_config_error(json):
             yield
     except ObjectStoreError as error:
-        if json:
-            print_json({"problems": [str(error)]})
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        fail(error, 1, {"problems": [str(error)]} if json else None)
 
 
 def verify(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json
 from phalanx.cli.process import log_to_stderr
 from phalanx.cli.tables import when
 from phalanx.config import ConfigError
@@ -96,11 +95,7 @@ def _slurm(wanted: RequestedWork, dry_run: bool, server: str, policy: str, json:
     try:
         made = backend.submit(wanted, server=server, policy=policy)
     except SlurmError as error:
-        if json:
-            print_json({"error": {"code": "refused", "message": str(error)}})
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        fail(error, 1, {"error": {"code": "refused", "message": str(error)}} if json else None)
     if json:
         print_json(made)
         return
@@ -126,11 +121,8 @@ def _slurm_here(
         )
         raise typer.Exit(0)
     log_to_stderr()
-    try:
+    with exit_on(SlurmError, LeadError, ClientError):
         made = lead_here(wanted, backend, Path(policy) if policy else None)
-    except (SlurmError, LeadError, ClientError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
     _end_as(made, json)
 
 
@@ -153,11 +145,8 @@ def _ray(wanted: RequestedWork, dry_run: bool, policy: Path | None, json: bool) 
     if dry_run:
         print(describe(backend.need, backend.backend))
         return
-    try:
+    with exit_on(RayError, LeadError, ClientError):
         made = backend.run(policy)
-    except (RayError, LeadError, ClientError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
     _end_as(made, json)
 
 
@@ -172,16 +161,13 @@ def _kubernetes(wanted: RequestedWork, dry_run: bool) -> None:
         print(written(made, json=False), end="")
         return
     text = written(made, json=True)
-    try:
+    with exit_on(KubernetesError):
         print(apply(text), end="")
         try:
             print_pods(watch(options.name, options.site.namespace))
         except KubernetesError as error:
             delete(text, options.site.namespace, labels_of(options.name))
             raise KubernetesError(f"{error}\nwhat was created is deleted again") from None
-    except KubernetesError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
 
 
 def why_elsewhere(job: str, json: bool) -> None:
@@ -194,11 +180,8 @@ def why_elsewhere(job: str, json: bool) -> None:
     with exit_on_config_error(json):
         if engine != "slurm" or not number.isdigit():
             raise ConfigError("JOB", f'"{job}"', "is no job of an engine", 'e.g. "slurm:123"')
-    try:
+    with exit_on(SlurmError):
         queued = place_of(SlurmCommands(), int(number))
-    except SlurmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
     if json:
         print_json(queued)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.output import print_json
+from phalanx.cli.output import exit_on, print_json
 from phalanx.cli.results.run_source import write_out
 from phalanx.control.client.client import Client, ClientError
 from phalanx.observe.tracker.traces import merge_traces, trace_of
@@ -40,13 +39,10 @@ def profile(
     with connected(server, json, state) as client:
         body = {"steps": steps, "ranks": chosen}
         asked = client.post(f"/v1/jobs/{job}/profile", body, dict)
-        try:
+        with exit_on(ValueError):
             traces = _wait(client, job, asked, seconds)
             skew = {int(rank): value for rank, value in asked["clock_skew_seconds"].items()}
             merged = merge_traces(traces, skew)
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(1) from None
     path = out or Path(f"profile-{job}.json")
     write_out(path, merged)
     if json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from datetime import UTC, datetime
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from phalanx.cli.connection import REFUSED
 from phalanx.cli.options import Json, State
-from phalanx.cli.output import print_json
+from phalanx.cli.output import fail, print_json
 
 app = typer.Typer(help="Read the audit log of a server here, or prove that it is whole.")
 
@@ -36,8 +35,7 @@ def audit(
         kept = (each for each in entries(state or default_state()) if name in ("", each.name))
         newest = list(deque(kept, maxlen=last))
     except OSError as error:
-        print(f"error: the audit log cannot be read: {error}", file=sys.stderr)
-        raise typer.Exit(REFUSED) from None
+        fail(f"the audit log cannot be read: {error}", REFUSED)
     if json:
         print_json(msgspec.to_builtins(newest))
         return
@@ -65,8 +63,7 @@ def verify(
     try:
         proof = follow(state or default_state(), head)
     except OSError as error:
-        print(f"error: the audit log cannot be read: {error}", file=sys.stderr)
-        raise typer.Exit(REFUSED) from None
+        fail(f"the audit log cannot be read: {error}", REFUSED)
     if json:
         print_json(msgspec.to_builtins(proof))
     elif proof.problem:

@@ -20,7 +20,7 @@ from phalanx.cli.connection import connected
 from phalanx.cli.job_file import load
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json, ServerUrl, Set, State, WorldSize
-from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.output import exit_on, exit_on_config_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.config import Job
@@ -165,11 +165,8 @@ def _try_live(
     left = int(job["steps"]) - int(job["step"]) if job["steps"] else LIVE_STEPS
     with exit_on_config_error(json):
         chosen = from_here(_live_plan(plan, seed, max(1, len(job["nodes"])), left), left)
-    try:
+    with exit_on(LiveError, code=REFUSED):
         outcome = play_live(ground, number, chosen, (lambda _: None) if json else print)
-    except LiveError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(REFUSED) from None
     if json:
         print_json({"good": outcome.good, "outcome": outcome})
     else:

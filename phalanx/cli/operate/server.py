@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx.cli.connection import REFUSED
 from phalanx.cli.options import Json, State
-from phalanx.cli.output import print_json
+from phalanx.cli.output import exit_on, print_json
 
 if TYPE_CHECKING:
     from phalanx.control.server.store.check import ExaminedLog
@@ -51,7 +50,7 @@ def repair(
     if truncate_after is not None and set_aside:
         raise typer.BadParameter("give --truncate-after or --set-aside")
     folder = state or default_state()
-    try:
+    with exit_on(StoreError, code=REFUSED):
         log = open_store(store, folder)
         assert isinstance(log, SqlStore)
         try:
@@ -62,9 +61,6 @@ def repair(
                 _act(log, examined, truncate_after, set_aside or [], yes)
         finally:
             log.close()
-    except StoreError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(REFUSED) from None
 
 
 def _show(log: SqlStore, examined: ExaminedLog, json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.output import print_json
+from phalanx.cli.output import fail, print_json
 from phalanx.cli.tables import add_row, print_table, table, when
 from phalanx.control.trust.secret_file import write_secret
 from phalanx.control.wire.api_types import NewToken, TokenIn, TokenList, Whoami
@@ -65,8 +64,7 @@ def create(
                 write_secret(out, made.secret)
         except OSError as error:  # a token that nobody has would be good for ever
             client.delete(f"/v1/tokens/{made.token.id}", Whoami)
-            print(f"error: no token is made: {out}: {error.strerror}", file=sys.stderr)
-            raise typer.Exit(1) from None
+            fail(f"no token is made: {out}: {error.strerror}")
     if json:
         print_json(made if out is None else made.token)
         return

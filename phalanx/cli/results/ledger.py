@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.output import print_json
+from phalanx.cli.output import fail, print_json
 from phalanx.cli.tables import add_row, print_table, table
 
 app = typer.Typer()
@@ -43,5 +42,4 @@ def ledger(
         print("unreported time is of programs that report no steps: phalanx.worker() would tell")
     print(f"goodput {book['goodput']:.2%}, ETTR {book['ettr']:.2%}, ${book['dollars']:.2f}")
     if sum(map(int, book["buckets"].values())) != total:
-        print("error: the buckets do not sum to the allocation", file=sys.stderr)
-        raise typer.Exit(1)
+        fail("the buckets do not sum to the allocation")
