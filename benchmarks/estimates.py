@@ -25,10 +25,10 @@ from phalanx.cluster.jobs.job import HOUR_NS, Array, Dependency, GangShape, Job,
 from phalanx.cluster.policy import Qos
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.events import Event, SetQuota, Submit
+from phalanx.simulate.draws import SeedDraws
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.workload import submissions
-from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.world import World
 from proof.report import report
 

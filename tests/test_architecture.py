@@ -53,7 +53,6 @@ KNOTS: dict[str, dict[str, str]] = {
     "checkpoint": {
         "format -> write": "folders and tiers know alignment, quota and retention",
         "write -> keeper": "a save in the background is a hand-over to the keeper",
-        "read -> tools": "proving a checkpoint remembers it as comparing does",
     },
     "cluster": {
         **dict.fromkeys(
@@ -72,24 +71,11 @@ KNOTS: dict[str, dict[str, str]] = {
             CORE,
         ),
     },
-    "config": {"tree -> rules": "a wrong value is told with its nearest fix"},
-    "control.agent": {
-        "spawn -> jobs": "processes start for a job, whose folders and keeper they need",
-        "spawn -> inspect": "the zygote pumps what its children print",
-        "jobs -> inspect": "a job that ends has its logs kept",
-    },
-    "control.server": {"http -> api": "the application has the table of all resources"},
     "data": {
         "corpus -> order": "opening a corpus holds samples out and reads its curriculum",
-        "order -> reader": "readings are counted by reading",
     },
     "plan": {
         "show -> search": STRUCTS,
-    },
-    "simulate": {
-        "scenario -> world": "a scenario's workload is drawn as the world draws",
-        "scenario -> chaos": "a scenario names kinds of faults",
-        "show -> runner": "a replay runs the scenario again",
     },
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs.generator.markdown import anchor, code, one_line, paragraphs, prose, table
-from phalanx.control.server.http.app import ENDPOINTS
+from phalanx.control.server.app import ENDPOINTS
 from phalanx.control.server.http.openapi import REFUSALS, document
 
 TYPES = "http-types.md"

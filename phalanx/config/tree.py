@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from phalanx.config.errors import ConfigProblem, did_you_mean, near, problem, written
-from phalanx.config.rules.fixes import fix_for
+from phalanx.config.fixes import fix_for
 from phalanx.config.schema import Job
 from phalanx.config.section import Section
 

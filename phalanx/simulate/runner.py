@@ -13,11 +13,11 @@ from phalanx.cluster.jobs.job import HOUR_NS, JobState
 from phalanx.cluster.ledger.accounts import TRAINING
 from phalanx.cluster.ledger.report import Share, report
 from phalanx.cluster.policy import DAY_NS
+from phalanx.simulate.draws import SeedDraws
+from phalanx.simulate.result import SeedResult, SimulationReport, rounded, summarise
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.workload import submissions
-from phalanx.simulate.show.result import SeedResult, SimulationReport, rounded, summarise
-from phalanx.simulate.show.timeline import Timeline
-from phalanx.simulate.world.draws import SeedDraws
+from phalanx.simulate.timeline import Timeline
 from phalanx.simulate.world.world import World
 
 T = TypeVar("T", int, float)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.agent.inspect.log_keeping import MOST_BYTES
 from phalanx.control.agent.socket_paths import runtime_folder
 from phalanx.control.agent.spawn.cgroups import Cgroups
+from phalanx.control.agent.spawn.log_keeping import MOST_BYTES
 from phalanx.control.backends.local import processes_of
 from phalanx.control.host.process_tree import read_stat
 from phalanx.testing.local_cluster import TrialCluster

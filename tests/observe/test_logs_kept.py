@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.agent.inspect import log_keeping
-from phalanx.control.agent.inspect.log_keeping import (
+from phalanx.control.agent.spawn import log_keeping
+from phalanx.control.agent.spawn.log_keeping import (
     beginning,
     compress_ended,
     cut,

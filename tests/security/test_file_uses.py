@@ -51,7 +51,7 @@ ALLOWED = {
     "control/agent/jobs/local_job.py": {},
     "control/agent/hooks.py": {},
     "control/agent/jobs/keeper_watch.py": {},
-    "control/agent/inspect/log_keeping.py": {
+    "control/agent/spawn/log_keeping.py": {
         "note_ranks": OWN,
         "noted_ranks": OWN,
         "_compress_at": "a name in a folder that is open; unlink follows no link",
@@ -59,10 +59,10 @@ ALLOWED = {
         "compress_ended": "the folder is opened without following links",
         "expire": "unlink and rmdir follow no link",
     },
-    "control/agent/inspect/output_pump.py": {},
+    "control/agent/spawn/output_pump.py": {},
     "control/agent/jobs/assignment.py": {},
     "control/host/process_tree.py": {"read_stat": PROC, "own_children": PROC},
-    "control/agent/spawn/start.py": {
+    "control/agent/jobs/start.py": {
         "ensure_keeper": "unlink follows no link",
         "end_keeper": "unlink follows no link",
         "watch": "a connection, not a file",

@@ -19,7 +19,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import Array, GangShape, JobSpec
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.protocol.events import EventBody, Step, Submit, SubmitWorkflow
-from phalanx.control.server.http.app import ENDPOINTS
+from phalanx.control.server.app import ENDPOINTS
 from phalanx.control.server.http.openapi import document
 from tests.control.servers import ServerProcess
 from tests.security.fuzzed_core import FuzzedCore, order_bodies

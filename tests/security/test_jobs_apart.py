@@ -24,10 +24,10 @@ from phalanx.checkpoint.keeper.frames import framed
 from phalanx.cluster.protocol.messages import THIS_NODE, WorkerExited
 from phalanx.control.agent.config import read_agent_config
 from phalanx.control.agent.jobs.local_job import LocalJob
+from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.safe_files import Owner
 from phalanx.control.agent.spawn.job_environment import passed_on
-from phalanx.control.agent.spawn.start import Processes
 from phalanx.control.wire.worker_messages import Present
 from phalanx.control.wire.zygote_messages import Child
 from tests.control.servers import ServerProcess

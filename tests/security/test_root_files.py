@@ -18,13 +18,13 @@ import pytest
 from phalanx.cluster.protocol.messages import InspectGang
 from phalanx.control.agent.hooks import Hook, run_hook
 from phalanx.control.agent.inspect.evidence import Evidence
-from phalanx.control.agent.inspect.log_keeping import compress_ended, cut, expire
 from phalanx.control.agent.inspect.logs import LogReader
-from phalanx.control.agent.inspect.output_pump import Pump
 from phalanx.control.agent.jobs.keeper_watch import is_listened_to, keeper_pid, what_is_kept
 from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.safe_files import Owner, UnsafeFileError, files_as, make_folder, open_log
+from phalanx.control.agent.spawn.log_keeping import compress_ended, cut, expire
+from phalanx.control.agent.spawn.output_pump import Pump
 from phalanx.control.wire.agent_messages import LogPart, ReadLog
 from phalanx.observe.node.ring import RingReader, RingWriter
 from tests.security.agents import as_user

@@ -15,11 +15,11 @@ from phalanx.cluster.placement.request import barred_from
 from phalanx.cluster.protocol.controller_machine import ControllerMachine
 from phalanx.cluster.protocol.events import NodeSilent
 from phalanx.cluster.protocol.messages import WorkerExited
-from phalanx.simulate.chaos.faults import KINDS
 from phalanx.simulate.chaos.runner import play
+from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import run_seed, run_seeds
+from phalanx.simulate.scenario.chaos_faults import KINDS
 from phalanx.simulate.scenario.load import load_scenario
-from phalanx.simulate.show.result import SeedResult
 
 SEEDS = 150  # of each hash seed
 SOAK_SEEDS = 10_000

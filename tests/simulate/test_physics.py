@@ -8,10 +8,10 @@ from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.protocol.commands import Restore
 from phalanx.cluster.protocol.events import Event, GangJoined, Submit
 from phalanx.cluster.reasons import Reason
+from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import played
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.shape import big_job
-from phalanx.simulate.show.result import SeedResult
 from phalanx.simulate.world.fault_injector import FaultInjector
 from phalanx.simulate.world.runs import full_step_ns
 from phalanx.simulate.world.world import World

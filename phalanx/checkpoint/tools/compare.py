@@ -13,8 +13,8 @@ from phalanx.checkpoint.format.manifest import Manifest
 from phalanx.checkpoint.format.source import NamedSource, rng_of
 from phalanx.checkpoint.format.tier import open_source
 from phalanx.checkpoint.read.load import StoredTensors
+from phalanx.checkpoint.read.parts import bits, parts
 
-DIFF_BYTES = 64 << 20  # of a tensor, compared at a time
 PLACE = ("step", "generation", "tokens", "cursor", "mesh", "run_ranks", "config_hash", "origin")
 
 Report = Callable[[int], None]  # bytes done
@@ -94,7 +94,7 @@ def _bytes(kind: tuple[torch.Size, torch.dtype]) -> int:
 def _compare(name: str, left: StoredTensors, right: StoredTensors) -> CheckpointDifference | None:
     elements, greatest = 0, 0.0
     for a, b in zip(parts(left, name), parts(right, name), strict=True):
-        if torch.equal(_bits(a), _bits(b)):
+        if torch.equal(bits(a), bits(b)):
             continue
         elements += _unequal_elements(a, b)
         apart = (a.double() - b.double()).abs()
@@ -107,37 +107,5 @@ def _compare(name: str, left: StoredTensors, right: StoredTensors) -> Checkpoint
 
 def _unequal_elements(a: Tensor, b: Tensor) -> int:
     """By their bits: NaN is equal to itself, and 0 is not to -0."""
-    unequal = (_bits(a) != _bits(b)).view(-1, a.element_size())
+    unequal = (bits(a) != bits(b)).view(-1, a.element_size())
     return int(unequal.any(1).sum())
-
-
-def parts(
-    stored: StoredTensors, name: str, most_bytes: int = DIFF_BYTES, copy: int = 0
-) -> Iterator[Tensor]:
-    """A whole tensor in pieces of rows that fit into little memory; each is proved."""
-    shape, dtype = stored.tensors()[name]
-    if not shape:
-        whole = torch.empty(shape, dtype=dtype)
-        stored.fill_rows(name, 0, whole, copy)
-        yield whole
-        return
-    row_bytes = dtype.itemsize * max(1, shape[1:].numel())
-    rows = max(1, most_bytes // row_bytes)
-    for first in range(0, shape[0], rows):
-        part = torch.empty((min(rows, shape[0] - first), *shape[1:]), dtype=dtype)
-        stored.fill_rows(name, first, part, copy)
-        yield part
-
-
-def unequal_copies(stored: StoredTensors) -> Iterator[str]:
-    """Tensors that several pipeline stages hold (a tied embedding) and that are not the same."""
-    for name, count in stored.copies().items():
-        for copy in range(1, count):
-            pairs = zip(parts(stored, name), parts(stored, name, copy=copy), strict=True)
-            if not all(torch.equal(_bits(a), _bits(b)) for a, b in pairs):
-                yield f"{name} is held by {count} stages, whose copies are not equal"
-                break
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return (tensor if tensor.dim() else tensor.reshape(1)).view(torch.uint8)

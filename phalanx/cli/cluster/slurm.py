@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import Json
-from phalanx.cli.output import fail, print_json
+from phalanx.cli.output import exit_on, fail, print_json
 from phalanx.cli.tables import when
 
 app = typer.Typer(no_args_is_help=True, help="Slurm: a sandbox, and its accounting.")
@@ -56,10 +56,8 @@ def up(
         grace_seconds=grace,
         accounting=accounting,
     )
-    try:
+    with exit_on(SandboxError, OSError):
         Sandbox(options).up()
-    except (SandboxError, OSError) as error:
-        fail(error)
     if json:
         print_json({"slurm_conf": str(options.conf), "nodes": options.node_names})
         return
@@ -73,10 +71,8 @@ def down(folder: Folder = None, json: Json = False) -> None:
     """End a sandbox, with the jobs that still run in it."""
     from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
 
-    try:
+    with exit_on(SandboxError, OSError):
         Sandbox.at(_root(folder)).down()
-    except (SandboxError, OSError) as error:
-        fail(error)
     if json:
         print_json({"ended": str(_root(folder))})
     else:
@@ -95,10 +91,8 @@ def account(
     from phalanx.control.server.replay import stored_buckets
     from phalanx.control.server.store.interface import StoreError
 
-    try:
+    with exit_on(SlurmError, StoreError, OSError):
         charged = reconciled(job, turns_of(SlurmCommands(), job), stored_buckets(state))
-    except (SlurmError, StoreError, OSError) as error:
-        fail(error)
     if json:
         print_json(charged)
         return

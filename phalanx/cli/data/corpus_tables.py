@@ -35,7 +35,7 @@ from phalanx.data.corpus.survey import (
     survey_blend,
     tokenizer_of,
 )
-from phalanx.data.order.readings import Reading
+from phalanx.data.readings import Reading
 
 if TYPE_CHECKING:
     from phalanx.config import Data

@@ -163,8 +163,8 @@ def order(
 ) -> None:
     """Show what a step reads: source, sample, epoch, file and block of each slot."""
     from phalanx.cli.data.corpus_tables import print_readings
-    from phalanx.data.order.readings import step_cursor, step_readings
     from phalanx.data.reader import SampleReader
+    from phalanx.data.readings import step_cursor, step_readings
 
     with in_words(json):
         job, ranks = load(path, overrides, world_size)

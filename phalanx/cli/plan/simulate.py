@@ -17,8 +17,8 @@ from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.config import ConfigError
 
 if TYPE_CHECKING:
+    from phalanx.simulate.result import SeedResult, SimulationReport
     from phalanx.simulate.scenario.scenario import Scenario
-    from phalanx.simulate.show.result import SeedResult, SimulationReport
 
 MOST_SEEDS = 10_000_000
 
@@ -220,7 +220,7 @@ def faults(json: Json = False) -> None:
         }
         for name in model_names()
     ]
-    from phalanx.simulate.chaos.faults import KINDS
+    from phalanx.simulate.scenario.chaos_faults import KINDS
 
     if json:
         print_json({"models": rows, "gray": KINDS})

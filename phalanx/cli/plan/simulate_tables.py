@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from phalanx.plan.question.quantities import duration, short
+from phalanx.simulate.result import SeedResult, SimulationReport
 from phalanx.simulate.scenario.scenario import Scenario
-from phalanx.simulate.show.result import SeedResult, SimulationReport
 
 ROWS_SHOWN = 30
 CAUSES_SHOWN = 8

@@ -20,7 +20,7 @@ from uvicorn.config import Config
 
 from phalanx import __version__
 from phalanx.control.server.agent_link.connection import AgentSocket
-from phalanx.control.server.http.app import make_app
+from phalanx.control.server.app import make_app
 from phalanx.control.server.http.front import NewConnection, Turns
 from phalanx.control.server.http.http_connection import HEAD_SECONDS
 from phalanx.control.server.process import Options, Server

@@ -10,46 +10,13 @@ from phalanx.cluster.protocol.messages import Heartbeat, NodeNotice
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.people import SimulatedOperators
 from phalanx.simulate.chaos.site import MINUTE, SECOND
+from phalanx.simulate.scenario.chaos_faults import KINDS
 
 if TYPE_CHECKING:
     from phalanx.simulate.chaos.host import SimulatedHost
     from phalanx.simulate.chaos.world import ChaosWorld
 
 NOTICED = 20 * SECOND  # a cut link breaks its connection after this long
-
-KINDS = {
-    "node_crash": "a node loses power and boots later, with empty memory",
-    "rack_loss": "all nodes of a rack lose power at once",
-    "agent_restart": "an agent dies; its workers outlive it, and a new agent finds them",
-    "worker_crash": "a worker dies",
-    "gpu_error": "a GPU fails for good: workers die, checks fail until somebody repairs it",
-    "device_error": "a device reports an error that may or may not matter",
-    "rail_loss": "a network card dies; the node goes on with one rail less",
-    "partition": "a node is cut off from the controllers, both ways",
-    "peer_link": "two nodes do not reach each other; the controller reaches both",
-    "deaf": "commands do not reach a node; its messages arrive",
-    "mute": "messages of a node do not arrive; commands reach it",
-    "flapping_link": "a link goes down and up again several times",
-    "slow_node": "a node does everything late, but is not dead",
-    "frozen_node": "heartbeats arrive, but nothing else happens on the node",
-    "stale_heartbeat": "a heartbeat of an agent that is gone arrives late",
-    "lying_check": "a broken node passes its checks",
-    "spare_dies": "the next node that is swapped in dies while it joins",
-    "hang": "a gang makes no more steps, and nobody says why",
-    "corruption": "replicas disagree: steps are taken back",
-    "lost_checkpoint": "the newest durable checkpoint cannot be read",
-    "storage_down": "remote storage gives nothing for a while",
-    "clock_jump": "a node's clock is wrong by up to the skew",
-    "message_storm": "messages are lost and doubled ten times as often",
-    "controller_crash": "the controller dies somewhere inside its next events",
-    "controller_stall": "the controller stands still, and hears later what came meanwhile",
-    "failover": "a second controller takes over while the first one is alive",
-    "drain_by": "somebody wants a node empty by a time, or changes it",
-    "maintenance": "the site says when it takes a node away, and does; it comes back later",
-    "people": "somebody drains, quarantines, readmits, requeues or scales",
-    "site_order": "somebody changes a quota, a reservation or a budget, holds or cancels a job",
-}
-
 
 # What a worker may die of: from outside, of a part, of its storage, and of its own.
 CRASHES = (

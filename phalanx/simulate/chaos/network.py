@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.simulate.draws import DrawStream
 from phalanx.simulate.scenario.scenario import ChaosPart
 from phalanx.simulate.world.agenda import Agenda
-from phalanx.simulate.world.draws import DrawStream
 
 MS = 10**6
 CONTROLLER = -1  # every controller's end of a link

@@ -18,7 +18,7 @@ from phalanx.cluster.protocol.events import (
     SetReservation,
 )
 from phalanx.simulate.chaos.site import MINUTE, NODE_GPUS, SECOND
-from phalanx.simulate.world.draws import DrawStream
+from phalanx.simulate.draws import DrawStream
 
 if TYPE_CHECKING:
     from phalanx.simulate.chaos.world import ChaosWorld

@@ -11,9 +11,9 @@ from phalanx.cluster.ledger.report import fleet_share
 from phalanx.simulate.chaos.faults import ChaosInjector
 from phalanx.simulate.chaos.site import MINUTE
 from phalanx.simulate.chaos.world import MOST_CALLS, ChaosWorld
+from phalanx.simulate.result import SeedResult
 from phalanx.simulate.scenario.scenario import Scenario
-from phalanx.simulate.show.result import SeedResult
-from phalanx.simulate.show.story import clock
+from phalanx.simulate.story import clock
 
 LOOK = 30 * 10**9  # whether all jobs have ended is asked this often
 

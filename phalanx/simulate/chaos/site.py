@@ -26,9 +26,9 @@ from phalanx.cluster.policy import (
     StoragePolicy,
     TimeoutPolicy,
 )
+from phalanx.simulate.draws import DrawStream
 from phalanx.simulate.scenario.scenario import ChaosPart
 from phalanx.simulate.scenario.shape import ns
-from phalanx.simulate.world.draws import DrawStream
 
 SECOND = 10**9
 MINUTE = 60 * SECOND

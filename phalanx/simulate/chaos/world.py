@@ -46,12 +46,12 @@ from phalanx.simulate.chaos.site import (
 )
 from phalanx.simulate.chaos.stores import LogStore, SimulatedStorage
 from phalanx.simulate.chaos.workers import Workers
+from phalanx.simulate.draws import SeedDraws
 from phalanx.simulate.rules.invariants import Invariants
 from phalanx.simulate.rules.site_rules import members
 from phalanx.simulate.scenario.scenario import ChaosPart
-from phalanx.simulate.show.story import Story
+from phalanx.simulate.story import Story
 from phalanx.simulate.world.agenda import Agenda
-from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.seed_counts import SeedCounts
 
 SWEEP_EVENTS = 40

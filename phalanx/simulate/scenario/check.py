@@ -8,7 +8,7 @@ from phalanx.config.errors import ConfigProblem, did_you_mean, problem
 from phalanx.config.rules.numbers import nearest_multiple
 from phalanx.hardware.gpus import gpus_by_key
 from phalanx.hardware.tables import nearest
-from phalanx.simulate.chaos.faults import KINDS
+from phalanx.simulate.scenario.chaos_faults import KINDS
 from phalanx.simulate.scenario.scenario import MOST_NODES, Scenario, WorkloadPart
 
 # What chaos has in place of the sections that it does not look at.

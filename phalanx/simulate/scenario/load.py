@@ -15,9 +15,9 @@ from phalanx.config.errors import ConfigError, ConfigProblem, did_you_mean
 from phalanx.config.load import overridden, read_table
 from phalanx.config.tree import build, mistakes
 from phalanx.simulate.scenario.check import READ, problems_of
+from phalanx.simulate.scenario.rates import causes_of
 from phalanx.simulate.scenario.scenario import MOST_LOAD, FleetPart, Scenario
 from phalanx.simulate.scenario.workload import load_of
-from phalanx.simulate.world.incidents import causes_of
 
 
 def scenario_names() -> list[str]:

@@ -21,10 +21,11 @@ from phalanx.simulate.scenario.fault_models import (
     ModelFile,
     Scope,
     Symptom,
+    model,
     near,
     rate_of,
 )
-from phalanx.simulate.scenario.scenario import FaultPart
+from phalanx.simulate.scenario.scenario import FaultPart, Scenario
 
 TOTAL = "faults.per_1000_node_days"
 DOMAINS = "faults.domain_per_1000_node_days"
@@ -179,3 +180,9 @@ def _named(rows: list[_Row]) -> list[CauseRate]:
         if cause.per_day > 0:
             rates.append(cause)
     return rates
+
+
+def causes_of(scenario: Scenario) -> list[CauseRate]:
+    """Every cause with its rate for nodes that jobs run on."""
+    faults, fleet = scenario.faults, scenario.fleet
+    return causes_in(model(faults.model), faults, gpus=fleet.gpus, node_gpus=fleet.node_gpus)

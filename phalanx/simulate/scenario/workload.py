@@ -9,13 +9,13 @@ from msgspec import Struct
 
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.config.errors import ConfigError
+from phalanx.simulate.draws import DrawStream, SeedDraws
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import big_job, expected_of, gang, ns
 from phalanx.simulate.scenario.trace import Trace, recorded
-from phalanx.simulate.world.draws import DrawStream, SeedDraws
-from phalanx.simulate.world.gangs import USER_ERROR
 
 Submission = tuple[int, JobSpec]
+USER_ERROR = "user-error-at:"  # payload of a job that its user wrote wrong
 
 # GPUs of a job and how many of all jobs ask for so many. Acme (Hu et al., NSDI 2024) and Philly
 # (Jeon et al., ATC 2019): most jobs are one GPU, and the few large ones use most of the GPU time.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from phalanx.cluster.policy import DAY_NS
 from phalanx.plan.question.quantities import duration
 from phalanx.plan.show.plot import INK, new_figure, plain, write
+from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import played
 from phalanx.simulate.scenario.scenario import Scenario
-from phalanx.simulate.show.result import SeedResult
-from phalanx.simulate.show.timeline import Timeline
+from phalanx.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from phalanx.simulate.runner import played
 from phalanx.simulate.scenario.scenario import Scenario
-from phalanx.simulate.show.story import clock
+from phalanx.simulate.story import clock
 
 
 class SeedStory(Struct, frozen=True, kw_only=True):

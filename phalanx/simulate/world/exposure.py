@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from phalanx.simulate.scenario.rates import CauseRate
+from phalanx.simulate.scenario.rates import CauseRate, causes_of
 from phalanx.simulate.world.incidents import (
     GROUPS,
     PLACE_OF,
     Floats,
     Rates,
-    causes_of,
     expected_interruptions,
 )
 

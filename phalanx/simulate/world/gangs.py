@@ -15,6 +15,7 @@ from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.timeouts import derive
 from phalanx.plan.cost.failures import best_interval, mtbf_seconds
 from phalanx.simulate.scenario.shape import ns
+from phalanx.simulate.scenario.workload import USER_ERROR
 from phalanx.simulate.world.fault_injector import FaultInjector
 from phalanx.simulate.world.runs import Brownouts, GangRun, full_step_ns
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 REPORTS = 2000  # of each gang over the whole time, at most
 LEAST_REPORT_NS = 300 * 10**9
 MOST_REPORT_NS = 3600 * 10**9
-USER_ERROR = "user-error-at:"  # payload of a job that its user wrote wrong
 
 
 class Gangs:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.policy import DAY_NS
-from phalanx.simulate.scenario.fault_models import Symptom, model
-from phalanx.simulate.scenario.rates import CauseRate, causes_in
+from phalanx.simulate.draws import DrawStream, SeedDraws
+from phalanx.simulate.scenario.fault_models import Symptom
+from phalanx.simulate.scenario.rates import CauseRate, causes_of
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import job_nodes
-from phalanx.simulate.world.draws import DrawStream, SeedDraws
 
 HOUR_NS = 3600 * 10**9
 PLACE_OF = {"rack": "rack", "power": "power", "leaf": "leaf"}
@@ -39,12 +39,6 @@ class Incident(Struct, frozen=True, kw_only=True):
     nodes: tuple[int, ...]
     repair_ns: int  # 0: nothing is broken afterwards
     quantile: float  # luck of everything else about it, in [0, 1)
-
-
-def causes_of(scenario: Scenario) -> list[CauseRate]:
-    """Every cause with its rate for nodes that jobs run on."""
-    faults, fleet = scenario.faults, scenario.fleet
-    return causes_in(model(faults.model), faults, gpus=fleet.gpus, node_gpus=fleet.node_gpus)
 
 
 def expected_interruptions(scenario: Scenario) -> float:

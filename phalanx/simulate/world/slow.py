@@ -9,8 +9,8 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.policy import DAY_NS, MILLION
 from phalanx.cluster.protocol import events as fact
 from phalanx.cluster.protocol.messages import DeviceError
+from phalanx.simulate.draws import DrawStream
 from phalanx.simulate.scenario.shape import ns
-from phalanx.simulate.world.draws import DrawStream
 from phalanx.simulate.world.incidents import on_nodes
 
 if TYPE_CHECKING:

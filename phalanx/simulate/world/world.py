@@ -17,12 +17,12 @@ from phalanx.cluster.protocol import events as fact
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event
 from phalanx.cluster.protocol.messages import CheckResult, DeviceError
+from phalanx.simulate.draws import SeedDraws
 from phalanx.simulate.rules.world_rules import WorldRules
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import make_fleet, make_policy, ns
-from phalanx.simulate.show.story import Story
+from phalanx.simulate.story import Story
 from phalanx.simulate.world.agenda import Agenda
-from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.driver import Driver
 from phalanx.simulate.world.exposure import Exposure
 from phalanx.simulate.world.gangs import Gangs

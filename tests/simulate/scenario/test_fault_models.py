@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from phalanx.config import ConfigError
+from phalanx.simulate.draws import SeedDraws
 from phalanx.simulate.scenario.fault_models import model, model_names, rate_of
 from phalanx.simulate.scenario.load import load_scenario
-from phalanx.simulate.scenario.rates import CauseRate, causes_in
+from phalanx.simulate.scenario.rates import CauseRate, causes_in, causes_of
 from phalanx.simulate.scenario.scenario import FaultPart, Scenario
 from phalanx.simulate.scenario.shape import make_fleet
-from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.incidents import (
     Incident,
     Incidents,
-    causes_of,
     expected_interruptions,
     lemons,
 )

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.config import ConfigError
+from phalanx.simulate.draws import SeedDraws
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.workload import Submission, submissions
-from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.gangs import USER_ERROR
 
 

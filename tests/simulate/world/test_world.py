@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.simulate.draws import SeedDraws
+from phalanx.simulate.result import SeedResult, summarise
 from phalanx.simulate.runner import played, run_seed, run_seeds
 from phalanx.simulate.scenario.load import load_scenario
-from phalanx.simulate.show.result import SeedResult, summarise
-from phalanx.simulate.world.draws import SeedDraws
 from phalanx.simulate.world.incidents import Incidents, expected_interruptions
 
 # One job of 1,024 GPUs that fails about five times a day, on a fleet with enough spares.

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.control.agent.inspect.log_keeping import (
+from phalanx.control.agent.jobs.jobs import NodeJobs
+from phalanx.control.agent.safe_files import read_regular
+from phalanx.control.agent.spawn.log_keeping import (
     beginning,
     compress_ended,
     cut,
@@ -20,8 +22,6 @@ from phalanx.control.agent.inspect.log_keeping import (
     noted_ranks,
     read_end,
 )
-from phalanx.control.agent.jobs.jobs import NodeJobs
-from phalanx.control.agent.safe_files import read_regular
 from phalanx.control.wire.agent_messages import LogPart, ReadLog
 
 PART_BYTES = 64 << 10

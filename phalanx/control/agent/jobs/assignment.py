@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from phalanx.cluster.protocol.commands import Form
 from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
-from phalanx.control.agent.spawn.start import Processes
+from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.agent.tasks import Tasks
 from phalanx.control.wire.worker_messages import Take

@@ -17,15 +17,18 @@ from phalanx.cluster.protocol.commands import Form, Go, Stop, WorkerOrder
 from phalanx.cluster.protocol.messages import THIS_NODE, DeviceError, LocalFact, WorkerExited
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.agent.hooks import Hook, run_hook, told
-from phalanx.control.agent.inspect.log_keeping import note_ranks, noted_ranks
 from phalanx.control.agent.jobs.assignment import WorkerAssignment
 from phalanx.control.agent.jobs.keeper_watch import is_listened_to, ward_ranks, what_is_kept
 from phalanx.control.agent.jobs.local_job import KEEPER_SOCKET, LocalJob, NodeSettings
-from phalanx.control.agent.jobs.program_notes import forget_program, noted_programs
+from phalanx.control.agent.jobs.program_notes import (
+    forget_program,
+    noted_programs,
+)
 from phalanx.control.agent.jobs.programs import NodePrograms
+from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.socket_paths import runtime_folder
-from phalanx.control.agent.spawn.start import Processes
+from phalanx.control.agent.spawn.log_keeping import note_ranks, noted_ranks
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.agent.tasks import Tasks
 from phalanx.control.host.users import UnknownUserError, require_permitted, user_of

@@ -25,7 +25,7 @@ from phalanx.cluster.protocol.messages import (
 from phalanx.control.agent.jobs.keeper_watch import save_kept
 from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
 from phalanx.control.agent.jobs.program_notes import ProgramNote, note_program
-from phalanx.control.agent.spawn.start import Processes
+from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.payload import PayloadError, Script, decode_payload, encode_payload
 from phalanx.control.wire.zygote_messages import Ended, Spawn

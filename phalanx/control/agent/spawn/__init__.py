@@ -1,1 +1,1 @@
-"""How processes of jobs are started and held."""
+"""How processes of jobs are started and held, and what they print is kept."""

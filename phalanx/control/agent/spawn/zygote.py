@@ -24,9 +24,9 @@ keep_single_threaded()
 
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when it forks
 from phalanx.checkpoint.keeper.frames import Unframer, framed
-from phalanx.control.agent.inspect.output_pump import Pump, Pumps
 from phalanx.control.agent.spawn.cgroups import Cgroups
 from phalanx.control.agent.spawn.child import Inherited, ParentZygote, be_child, owner_of
+from phalanx.control.agent.spawn.output_pump import Pump, Pumps
 from phalanx.control.host.process_tree import become_subreaper, own_children
 from phalanx.control.host.users import UnknownUserError
 from phalanx.control.wire.zygote_messages import (

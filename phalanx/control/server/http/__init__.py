@@ -1,1 +1,1 @@
-"""The HTTP front: connections, routes, the table of endpoints, streams."""
+"""The HTTP front: connections, endpoints, streams, and what they show."""

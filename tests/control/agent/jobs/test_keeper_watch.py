@@ -17,7 +17,7 @@ from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.jobs import keeper_watch
 from phalanx.control.agent.jobs.keeper_watch import KeeperWatch, is_listened_to
 from phalanx.control.agent.jobs.local_job import LocalJob, NodeSettings
-from phalanx.control.agent.spawn.start import Processes
+from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from tests.checkpoint.waiting import eventually
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from phalanx.simulate.world.draws import SeedDraws
+from phalanx.simulate.draws import SeedDraws
 
 
 def test_a_stream_does_not_depend_on_what_others_drew() -> None:

@@ -10,7 +10,7 @@ import pytest
 from phalanx.config import BatchRamp, BlendSource, Data, constant_batch
 from phalanx.data import DataError, Feed, SampleReader
 from phalanx.data.order.cursor import Cursor
-from phalanx.data.order.readings import step_cursor, step_readings
+from phalanx.data.readings import step_cursor, step_readings
 from tests.data.corpora import write_corpus
 
 RAMP = BatchRamp(edges=(20,), batches=(7, 9))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.agent.inspect import output_pump
-from phalanx.control.agent.inspect.output_pump import Pump, Pumps
+from phalanx.control.agent.spawn import output_pump
+from phalanx.control.agent.spawn.output_pump import Pump, Pumps
 
 
 def serve(pumps: Pumps, selector: selectors.BaseSelector, seconds: float) -> int:

@@ -13,8 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.control.agent.inspect.log_keeping import KEPT_BYTES, MOST_BYTES, cut_open
 from phalanx.control.agent.safe_files import Owner, open_log
+from phalanx.control.agent.spawn.log_keeping import KEPT_BYTES, MOST_BYTES, cut_open
 
 CHUNK = 64 << 10
 PIPE_BYTES = 1 << 20
