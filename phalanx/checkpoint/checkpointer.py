@@ -26,7 +26,8 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.tier import add_score
 from phalanx.checkpoint.keeper.attach import Attachment, KeeperOptions
-from phalanx.checkpoint.keeper.client import KeeperClient, NoKeeperError, SaveOutcome
+from phalanx.checkpoint.keeper.client import KeeperClient, NoKeeperError
+from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.checkpoint.keeper.start import home_of
 from phalanx.checkpoint.read.group_load import Loader
 from phalanx.checkpoint.write.archive import Copy, copy_patiently

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phalanx.checkpoint import Checkpointer, latest
-from phalanx.checkpoint.keeper.client import SaveOutcome
+from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train.rank import loop

@@ -10,7 +10,6 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from phalanx.checkpoint.keeper.messages import (
     Pair,
     Refused,
     Replicated,
+    SaveOutcome,
     Superseded,
     Trouble,
     Welcome,
@@ -40,16 +40,6 @@ from phalanx.checkpoint.write.direct import aligned
 POPULATE_WRITE = 23  # madvise: have the kernel make the pages now, not at the first save
 POPULATE_BYTES = 256 << 20  # by one thread at a time
 POPULATE_THREADS = 8
-
-
-class SaveOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a save."""
-
-    step: int
-    path: str
-    problem: str = ""  # empty: the checkpoint is complete
-    fix: str = ""
-    errno: int = 0  # of the operating system, where that refused
 
 
 class NoKeeperError(Exception):
@@ -242,7 +232,7 @@ class KeeperClient:
                     self._free.append(message.slot)
                     self.flush_seconds = message.seconds
                 case Committed():
-                    self._resolve(SaveOutcome(step=message.step, path=message.path))
+                    self._resolve(message)
                 case Superseded():
                     self._handed.pop(message.step, None)
                 case Failed():
@@ -250,14 +240,7 @@ class KeeperClient:
                     if message.slot >= 0:
                         self._free.append(message.slot)
                         self.archiving = [s for s in self.archiving if s != message.step]
-                    failed = SaveOutcome(
-                        step=message.step,
-                        path=message.path,
-                        problem=message.problem,
-                        fix=message.fix,
-                        errno=message.errno,
-                    )
-                    self._resolve(failed)
+                    self._resolve(message)
                 case Acknowledged():
                     since = self._unacknowledged.pop(message.step)
                     self._deadline.acknowledged(time.monotonic() - since)

@@ -167,11 +167,18 @@ class Durable(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-class Committed(msgspec.Struct, frozen=True, tag=True):
-    """The checkpoint of a step is complete."""
+class SaveOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a save."""
 
     step: int
     path: str
+    problem: str = ""  # empty: the checkpoint is complete
+    fix: str = ""
+    errno: int = 0  # of the operating system, where that refused
+
+
+class Committed(SaveOutcome, frozen=True, tag=True):
+    """The checkpoint of a step is complete."""
 
 
 class Superseded(msgspec.Struct, frozen=True, tag=True):
@@ -180,15 +187,10 @@ class Superseded(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class Failed(SaveOutcome, frozen=True, kw_only=True, tag=True):
     """A snapshot could not be written or committed; ``slot`` is free, or -1."""
 
-    slot: int
-    step: int
-    path: str
-    problem: str
-    fix: str = ""
-    errno: int = 0  # of the operating system, where that refused
+    slot: int = -1
 
 
 class Trouble(msgspec.Struct, frozen=True, tag=True):

@@ -221,15 +221,16 @@ class Keeper:
         try:
             if not path.exists():
                 newer = any(f.step > step and f.complete for f in scan(path.parent))
-                gone = Failed(-1, step, order.path, "its folder is gone")
+                gone = Failed(step=step, path=order.path, problem="its folder is gone")
                 worker.tell(Superseded(step) if newer else gone)
                 return True
             if problem := refusal_of(order):
                 withdraw(order)
-                worker.tell(Failed(-1, step, order.path, problem, QUOTA_FIX))
+                worker.tell(Failed(step=step, path=order.path, problem=problem, fix=QUOTA_FIX))
                 return True
             if list_now or (path / MANIFEST_FILE).exists():
-                return try_commit(order, lambda: worker.tell(Committed(step, order.path)))
+                done = Committed(step=step, path=order.path)
+                return try_commit(order, lambda: worker.tell(done))
         except (OSError, CheckpointError) as error:
             worker.tell(failed(-1, order, error))
             return True

@@ -297,7 +297,8 @@ class WorkerPeer(KeeperPeer):
         if not order.write:
             return True
         try:
-            return try_commit(order, lambda: self.tell(Committed(step, order.path)))
+            done = Committed(step=step, path=order.path)
+            return try_commit(order, lambda: self.tell(done))
         except (OSError, CheckpointError) as error:
             log.error("step %d is not committed: %s", step, error)
             self.tell(failed(-1, order, error))
@@ -376,8 +377,14 @@ def save_held(snapshots: SnapshotStore, wanted: Save) -> Saved:
 def failed(slot: int, order: SaveOrder, error: Exception) -> Failed:
     """What a worker is told of a save that failed."""
     number = error.errno or 0 if isinstance(error, OSError | CheckpointError) else 0
-    step = order.draft.step
-    return Failed(slot, step, order.path, problem_of(error), fix_of(error), number)
+    return Failed(
+        slot=slot,
+        step=order.draft.step,
+        path=order.path,
+        problem=problem_of(error),
+        fix=fix_of(error),
+        errno=number,
+    )
 
 
 def fix_of(error: Exception) -> str:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint.format.manifest import CheckpointError, KeeperLostError
-from phalanx.checkpoint.keeper.client import KeeperClient, SaveOutcome
+from phalanx.checkpoint.keeper.client import KeeperClient
+from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.checkpoint.write.commit import SaveOrder
 from phalanx.checkpoint.write.snapshot import ShardSnapshot
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from msgspec import Struct, structs
 
 from phalanx.cluster.jobs.job import ENDED, JobState
+from phalanx.control.backends.need import Need
 from phalanx.control.backends.own_controller import CertificateError, OwnController
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import RequestedWork, submission
@@ -60,6 +61,24 @@ class LeadOptions(Struct, frozen=True, kw_only=True):
     policy: Path | None = None
     own_server: bool = True
     feature: str = ""  # that tells this allocation's nodes from others at a shared controller
+
+
+def options_in(
+    run: Path, url: str, wanted: RequestedWork, need: Need, policy: Path | None
+) -> LeadOptions:
+    """How the job of a run's folder is led, on what was needed for it."""
+    environment = {**wanted.environment, "PHALANX_RUN": run.name}
+    made = structs.replace(
+        wanted, environment=environment, traffic=need.traffic, spares=need.spares
+    )
+    return LeadOptions(
+        state=run / "control",
+        url=url,
+        wanted=made,
+        node_gpus=need.gpus_per_node,
+        slots=need.slots,
+        policy=policy,
+    )
 
 
 class Site(Protocol):

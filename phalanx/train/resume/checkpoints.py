@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, LostPlaceError
 from phalanx.checkpoint.format.describe import world_size as current_world_size
-from phalanx.checkpoint.keeper.client import SaveOutcome
+from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.data import DataExhausted
 from phalanx.train.callback import SAVING, Callback, TrainingRun
 from phalanx.train.exits import CHECKPOINT_INTERVAL

@@ -26,7 +26,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, list_checkpoints
 from phalanx.checkpoint.keeper import snapshot_store as shelf
-from phalanx.checkpoint.keeper.client import SaveOutcome
+from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot, refuse_memory
 from phalanx.checkpoint.write.commit import SaveOrder
 from phalanx.checkpoint.write.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from phalanx.config import Backend
-from phalanx.control.backends.lead import BatchLeader, LeadError, LeadOptions
+from phalanx.control.backends.lead import BatchLeader, LeadError, options_in
 from phalanx.control.backends.need import Need, need_of
 from phalanx.control.client.client import TLS_FILE
 from phalanx.control.server.http.submission import RequestedWork
@@ -147,7 +147,7 @@ class RayBackend:
             scheme = "https" if self.backend.tls else "http"
             url = f"{scheme}://{ray.util.get_node_ip_address()}:{port}"
             token_of = _Tokens(run / "control")
-            lead = self._lead(run, url, policy)
+            lead = BatchLeader(options_in(run, url, self.wanted, self.need, policy))
             lead.start()
             trusted = (run / "control" / TLS_FILE).read_text() if self.backend.tls else ""
             actors += self._actors(ray, groups, url, token_of(), trusted)
@@ -155,21 +155,6 @@ class RayBackend:
             return RayRun(code=lead.finish(), run=str(run))
         finally:
             self._give_back(ray, groups, actors)
-
-    def _lead(self, run: Path, url: str, policy: Path | None) -> BatchLeader:
-        environment = {**self.wanted.environment, "PHALANX_RUN": run.name}
-        wanted = structs.replace(
-            self.wanted, environment=environment, traffic=self.need.traffic, spares=self.need.spares
-        )
-        options = LeadOptions(
-            state=run / "control",
-            url=url,
-            wanted=wanted,
-            node_gpus=self.need.gpus_per_node,
-            slots=self.need.slots,
-            policy=policy,
-        )
-        return BatchLeader(options)
 
     def _bundle(self, ray: Any) -> dict[str, float]:
         """What an agent takes of a node: all its CPUs, unless told otherwise."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from phalanx.control.backends.lead import AGAIN, CANCELLED, BatchLeader, LeadOptions
+from phalanx.control.backends.lead import AGAIN, CANCELLED, BatchLeader, options_in
 from phalanx.control.backends.slurm.directives import ScriptOptions, allocation_words
 from phalanx.control.backends.slurm.facts import SlurmSite, expand
 from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError, explained, require
@@ -174,23 +174,7 @@ def _turn(
         port = probe.getsockname()[1]
     scheme = "https" if options.backend.tls else "http"
     url = f"{scheme}://{allocation.address()}:{port}"
-    made = structs.replace(
-        wanted,
-        spares=options.need.spares,
-        traffic=options.need.traffic,
-        environment={**wanted.environment, "PHALANX_RUN": run.name},
-    )
-    lead = BatchLeader(
-        LeadOptions(
-            state=run / "control",
-            url=url,
-            wanted=made,
-            node_gpus=options.need.gpus_per_node,
-            slots=options.need.slots,
-            policy=policy,
-        ),
-        allocation.site,
-    )
+    lead = BatchLeader(options_in(run, url, wanted, options.need, policy), allocation.site)
     over = threading.Event()
     lead.start()
     try:
