@@ -57,6 +57,7 @@ PANELS = {
         "top": "The fleet at a glance, as it changes.",
         "page": "Print a link that opens the page and signs you in.",
         "nodes": "List nodes, or show one.",
+        "describe": "Describe this machine as its agent would.",
         "drain": "Empty a node, or stop a job with a checkpoint.",
         "resume": "Give a node back, or let a held job go on.",
         "fleet": "Agents as services on hosts of one's own, over SSH.",

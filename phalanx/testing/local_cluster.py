@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,6 +114,7 @@ class TrialCluster:
         spares: int = 0,
         policy: str = "",
         namespaces: bool = False,
+        hardware: Sequence[Path] = (),
     ) -> None:
         self.network = NodeNamespaces(nodes + spares) if namespaces else None
         self.root, self.state = root, root / "server"
@@ -123,6 +124,7 @@ class TrialCluster:
         self.server: subprocess.Popen[bytes] | None = None
         self._runner = asyncio.Runner()
         self._nodes, self._gpus = nodes + spares, gpus_per_node
+        self._hardware = hardware
 
     def __enter__(self) -> TrialCluster:
         try:
@@ -139,6 +141,7 @@ class TrialCluster:
                 nodes=self._nodes,
                 gpus_per_node=self._gpus,
                 network=self.network,
+                hardware=self._hardware,
             )
             self._runner.run(self.local.start())
             self.wait(lambda: len(self.get("/v1/nodes")["nodes"]) == self._nodes, "nodes to join")

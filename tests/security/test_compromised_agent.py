@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol import messages as m
 from phalanx.cluster.protocol.keeper_state import KeptSteps
 from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire.shell_messages import ShellOutput
+from phalanx.hardware.probe import Fact, NodeDescription
 from phalanx.observe.node.node_messages import NodeRecords, RunRecord
 from phalanx.observe.node.node_sample import NodeSample
 from phalanx.train.report.records import CheckpointRecord
@@ -101,6 +103,19 @@ LIES: dict[type, Lie] = {
     m.Seen: lambda n, j, g: [
         m.Seen(node=n, job=j, generation=g, ranks={0: 0, 1: 0, 99: 5}, folder="/evil")
     ],
+    wire.Described: lambda n, j, g: [
+        wire.Described(
+            node=n,
+            described=Node(name=name, gpus=63, leaf="evil", domain=domain),
+            description=NodeDescription(facts=(Fact("leaf", "x" * size, "evil"),)),
+        )
+        for name, domain, size in (
+            ("evil", "", 1),
+            ("honest-a", "", 1),
+            ("evil", "", 999),
+            ("evil", "x" * 999, 1),
+        )
+    ],
     wire.LogPart: lambda n, j, g: [wire.LogPart(request=r, data=b"evil") for r in range(20)],
     ShellOutput: lambda n, j, g: [ShellOutput(request=r, data=b"evil") for r in range(20)],
     NodeRecords: lambda n, j, g: [_records(n, j, g)],
@@ -109,7 +124,7 @@ LIES: dict[type, Lie] = {
     ],
 }
 # What these say of themselves takes their own node out: told last.
-OWN_END = (m.NodeNotice, m.CheckResult, m.DeviceError)
+OWN_END = (m.NodeNotice, m.CheckResult, m.DeviceError, wire.Described)
 
 
 def test_every_message_of_an_agent_is_played() -> None:
@@ -264,5 +279,25 @@ def test_it_cannot_speak_in_the_name_of_another_node(server: ServerProcess, word
         assert other.connected.is_set() and other.times == 1
         for agent in (evil, other):
             agent.task.cancel()  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.timeout(120)
+def test_a_node_that_is_somewhere_else_all_the_time_fills_no_log(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        (evil,) = await joined(server, "evil-4", partition="moves")
+        assert evil.agent is not None
+        before = (await get(server, "/v1/status"))["sequence"]
+        for number in range(500):
+            moved = structs.replace(evil.node, leaf=f"leaf-{number}")
+            said = NodeDescription(facts=(Fact("leaf", moved.leaf, "lldp"),))
+            await evil._send(
+                wire.Described(node=evil.agent.node, described=moved, description=said)
+            )
+        shown = await get(server, "/v1/nodes/evil-4")
+        assert (await get(server, "/v1/status"))["sequence"] - before < 100
+        assert shown["node"]["state"] == "healthy" and evil.connected.is_set()
+        evil.task.cancel()  # type: ignore[attr-defined]
 
     asyncio.run(scenario())

@@ -16,8 +16,8 @@ from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
     from phalanx.control.agent.config import AgentConfig
+    from phalanx.control.agent.description import DescriptionSources
     from phalanx.control.agent.main import AgentStart
-    from phalanx.control.host.node_facts import NodeFacts
 
 app = typer.Typer()
 
@@ -36,9 +36,21 @@ class AgentCommand:
     state: Annotated[Path | None, typer.Option(help="Folder for its state.")] = None
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to offer (default: all).")] = None
     address: Annotated[str, typer.Option(help="Where other nodes reach this one.")] = ""
-    leaf: Annotated[str, typer.Option(help="Its first switch.")] = "leaf-0"
-    pod: Annotated[str, typer.Option(help="Its spine.")] = "pod-0"
+    kind: Annotated[str, typer.Option(help="Of its GPUs, e.g. h100 (default: by product).")] = ""
+    partition: Annotated[str, typer.Option(help="Of the cluster (default: default).")] = ""
+    domain: Annotated[str, typer.Option(help="Its NVLink domain (default: as it is read).")] = ""
+    rails: Annotated[int, typer.Option(min=0, max=63, help="Network planes; 0: as read.")] = 0
+    leaf: Annotated[str, typer.Option(help="Its first switch (default: as it is read).")] = ""
+    pod: Annotated[str, typer.Option(help="Its spine (default: as it is read).")] = ""
     rack: Annotated[str, typer.Option(help="Its rack, a failure domain.")] = ""
+    power: Annotated[str, typer.Option(help="Its power feed, a failure domain.")] = ""
+    switch: Annotated[str, typer.Option(help="Its switch, a failure domain.")] = ""
+    site_file: Annotated[
+        str, typer.Option(help="TOML file: where the site's nodes stand (default: --config's).")
+    ] = ""
+    hardware: Annotated[
+        str, typer.Option(help="Folder of recorded hardware, read instead of this machine.")
+    ] = ""
     feature: Annotated[list[str] | None, typer.Option(help="That constraints may name.")] = None
     site: Annotated[
         str, typer.Option(help="Engine that knows this node: slurm, kubernetes, mpi, auto.")
@@ -78,24 +90,31 @@ class AgentCommand:
             return f"--address {self.address!r}: a host's name or its IP address"
         return ""
 
-    def agent_start(self, facts: NodeFacts, config: AgentConfig) -> AgentStart:
+    def sources(self, config: AgentConfig) -> DescriptionSources:
+        """Where the node's description comes from; ConfigError where that cannot be read."""
+        from phalanx.control.agent.description import DescriptionSources
+
+        return DescriptionSources(
+            hardware=self.hardware or config.describe.hardware,
+            site_file=self.site_file or config.describe.site_file,
+            labels_file=config.describe.labels_file,
+            program_seconds=config.describe.program_seconds,
+        ).checked()
+
+    def agent_start(self, sources: DescriptionSources, config: AgentConfig) -> AgentStart:
         """The same for the agent, with what an engine knows of this node."""
-        from phalanx.control.agent.cold_start import node_here, state_folder
+        from phalanx.control.agent.cold_start import TEXTS, node_here, state_folder
+        from phalanx.control.agent.description import ToldNode
         from phalanx.control.agent.main import AgentStart
 
-        node = node_here(
-            facts,
-            name=self.name,
-            gpus=self.gpus,
-            leaf=self.leaf,
-            pod=self.pod,
-            rack=self.rack,
-            features=tuple(self.feature or ()),
-        )
+        texts = {key: getattr(self, key) for key in TEXTS}
+        told = ToldNode(**texts, rails=self.rails, features=tuple(self.feature or ()))
+        node, sources = node_here(self.site, sources, told, name=self.name, gpus=self.gpus)
         return AgentStart(
             urls=self.urls(),
             state=state_folder(self.state, node.name),
             node=node,
+            sources=sources,
             address=self.address,
             fingerprint=self.fingerprint,
             in_allocation=bool(self.site),
@@ -127,12 +146,13 @@ def agent(command: AgentCommand) -> None:
         config = read_agent_config(command.config) if command.config else AgentConfig()
         if command.config:
             config.replicas.resolved()
+        sources = command.sources(config)
     if problem := command.problem():
         fail(problem, 2)
     facts = node_facts(command.site, os.environ)
     if not facts.first:
         return  # another process of this node is its agent
-    start = command.agent_start(facts, config)
+    start = command.agent_start(sources, config)
     if start.node.name.isdigit():
         fail(f"{start.node.name} would be taken for a job: give it a letter (--name)", 2)
     with exit_on(AgentStartError):

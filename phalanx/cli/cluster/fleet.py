@@ -30,7 +30,9 @@ def root() -> None:
 class AddOptions:
     """What ``phalanx fleet add`` is asked for."""
 
-    hosts: Annotated[Path, typer.Argument(help="File: [user@]address[:port] [name] a line.")]
+    hosts: Annotated[
+        Path, typer.Argument(help="File: [user@]address[:port] [name] [leaf=…] a line.")
+    ]
     url: Annotated[str, typer.Option(help="Server, as the hosts reach it.")]
     folder: Annotated[str, typer.Option(help="Where it is installed there.")] = "/opt/phalanx"
     python: Annotated[str, typer.Option(help="Python there, 3.11 or newer.")] = "python3"

@@ -7,11 +7,18 @@ from urllib.parse import quote
 
 import typer
 
+from phalanx.cli.cluster.description import print_description
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import print_json
 from phalanx.cli.tables import add_row, plain, print_table, table, when
-from phalanx.control.wire.api_types import DecideNode, NodeDetail, NodeList, PendingList
+from phalanx.control.wire.api_types import (
+    DecideNode,
+    NodeDetail,
+    NodeList,
+    NodeOut,
+    PendingList,
+)
 
 app = typer.Typer()
 
@@ -83,6 +90,22 @@ def _pending(what: str, name: str, key: str, server: str, state: State, json: bo
         print_table(made)
 
 
+def _place(node: NodeOut) -> str:
+    """Where a node stands, as placement sees it."""
+    places = {
+        "domain": node.domain,
+        "leaf": node.leaf,
+        "pod": node.pod,
+        "rack": node.rack,
+        "power": node.power,
+        "switch": node.switch,
+        "partition": node.partition,
+    }
+    named = [f"{key} {value}" for key, value in places.items() if value]
+    rails = f"{node.rails} rail{'s' if node.rails != 1 else ''}"
+    return ", ".join([*named, rails])
+
+
 def _show_node(name: str, server: str, state: State, json: bool) -> None:
     with connected(server, json, state) as client:
         detail = client.get(f"/v1/nodes/{quote(name, safe='')}", NodeDetail)
@@ -91,9 +114,10 @@ def _show_node(name: str, server: str, state: State, json: bool) -> None:
         return
     node = detail.node
     print(plain(f"{node.name}: {node.state} ({node.why.text})"))
-    print(
-        f"{node.gpus} {node.kind} GPUs, {node.free_gpus} free; {node.cpus} CPUs; leaf {node.leaf}"
-    )
+    kind = f"{node.kind} " if node.kind else ""
+    print(plain(f"{node.gpus} {kind}GPUs, {node.free_gpus} free; {node.cpus} CPUs; {_place(node)}"))
+    if detail.description is not None:
+        print_description(detail.description)
     if abs(node.clock_skew_seconds) > 1:
         print(f"its clock is {node.clock_skew_seconds:+.0f} s off")
     for change in detail.history:

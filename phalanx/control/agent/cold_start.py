@@ -18,26 +18,38 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import structs
 
 from phalanx.cluster.fleet.node import Node
+from phalanx.config import ConfigError
+from phalanx.control.agent.config import DescribeOptions
+from phalanx.control.agent.description import (
+    DescriptionSources,
+    NodeDescriber,
+    ToldNode,
+    base_node,
+    offered_facts,
+    told_facts,
+)
 from phalanx.control.agent.identity import (
     AlreadyRunsError,
     claim,
-    describe_node,
     machine_id,
     next_incarnation,
 )
 from phalanx.control.agent.idle import ColdAgent
 from phalanx.control.agent.uplink import JoinError, Uplink
-from phalanx.control.host.node_facts import ENGINES, NodeFacts, node_facts
+from phalanx.control.host.node_facts import ENGINES, engine_of, node_facts
 from phalanx.control.trust.certificates import CERTIFICATE_FILE
 from phalanx.control.trust.secret_file import read_text
 from phalanx.control.trust.tls import CA_VARIABLE, FINGERPRINT_VARIABLE
 from phalanx.control.wire.agent_messages import JoinRequest
 from phalanx.control.wire.server_file import ServerFile
+from phalanx.hardware.probe.description import OPTION
 
 TOKEN_SECONDS = 60.0
 POLL_SECONDS = 0.5
+TEXTS = ("kind", "partition", "domain", "leaf", "pod", "rack", "power", "switch")  # as options
 
 
 class TokenError(Exception):
@@ -52,9 +64,11 @@ def waited_for_work(argv: list[str]) -> list[str]:
     if "--no-standby" not in argv:
         return argv
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    for name in ("join", "name", "state", "site", "leaf", "pod", "rack", "fingerprint"):
+    texts = (*TEXTS, "hardware", "site-file")
+    for name in ("join", "name", "state", "site", "fingerprint", *texts):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--gpus", type=int)
+    parser.add_argument("--rails", type=int, default=0)
     parser.add_argument("--feature", action="append", default=[])
     for name in ("--no-standby", "--as-agent"):
         parser.add_argument(name, action="store_true")
@@ -68,29 +82,27 @@ def waited_for_work(argv: list[str]) -> list[str]:
     facts = node_facts(given.site, os.environ)
     if unknown or not urls or not facts.first or given.name.isdigit():
         return argv
-    _run(given, urls)
+    try:
+        described = DescriptionSources(hardware=given.hardware, site_file=given.site_file).checked()
+    except ConfigError:
+        return argv
+    _run(given, urls, described)
     return [word for word in argv if word != "--no-standby"]
 
 
-def _run(given: argparse.Namespace, urls: tuple[str, ...]) -> None:
+def _run(given: argparse.Namespace, urls: tuple[str, ...], sources: DescriptionSources) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    facts = node_facts(given.site, os.environ)
-    node = node_here(
-        facts,
-        name=given.name,
-        gpus=given.gpus,
-        leaf=given.leaf or "leaf-0",
-        pod=given.pod or "pod-0",
-        rack=given.rack,
-        features=tuple(given.feature),
-    )
+    texts = {key: getattr(given, key) for key in TEXTS}
+    told = ToldNode(**texts, rails=given.rails, features=tuple(given.feature))
+    node, sources = node_here(given.site, sources, told, name=given.name, gpus=given.gpus)
     state = state_folder(Path(given.state) if given.state else None, node.name)
+    describer = NodeDescriber(node, sources, state, DescribeOptions())
     try:
         claim(state)
         token = join_token(urls, TOKEN_SECONDS if given.site else 0.0)
-        asyncio.run(wait_for_work(urls, state, node, token, given.fingerprint))
+        asyncio.run(wait_for_work(urls, state, describer, token, given.fingerprint))
     except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
         sys.exit(f"error: {error}")  # said on stderr; the exit code is 1
     except asyncio.CancelledError:  # told to end before there was work
@@ -98,24 +110,16 @@ def _run(given: argparse.Namespace, urls: tuple[str, ...]) -> None:
 
 
 def node_here(
-    facts: NodeFacts,
-    *,
-    name: str,
-    gpus: int | None,
-    leaf: str,
-    pod: str,
-    rack: str,
-    features: tuple[str, ...],
-) -> Node:
-    """This machine as a node: as it is told, and as an engine knows it."""
-    return describe_node(
-        name or facts.name or socket.gethostname(),
-        facts.gpus if gpus is None else gpus,
-        leaf=facts.leaf or leaf,
-        pod=facts.pod or pod,
-        rack=rack or facts.rack,
-        features=features,
-    )
+    site: str, sources: DescriptionSources, told: ToldNode, *, name: str, gpus: int | None
+) -> tuple[Node, DescriptionSources]:
+    """What this machine offers, and where its description comes from: options and an engine too."""
+    facts = node_facts(site, os.environ)
+    engine = engine_of(site, os.environ)
+    name = name or facts.name or socket.gethostname()
+    node = base_node(name, facts.gpus if gpus is None else gpus, sources.reader())
+    counted = OPTION if gpus is not None else engine if facts.gpus is not None else ""
+    said = (*offered_facts(node, counted), *told_facts(told, engine, facts))
+    return node, structs.replace(sources, told=said)
 
 
 def state_folder(given: Path | None, name: str) -> Path:
@@ -124,7 +128,11 @@ def state_folder(given: Path | None, name: str) -> Path:
 
 
 async def wait_for_work(
-    urls: tuple[str, ...], folder: Path, node: Node, token: str, fingerprint: str = ""
+    urls: tuple[str, ...],
+    folder: Path,
+    describer: NodeDescriber,
+    token: str,
+    fingerprint: str = "",
 ) -> None:
     """Join and live, and no more, until there is an order."""
     # Started in the background of a shell, it would not hear SIGINT.
@@ -133,10 +141,10 @@ async def wait_for_work(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, waiting.cancel)
     machine = machine_id(folder)
-    join = JoinRequest(name=node.name, machine=machine, key="")
+    join = JoinRequest(name=describer.node.name, machine=machine, key="")
     fingerprint = fingerprint or os.environ.get(FINGERPRINT_VARIABLE, "")
     uplink = Uplink(urls, folder, join, token, trusted_authority(urls), fingerprint)
-    await ColdAgent(node, machine, next_incarnation(folder), uplink).run()
+    await ColdAgent(describer, machine, next_incarnation(folder), uplink).run()
 
 
 def join_token(urls: tuple[str, ...], patience: float) -> str:

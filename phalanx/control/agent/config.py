@@ -103,6 +103,17 @@ class UserOptions(AgentSection, frozen=True):
     also: tuple[str, ...] = ()  # names of users below it
 
 
+class DescribeOptions(AgentSection, frozen=True):
+    """How the node is described: its GPUs, network and where it stands."""
+
+    site_file: str = ""  # the site's word about its nodes: leaf, pod, rack, power, ...
+    labels_file: str = ""  # labels of the Kubernetes node; "": the API is asked, where there is one
+    hardware: str = ""  # folder of recorded hardware that stands for this machine
+    program_seconds: float = 10.0  # time limit of nvidia-smi, ibstat, lldpctl
+    poll_seconds: float = 60.0  # between looks for what has changed
+    join_seconds: float = 3.0  # an agent that is ready to join waits so long for its description
+
+
 class AgentConfig(AgentSection, frozen=True):
     """Everything about one node."""
 
@@ -114,6 +125,7 @@ class AgentConfig(AgentSection, frozen=True):
     environment: EnvironmentOptions = EnvironmentOptions()
     containment: ContainmentOptions = ContainmentOptions()
     users: UserOptions = UserOptions()
+    describe: DescribeOptions = DescribeOptions()
 
 
 def read_agent_config(path: Path) -> AgentConfig:

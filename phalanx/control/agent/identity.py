@@ -1,4 +1,4 @@
-"""What an agent is and keeps on its node: its identity, and how the fleet sees it."""
+"""What an agent is and keeps on its node: its identity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from phalanx.cluster.fleet.node import Node
 from phalanx.control.trust.secret_file import read_text
 
 CLAIM_SECONDS = 3.0  # for an agent before to end
@@ -86,19 +85,3 @@ def own_address(url: str) -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-
-def describe_node(name: str, gpus: int | None, **more: object) -> Node:
-    """This machine as the fleet sees it."""
-    if gpus is None:
-        from phalanx.hardware import count_cuda
-
-        gpus = count_cuda()
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return Node(
-        name=name,
-        gpus=gpus,
-        cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=pages * size,
-        **more,  # type: ignore[arg-type]
-    )

@@ -11,10 +11,10 @@ import logging
 import time
 
 from phalanx import __version__
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Check, Form
 from phalanx.cluster.protocol.messages import Connected, Disconnected, Wake
+from phalanx.control.agent.description import NodeDescriber
 from phalanx.control.agent.uplink import Uplink
 from phalanx.control.wire import agent_messages as wire
 
@@ -24,8 +24,10 @@ log = logging.getLogger("phalanx.agent")
 class ColdAgent:
     """``run`` returns when there is something to do."""
 
-    def __init__(self, node: Node, machine: str, incarnation: int, uplink: Uplink) -> None:
-        self._node, self._machine, self._incarnation = node, machine, incarnation
+    def __init__(
+        self, describer: NodeDescriber, machine: str, incarnation: int, uplink: Uplink
+    ) -> None:
+        self._describer, self._machine, self._incarnation = describer, machine, incarnation
         self._uplink = uplink
         self._agent = Agent(0, 0, 0, incarnation)
         self._wanted = asyncio.Event()
@@ -33,6 +35,8 @@ class ColdAgent:
 
     async def run(self) -> None:
         """Wait for work; raises JoinError where the server refuses for good."""
+        following = asyncio.ensure_future(self._describer.follow(self._describe))
+        await self._describer.ready()
         serving = asyncio.ensure_future(self._uplink.serve(self))
         beating = asyncio.ensure_future(self._beat())
         wanted = asyncio.ensure_future(self._wanted.wait())
@@ -41,9 +45,14 @@ class ColdAgent:
             if serving.done():
                 serving.result()
         finally:
-            for task in (serving, beating, wanted):
+            tasks = (following, serving, beating, wanted)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(serving, beating, wanted, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _describe(self) -> None:
+        if self._agent.connected:
+            self._uplink.send(self._describer.message(self._agent.node))
 
     async def _beat(self) -> None:
         while True:
@@ -65,21 +74,26 @@ class ColdAgent:
     def register(self) -> wire.Register:
         """Nothing runs here, and there is no store yet."""
         return wire.Register(
-            node=self._node,
+            node=self._describer.node,
             machine=self._machine,
             inventory=self._agent.inventory(),
             version=__version__,
             clock_ns=time.time_ns(),
+            description=self._describer.registered(),
         )
 
     def welcomed(self, welcome: wire.Welcome) -> None:
         """The server let us in."""
         log.info(
-            "%s joined as node %d; it starts nothing before a job", self._node.name, welcome.node
+            "%s joined as node %d; it starts nothing before a job",
+            self._describer.node.name,
+            welcome.node,
         )
         self._skew_ns = welcome.clock_ns - time.time_ns()
         self._agent = Agent(welcome.node, welcome.lease_ns, welcome.heartbeat_ns, self._incarnation)
         self._tell(Connected())
+        if self._describer.unsaid():
+            self._describe()
 
     def heard(self, message: wire.Down) -> None:
         """Any order is for the whole agent, which gets it again when it connects."""

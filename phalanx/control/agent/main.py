@@ -21,6 +21,7 @@ from phalanx.control.agent.cold_start import (
     wait_for_work,
 )
 from phalanx.control.agent.config import AgentConfig
+from phalanx.control.agent.description import DescriptionSources, NodeDescriber
 from phalanx.control.agent.identity import AlreadyRunsError, claim, own_address
 from phalanx.control.agent.uplink import JoinError
 from phalanx.control.trust.tls import FINGERPRINT_VARIABLE
@@ -40,7 +41,8 @@ class AgentStart(Struct, frozen=True, kw_only=True):
 
     urls: tuple[str, ...]
     state: Path
-    node: Node
+    node: Node  # what it offers
+    sources: DescriptionSources = DescriptionSources()  # of what else it is
     address: str = ""  # that other nodes reach this one at; "": as the server is reached
     fingerprint: str = ""  # of the server's authority
     in_allocation: bool = False  # an engine's: its SIGTERM is the last word
@@ -61,7 +63,9 @@ def run_agent(start: AgentStart) -> None:
         claim(start.state)
         token = join_token(start.urls, TOKEN_SECONDS if start.in_allocation else 0.0)
         if not start.standby:
-            waiting = wait_for_work(start.urls, start.state, start.node, token, start.fingerprint)
+            options = start.config.describe
+            describer = NodeDescriber(start.node, start.sources, start.state, options)
+            waiting = wait_for_work(start.urls, start.state, describer, token, start.fingerprint)
             asyncio.run(waiting)
         _serve(start, token)
     except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
@@ -79,6 +83,7 @@ def _serve(start: AgentStart, token: str) -> None:
         urls=start.urls,
         state=start.state,
         node=start.node,
+        sources=start.sources,
         address=start.address or own_address(start.urls[0]),
         join_token=token,
         ca=trusted_authority(start.urls),

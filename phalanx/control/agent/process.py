@@ -33,6 +33,7 @@ from phalanx.cluster.protocol.messages import (
     WorkerFound,
 )
 from phalanx.control.agent.config import AgentConfig
+from phalanx.control.agent.description import DescriptionSources, NodeDescriber
 from phalanx.control.agent.faults import FaultSources
 from phalanx.control.agent.identity import machine_id, next_incarnation
 from phalanx.control.agent.inspect.details import DetailReader
@@ -69,7 +70,8 @@ class AgentOptions(Struct, frozen=True, kw_only=True):
 
     urls: tuple[str, ...]
     state: Path
-    node: Node
+    node: Node  # what it offers
+    sources: DescriptionSources = DescriptionSources()  # of what else it is
     address: str  # that other nodes reach this one at
     join_token: str = ""
     ca: str = ""
@@ -118,6 +120,8 @@ class AgentProcess:
         self.node_jobs.out_of_memory = self.faults.ran_out_of_memory
         self.logs = LogReader(self.node_jobs, self.uplink.send)
         self.shells = NodeShells(self.node_jobs, self.uplink.send)
+        describe = options.config.describe
+        self.describer = NodeDescriber(options.node, options.sources, options.state, describe)
         self.checker = NodeChecker(options.node, options.state, self.zygote)
         self.first_check: CheckResult | None = None  # at start; None: work was going on
         sampler = Sampler(options.state, dcgm=options.config.telemetry.dcgm)
@@ -138,6 +142,7 @@ class AgentProcess:
 
     async def run(self) -> None:
         """Serve until cancelled; raises JoinError where the server refuses for good."""
+        following = asyncio.create_task(self.describer.follow(self._describe))
         await self.zygote.open()
         await self.node_jobs.open()
         await self._open_store()
@@ -148,6 +153,7 @@ class AgentProcess:
         else:
             self.first_check = await self.checker.check("quick")
         await self.faults.start()
+        await self.describer.ready()
         waking = asyncio.create_task(self._keep_time())
         rotating = asyncio.create_task(self.logs.rotate_forever())
         telling = asyncio.create_task(self.telemetry.run())
@@ -161,7 +167,7 @@ class AgentProcess:
             else:
                 raise JoinError("the zygote is gone, and with it everything that ran here")
         finally:
-            for task in (waking, rotating, telling, looking, lost, serving):
+            for task in (following, waking, rotating, telling, looking, lost, serving):
                 task.cancel()
             self._tasks.close()
             self.faults.close()
@@ -266,14 +272,20 @@ class AgentProcess:
         """Who this is and what runs here."""
         inventory = self.agent.inventory() if self.agent else self._first_inventory()
         return wire.Register(
-            node=self.options.node,
+            node=self.describer.node,
             machine=self.machine,
             inventory=inventory,
             version=__version__,
             clock_ns=time.time_ns(),
             healthy=self.first_check is None or self.first_check.passed,
             store=self.store,
+            description=self.describer.registered(),
         )
+
+    def _describe(self) -> None:
+        """The node is not what the server was told: it is told again, now or when it connects."""
+        if self.agent is not None and self.agent.connected:
+            self.uplink.send(self.describer.message(self.agent.node))
 
     def _first_inventory(self) -> Inventory:
         """What outlived the agent before this one, told by a machine of its own."""
@@ -300,6 +312,8 @@ class AgentProcess:
             asyncio.get_running_loop().call_later(UNCLAIMED_SECONDS, self._end_unclaimed)
         self.agent.lease_ns, self.agent.heartbeat_ns = welcome.lease_ns, welcome.heartbeat_ns
         self.happened(Connected())
+        if self.describer.unsaid():
+            self._describe()
         unsaid, self._unsaid = self._unsaid, []
         if self.first_check is not None and not self.first_check.passed:
             unsaid.append(self.first_check)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -66,8 +66,10 @@ class LocalCluster:
         nodes: int,
         gpus_per_node: int,
         network: NodeNetworks | None = None,
+        hardware: Sequence[Path] = (),
     ) -> None:
         self._network = network
+        self._hardware = hardware  # recorded trees that stand for the nodes' machines, one a node
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.state, self.url, self.join_token = state, url, join_token
         self.gpus_per_node = gpus_per_node
@@ -115,6 +117,12 @@ class LocalCluster:
         """What workers need to find their own card; an agent that is restarted forks them, too."""
         return {} if self._network is None else {"GLOO_SOCKET_IFNAME": self._network.card}
 
+    def _machine_of(self, node: LocalNode) -> list[str]:
+        """Options that say what a node is: ranks of this machine, or a recorded one."""
+        if self._hardware:
+            return ["--hardware", str(self._hardware[self._number(node)])]
+        return ["--gpus", str(self.gpus_per_node), "--rack", node.name]
+
     def start_agent(self, node: LocalNode) -> None:
         """Start a node's agent; it finds what still runs of an earlier one."""
         command = [sys.executable, "-m", "phalanx", "agent", "--join", self.url]
@@ -124,7 +132,7 @@ class LocalCluster:
             address = self._network.address(number)
             command = ["ip", "netns", "exec", self._network.space(number), *command]
         command += ["--name", node.name, "--state", str(node.state), "--address", address]
-        command += ["--gpus", str(self.gpus_per_node), "--rack", node.name, "--as-agent"]
+        command += ["--as-agent", *self._machine_of(node)]
         command += ["--follow", str(os.getpid()), "--outlived", "--config", str(_config(node))]
         with (node.state / "agent.log").open("ab") as output:
             node.agent = subprocess.Popen(

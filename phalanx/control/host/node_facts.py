@@ -23,8 +23,7 @@ ENGINES = ("slurm", "kubernetes", "mpi", "auto")
 
 def node_facts(engine: str, environment: Mapping[str, str]) -> NodeFacts:
     """This node by the environment that an engine gave a process; "auto": whichever it was."""
-    if engine == "auto":
-        engine = recognised(environment)
+    engine = engine_of(engine, environment)
     if engine == "slurm":
         return slurm_node(environment)
     if engine == "kubernetes":
@@ -32,6 +31,11 @@ def node_facts(engine: str, environment: Mapping[str, str]) -> NodeFacts:
     if engine == "mpi":
         return mpi_node(environment)
     return NodeFacts()
+
+
+def engine_of(engine: str, environment: Mapping[str, str]) -> str:
+    """The engine that is meant; "auto": whichever started this process."""
+    return recognised(environment) if engine == "auto" else engine
 
 
 def recognised(environment: Mapping[str, str]) -> str:

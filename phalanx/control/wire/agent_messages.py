@@ -16,6 +16,7 @@ from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.messages import AgentMessage, InspectGang, Inventory
 from phalanx.control.wire.shell_messages import ShellDown, ShellOutput
+from phalanx.hardware.probe.description import NodeDescription
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
 
@@ -41,6 +42,15 @@ class Register(AgentFrame, frozen=True, tag=True):
     key: str = ""  # the node's public key
     proof: bytes = b""  # that it has its key, or its link key: see ``node_key``
     linked: bool = False  # it is the link key
+    description: NodeDescription = NodeDescription()  # of all that ``node`` is made of
+
+
+class Described(AgentFrame, frozen=True, tag=True):
+    """A node that is connected describes itself anew."""
+
+    node: int
+    described: Node
+    description: NodeDescription
 
 
 class LogPart(AgentFrame, frozen=True, tag=True):
@@ -167,7 +177,16 @@ class ReadTrace(AgentFrame, frozen=True, tag=True):
     offset: int = 0
 
 
-Up = Register | OrderRefused | LogPart | ShellOutput | NodeRecords | NodeSample | AgentMessage
+Up = (
+    Register
+    | Described
+    | OrderRefused
+    | LogPart
+    | ShellOutput
+    | NodeRecords
+    | NodeSample
+    | AgentMessage
+)
 Down = (
     Welcome
     | Rejected

@@ -10,6 +10,7 @@ from phalanx.cluster.jobs.job import Array, Dependency, GangShape, JobState, Job
 from phalanx.cluster.ledger.report import Share
 from phalanx.cluster.plan_record import Origin, PlanRecord
 from phalanx.control.wire.payload import Payload
+from phalanx.hardware.probe.description import NodeDescription
 
 NEEDS_CONFIRMATION = "needs_confirmation"  # code of a refusal: see Submission.confirmed
 Role = Literal["admin", "user", "read", "agent", "join", "login"]  # of a token
@@ -321,6 +322,12 @@ class NodeOut(Out, frozen=True):
     rack: str
     jobs: tuple[int, ...]
     clock_skew_seconds: float
+    memory_bytes: int = 0
+    features: tuple[str, ...] = ()
+    domain: str = ""  # of NVLink; "": the node itself
+    rails: int = 1
+    power: str = ""  # feed; "": its rack's
+    switch: str = ""  # "": its leaf's
 
 
 class NodeList(Out, frozen=True):
@@ -337,6 +344,7 @@ class ChangeOut(Out, frozen=True):
 class NodeDetail(Out, frozen=True):
     node: NodeOut
     history: list[ChangeOut]
+    description: NodeDescription | None = None  # null: its agent has not connected to this server
 
 
 class CommandOut(Out, frozen=True):

@@ -17,6 +17,7 @@ from phalanx.hardware.probe.description import (
     LLDP,
     NVIDIA_SMI,
     PRECEDENCE,
+    READ,
     SYSFS,
     Fact,
     GpuDescription,
@@ -114,6 +115,14 @@ def describe(reader: Reader, known: Known) -> NodeDescription:
         unread=tuple(attempts.unread),
         warnings=tuple(filter(None, warnings)),
     )
+
+
+def until_read(told: tuple[Fact, ...], before: NodeDescription | None) -> NodeDescription:
+    """What is known while the machine is being read: what was told, and what was read before."""
+    known = before or NodeDescription()
+    said = [*told, *(fact for fact in known.facts if fact.source in READ)]
+    facts, _ = _with_kind(_chosen(said))
+    return structs.replace(known, facts=facts, unread=(), warnings=())
 
 
 def _asker(

@@ -11,10 +11,11 @@ from msgspec import Struct
 OPTION, SITE_FILE = "agent option", "site file"
 NVIDIA_SMI, SLURM, KUBERNETES, MPI = "nvidia-smi", "slurm", "kubernetes", "mpi"
 INFINIBAND, LLDP, SYSFS, CATALOGUE = "infiniband", "lldp", "sysfs", "catalogue"
-DEFAULT = "default"
+DEVICES = "devices"  # counted on the machine, and offered to jobs
+READ = (NVIDIA_SMI, INFINIBAND, LLDP, SYSFS)  # sources that are read again and again
 PRECEDENCE = (
     *(OPTION, SITE_FILE, NVIDIA_SMI, SLURM, KUBERNETES, MPI),
-    *(INFINIBAND, LLDP, SYSFS, CATALOGUE, DEFAULT),
+    *(INFINIBAND, LLDP, DEVICES, SYSFS, CATALOGUE),
 )
 
 MOST_ROWS = {"facts": 64, "gpus": 64, "nics": 128, "drives": 256, "unread": 64, "warnings": 64}

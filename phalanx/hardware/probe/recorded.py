@@ -92,7 +92,11 @@ class HardwareRecorder:
         self._reader, self._folder = reader, folder
         self._lines: dict[str, str] = {}
         self._lock = threading.Lock()  # programs run side by side
-        (folder / COMMANDS).mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / COMMANDS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ConfigError("record", str(folder), why, "name a folder of yours") from None
 
     def run(self, *command: str) -> str:
         """Runs a program and keeps what it prints."""

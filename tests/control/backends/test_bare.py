@@ -31,6 +31,38 @@ def test_hosts_have_addresses_ports_and_names() -> None:
     ]
 
 
+def test_a_line_says_where_its_host_stands() -> None:
+    (host,) = read_hosts("10.0.0.7 n7 leaf=su1 rack=r7 rails=4")
+    assert host.name == "n7"
+    assert host.agent_options() == "--leaf su1 --rack r7 --rails 4"
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("a leef=x", 'leef = "x": no such key (line 1); did you mean "leaf"?'),
+        ("a leaf=$(reboot)", "must be a word"),
+        ("a leaf=", "must be a word"),
+        ("a rails=four", "must be a number"),
+        ("leaf=x", "must be [user@]address"),
+    ],
+)
+def test_what_no_agent_can_be_told_is_named(line: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_hosts(line)
+    assert named in str(caught.value)
+
+
+def test_a_host_that_stands_elsewhere_now_is_not_done(tmp_path: Path) -> None:
+    options = InstallOptions(url="http://a", token="t", version="1", ssh="false")
+    memory = tmp_path / "memory.json"
+    memory.write_text('{"n7": "1 --leaf old"}')
+    rollout = Rollout(options, memory, lambda: ["n7"])
+    (same,) = rollout.run(read_hosts("h n7 leaf=old"), 1, lambda outcome: None)
+    (moved,) = rollout.run(read_hosts("h n7 leaf=new"), 1, lambda outcome: None)
+    assert (same.state, moved.state) == ("skipped", "failed")  # "false" installs nothing
+
+
 @pytest.mark.parametrize("text", ["a b c", "a;reboot", "a:ssh", "a x\nb x"])
 def test_a_line_that_makes_no_sense_is_named(text: str) -> None:
     with pytest.raises(ConfigError):

@@ -13,14 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.config import ConfigError
 from phalanx.control.backends.bare.unit import InstallOptions, script_of
+from phalanx.hardware.tables import nearest
 
 SSH_SECONDS = 900.0
 JOIN_SECONDS = 120.0
 HOST = re.compile(r"[A-Za-z0-9_.@:\[\]-]+")
+VALUE = re.compile(r"\w[\w.:+-]{0,127}", re.ASCII)  # a word of the agent's command line
+PLACES = (
+    *("leaf", "pod", "rack", "power", "switch", "domain", "rails", "partition", "kind", "feature"),
+)
 MEANINGS = {
     10: "there is no Python",
     11: "no virtual environment can be made (install python3-venv)",
@@ -30,11 +35,16 @@ MEANINGS = {
 
 
 class RolloutHost(Struct, frozen=True):
-    """One line of a file of hosts: ``[user@]address[:port] [name]``."""
+    """One line of a file of hosts: ``[user@]address[:port] [name] [key=value ...]``."""
 
     address: str
     name: str
     port: int = 22
+    places: tuple[tuple[str, str], ...] = ()  # what the file says of it: leaf, rack, …
+
+    def agent_options(self) -> str:
+        """The same for its agent."""
+        return " ".join(f"--{key} {value}" for key, value in self.places)
 
 
 class HostOutcome(Struct, frozen=True, kw_only=True):
@@ -53,18 +63,32 @@ def read_hosts(text: str) -> list[RolloutHost]:
         fields = line.partition("#")[0].split()
         if not fields:
             continue
-        address, colon, port = fields[0].partition(":")
-        good = len(fields) <= 2 and HOST.fullmatch(fields[0]) and (not colon or port.isdigit())
+        places = [field.partition("=")[::2] for field in fields if "=" in field]
+        fields = [field for field in fields if "=" not in field]
+        _check_places(places, number)
+        address, colon, port = (fields or [""])[0].partition(":")
+        good = 0 < len(fields) <= 2 and HOST.fullmatch(fields[0]) and (not colon or port.isdigit())
         if not good:
             rule = "must be [user@]address[:port] and a name, if it has another"
             raise ConfigError(f"line {number}", f'"{line.strip()}"', rule, "e.g. root@10.0.0.7 n7")
         name = fields[1] if len(fields) > 1 else address.rpartition("@")[2]
-        hosts.append(RolloutHost(address, name, int(port) if port else 22))
+        hosts.append(RolloutHost(address, name, int(port) if port else 22, tuple(places)))
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError("hosts", f'"{name}"', "is named twice", "give each a name of its own")
     return hosts
+
+
+def _check_places(places: list[tuple[str, str]], line: int) -> None:
+    """What a file says of a host must be what an agent can be told."""
+    for key, value in places:
+        if key not in PLACES:
+            rule, fix = f"no such key (line {line})", nearest(key, list(PLACES))
+            raise ConfigError(key, f'"{value}"', rule, fix)
+        if not VALUE.fullmatch(value) or (key == "rails" and not value.isdigit()):
+            rule = f"must be a {'number' if key == 'rails' else 'word'} (line {line})"
+            raise ConfigError(key, f'"{value}"', rule, "use letters, digits and . : + - _")
 
 
 def memory_of(url: str) -> Path:
@@ -85,20 +109,24 @@ class Rollout:
         self, hosts: list[RolloutHost], parallel: int, report: Callable[[HostOutcome], None]
     ) -> list[HostOutcome]:
         """All hosts, ``parallel`` at a time; a failed one does not hold up the others."""
-        done = self._read()
+        done, marks = self._read(), {host.name: self._mark(host) for host in hosts}
         with ThreadPoolExecutor(max_workers=parallel) as pool:
             outcomes = []
             for outcome in pool.map(lambda host: self._one(host, done), hosts):
                 report(outcome)
                 outcomes.append(outcome)
                 if outcome.state == "joined":
-                    done[outcome.host] = self.options.version
+                    done[outcome.host] = marks[outcome.host]
                     self._write(done)
         return outcomes
 
+    def _mark(self, host: RolloutHost) -> str:
+        """What a host that is done has: this version, with what the file says of it."""
+        return f"{self.options.version} {host.agent_options()}".rstrip()
+
     def _one(self, host: RolloutHost, done: dict[str, str]) -> HostOutcome:
         began = time.monotonic()
-        if done.get(host.name) == self.options.version and host.name in set(self._joined()):
+        if done.get(host.name) == self._mark(host) and host.name in set(self._joined()):
             return HostOutcome(
                 host=host.name, state="skipped", detail="this version is there already"
             )
@@ -117,7 +145,7 @@ class Rollout:
         try:
             ended = subprocess.run(
                 [*command, host.address, "bash -s"],
-                input=script_of(host.name, self.options),
+                input=script_of(host.name, self._with_places(host)),
                 capture_output=True,
                 text=True,
                 check=False,
@@ -132,6 +160,10 @@ class Rollout:
         said = (ended.stderr or ended.stdout).strip().splitlines()[-3:]
         meaning = MEANINGS.get(ended.returncode, f"the installation ended with {ended.returncode}")
         return f"{meaning}: {' | '.join(said)}"
+
+    def _with_places(self, host: RolloutHost) -> InstallOptions:
+        more = f"{self.options.options} {host.agent_options()}".strip()
+        return structs.replace(self.options, options=more)
 
     def _wait(self, host: RolloutHost) -> str:
         deadline = time.monotonic() + JOIN_SECONDS

@@ -20,10 +20,11 @@ from phalanx.cluster.protocol.controller_outputs import (
     Output,
     Send,
 )
-from phalanx.cluster.protocol.events import Event, EventBody
+from phalanx.cluster.protocol.events import Event, EventBody, NodeDescribed
 from phalanx.cluster.protocol.messages import Applied, Heartbeat
 from phalanx.cluster.state import View
 from phalanx.control.server.agent_link.gang_watch import GangWatch
+from phalanx.control.server.agent_link.handshake import bad_node
 from phalanx.control.server.agent_link.refusals import Refusals
 from phalanx.control.server.controller import Controller
 from phalanx.control.server.http.log_requests import LogRequests
@@ -31,6 +32,7 @@ from phalanx.control.server.http.shells import ShellSessions
 from phalanx.control.trust.server_key import ServerKey
 from phalanx.control.wire.agent_messages import (
     Deliver,
+    Described,
     LogPart,
     OrderRefused,
     Register,
@@ -42,6 +44,7 @@ from phalanx.control.wire.agent_messages import (
 )
 from phalanx.control.wire.shell_messages import OpenShell, ShellOutput
 from phalanx.control.wire.websocket_frames import framed
+from phalanx.hardware.probe.description import NodeDescription, bad_description
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
 from phalanx.observe.store.recorder import Recorder
@@ -97,6 +100,8 @@ class Hub:
         self.refusals = Refusals()
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
         self.stores: dict[int, str] = {}  # host:port of each node's store
+        # What each node says of itself: agents say it anew to whoever leads next.
+        self.descriptions: dict[int, NodeDescription] = {}
         self._timer: asyncio.TimerHandle | None = None  # for the machine's next deadline
         self._armed_ns: int | None = None
         self._leads = True
@@ -154,20 +159,37 @@ class Hub:
             self._act(self.machine.spoke_for_another(node))
         elif isinstance(message, Register):
             return
-        elif isinstance(message, OrderRefused | NodeRecords | NodeSample):
+        elif isinstance(message, OrderRefused | NodeRecords | NodeSample | Described):
             self._of_server(node, message)
         elif not self.refusals.too_many(self._view, node, message):
             self._act(self.machine.received(node, message, self._now_ns()))
 
-    def _of_server(self, node: int, message: OrderRefused | NodeRecords | NodeSample) -> None:
+    def _of_server(
+        self, node: int, message: OrderRefused | NodeRecords | NodeSample | Described
+    ) -> None:
         """A message that is not the protocol's but this server's."""
         if self.refusals.refused(self._view, node, message):
             return
         if isinstance(message, OrderRefused):
             name = self._view.fleet.nodes[node].name
             logger.error("%s refuses an order: %s", name, ascii(message.problem[:200]))
+        elif isinstance(message, Described):
+            self._described(node, message)
         else:
             self.gangs.receive(message, self._now_ns())
+
+    def _described(self, node: int, message: Described) -> None:
+        """A node describes itself anew: the core is told where that concerns it."""
+        known, described = self._view.fleet.nodes[node], message.described
+        problem = bad_node(described) or bad_description(message.description)
+        if described.name != known.name:
+            problem = f"{described.name[:40]!a} is not its name"
+        if problem:
+            logger.warning("%s describes itself as what cannot be: %s", known.name, ascii(problem))
+            return
+        self.descriptions[node] = message.description
+        if described != known:
+            self.controller.tell([NodeDescribed(node=node, described=described)])
 
     def deliver(self, event: Event, commands: Sequence[Command]) -> None:
         """Sends what an event gave to the nodes that it is for."""

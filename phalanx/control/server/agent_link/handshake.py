@@ -8,7 +8,8 @@ import re
 from typing import TYPE_CHECKING
 
 from phalanx import __version__
-from phalanx.cluster.fleet.node import MOST_NODE_GPUS, Node
+from phalanx.cluster.fleet.node import MOST_NODE_GPUS, Node, places_of
+from phalanx.cluster.fleet.node import bad_node as unusable
 from phalanx.cluster.protocol.events import NodeJoined
 from phalanx.control.server.security.auth import Token
 from phalanx.control.trust.node_key import (
@@ -28,6 +29,7 @@ from phalanx.control.wire.agent_messages import (
     encode,
 )
 from phalanx.control.wire.websocket_frames import framed
+from phalanx.hardware.probe.description import bad_description
 
 if TYPE_CHECKING:
     from phalanx.control.server.agent_link.connection import AgentSocket
@@ -71,7 +73,7 @@ def bad_register(hub: Hub, token: Token, register: Register, nonce: bytes) -> Re
     before = hub.connections.get(known) if known is not None else None
     if before is not None and before.machine != register.machine:
         return hub.rejected(RejectCode.NAME_TAKEN, name_taken(register.node.name))
-    problem = bad_node(register.node)
+    problem = bad_node(register.node) or bad_description(register.description)
     return hub.rejected(RejectCode.BAD_NODE, problem) if problem else None
 
 
@@ -108,6 +110,9 @@ def bad_node(node: Node) -> str:
     """What is wrong with an agent's description of its node."""
     if not NAME.fullmatch(node.name):
         return f"{node.name!r} is no name of a node: letters, digits, dots and dashes, at most 128"
+    wrong = unusable(node)
+    if wrong is not None:
+        return str(wrong)
     if not 0 <= node.gpus <= MOST_NODE_GPUS:
         return f"gpus = {node.gpus}: a node has 0 to {MOST_NODE_GPUS}"
     for key in ("cpus", "memory_bytes"):
@@ -115,7 +120,7 @@ def bad_node(node: Node) -> str:
             return f"{key} = {getattr(node, key)}: must be 0 to {MOST_NUMBER}"
     if not 1 <= node.rails <= MOST_NODE_GPUS:
         return f"rails = {node.rails}: a node has 1 to {MOST_NODE_GPUS}"
-    words = (node.kind, node.partition, node.domain, node.leaf, node.pod, node.rack, *node.features)
+    words = (node.kind, node.partition, *places_of(node).values(), *node.features)
     if len(node.features) > 64 or any(len(word) > 128 for word in words):
         return "at most 64 features, and names of at most 128 letters"
     return ""
@@ -141,6 +146,7 @@ def let_in(hub: Hub, token: Token, register: Register, connection: AgentSocket) 
     skew = register.clock_ns - now
     hub.skew_ns[node] = skew
     hub.stores[node] = register.store
+    hub.descriptions[node] = register.description
     if abs(skew) > SKEW_NS:
         logger.warning(
             "the clock of %s is %.0f s %s; its times are corrected, but set its clock",

@@ -11,10 +11,12 @@ from msgspec import Struct
 from phalanx.cluster.fleet.membership import MessageRefusal, refusal
 from phalanx.cluster.state import View
 from phalanx.control.server.security.rate_limits import RateLimit
+from phalanx.control.wire.agent_messages import Described
 from phalanx.observe.node.node_messages import NodeRecords
 
 # What an agent with many short jobs says is far below this; what is above it would fill the log.
 MESSAGES_PER_SECOND, BURST = 100.0, 1_000
+DESCRIPTIONS_PER_SECOND, DESCRIPTIONS_BURST = 0.2, 20  # each may be an event
 QUIET_SECONDS = 60.0  # between two lines about one node
 
 logger = logging.getLogger("phalanx.server")
@@ -25,6 +27,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._rate = RateLimit(MESSAGES_PER_SECOND, BURST)
+        self._descriptions = RateLimit(DESCRIPTIONS_PER_SECOND, DESCRIPTIONS_BURST)
         self.counts: Counter[MessageRefusal] = Counter()
         self._of_node: Counter[int] = Counter()
         self._told: dict[int, float] = {}
@@ -40,7 +43,9 @@ class Refusals:
 
     def too_many(self, view: View, node: int, message: Struct) -> bool:
         """Whether a node says more than anybody needs to."""
-        if not self._rate.take(node, time.monotonic()):
+        now = time.monotonic()
+        described = isinstance(message, Described) and self._descriptions.take(node, now)
+        if not self._rate.take(node, now) and not described:
             return False
         self.note(view, node, message, MessageRefusal.TOO_MANY)
         return True

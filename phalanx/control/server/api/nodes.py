@@ -57,7 +57,11 @@ async def list_nodes(call: Call) -> t.NodeList:
 async def show_node(call: Call) -> t.NodeDetail:
     """Show a node and its history."""
     node = call.node()
-    return t.NodeDetail(node=_out(call, node), history=node_history(call.leading.core, node))
+    return t.NodeDetail(
+        node=_out(call, node),
+        history=node_history(call.leading.core, node),
+        description=call.leading.hub.descriptions.get(node),
+    )
 
 
 @ENDPOINTS.add("GET /v1/failure-rates", EVERYBODY)

@@ -157,6 +157,12 @@ def node_out(core: Core, node: int, connected: bool, skew_ns: int, sees: Sees) -
         leaf=known.leaf,
         pod=known.pod,
         rack=known.rack,
+        memory_bytes=known.memory_bytes,
+        features=known.features,
+        domain=known.domain,
+        rails=known.rails,
+        power=known.power,
+        switch=known.switch,
         jobs=tuple(jobs),
         clock_skew_seconds=skew_ns / 1e9,
     )

@@ -3,7 +3,7 @@ import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { evidence } from "../lib/evidence.js";
 import { card, empty, fill, figure, h, prose, table } from "../lib/dom.js";
-import { clock, moment, short, span, whole } from "../lib/format.js";
+import { clock, moment, short, span, whole, words } from "../lib/format.js";
 import { state } from "../lib/state.js";
 
 const share = (v) => `${Math.round(100 * v)} %`;
@@ -33,6 +33,9 @@ export function nodeView({ rest: [name] }) {
   const figures = { gpus: figure("GPUs free"), jobs: figure("jobs"), skew: figure("clock against the server"), place: figure("place") };
   const why = h("p");
   const history = table(["time", "state", "why"]);
+  const facts = table(["fact", "value", "source"]), unread = h("p", { class: "faint" });
+  const factCard = card("Description", "by its agent", h("div", {}, facts, unread), "flush");
+  factCard.hidden = true;
   const none = empty("Nothing happened to it yet", "Its history is kept from the first change of state on.");
   const group = [];
   const findings = h("ul", { class: "list" });
@@ -47,11 +50,11 @@ export function nodeView({ rest: [name] }) {
   const node = h("div", {},
     h("div", { class: "title" }, h("a", { href: "#/fleet" }, "Fleet"), h("span", { class: "faint" }, "/"), h("h1", {}, name), now, why),
     h("div", { class: "grid" }, card("Now", "", h("dl", { class: "figures" }, Object.values(figures))),
-      findingCard, card("History", "newest first", h("div", {}, none, history), "flush"), ...charts.map((each) => each.card)));
+      findingCard, factCard, card("History", "newest first", h("div", {}, none, history), "flush"), ...charts.map((each) => each.card)));
 
   async function refresh() {
     const path = `/v1/nodes/${encodeURIComponent(name)}`;
-    const [{ node: known, history: changes }, measured, found] = await Promise.all([get(path), get(`${path}/metrics`), get("/v1/findings?limit=500")]);
+    const [{ node: known, history: changes, description }, measured, found] = await Promise.all([get(path), get(`${path}/metrics`), get("/v1/findings?limit=500")]);
     const mine = found.findings.filter((each) => each.node === name && each.kind !== "incident").toReversed().slice(0, 12);
     findingCard.hidden = !mine.length;
     fill(findings, mine, (each) => each.time + each.kind, (each) => h("li", {}, h("div", { class: "finding warn" },
@@ -62,6 +65,10 @@ export function nodeView({ rest: [name] }) {
     figures.jobs.set(known.jobs.length ? known.jobs.map((job) => `#${job}`).join(" ") : "none");
     figures.skew.set(span(known.clock_skew_seconds));
     figures.place.set(known.leaf, "", `${known.pod}, rack ${known.rack || known.leaf}, partition ${known.partition}`);
+    const described = description?.facts ?? [];
+    factCard.hidden = !described.length;
+    fill(facts.body, described, (fact) => fact.key, (fact) => h("tr", {}, h("td", {}, words(fact.key)), h("td", {}, String(fact.value)), h("td", {}, fact.source)));
+    unread.textContent = [...(description?.warnings ?? []), ...(description?.unread ?? []).map((line) => `not read: ${line}`)].join("; ");
     none.hidden = changes.length > 0;
     history.hidden = !changes.length;
     fill(history.body, changes.toReversed(), (change) => change.time_ns + change.state, (change) => h("tr", {},
