@@ -32,7 +32,7 @@ from phalanx.plan.search.proposal import PlanProposal, emitted, propose
 from phalanx.plan.search.search import MappingCandidate, SearchResult, search
 from phalanx.plan.search.space import Pins
 from phalanx.plan.search.sweep import Sweep, sweep
-from phalanx.plan.workload import Mapping, Software, Workload
+from phalanx.plan.workload import Mapping, Software, Workload, usual_software
 
 __all__ = [
     "AxisTraffic",
@@ -85,6 +85,7 @@ __all__ = [
     "sweep",
     "traffic",
     "understand",
+    "usual_software",
     "workload_of",
     "young_interval",
 ]

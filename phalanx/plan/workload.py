@@ -97,3 +97,17 @@ class Software(Struct, frozen=True, kw_only=True):
     gradient_bytes: int = 4  # of one gradient while it accumulates
     reduce_bytes: int = 4  # of one gradient while it travels
     balances_head: bool = True  # stages with the head get fewer layers
+
+
+def usual_software(family: str) -> Software:
+    """This project's trainer on a family of devices."""
+    if family != "cpu":
+        return Software()
+    # Blocks are not compiled there, and who moves bytes takes the core that computes.
+    return Software(
+        attention="flash2",
+        fused=False,
+        logarithmic_gathers=False,
+        overlap_gradients=False,
+        overlap_pipeline=False,
+    )

@@ -34,6 +34,19 @@ TRAINING = (
         quick=True,
     ),
     Claim(
+        name="plan-cpu",
+        says="Calibrated on two cores, the planner predicts the demo's steps on other meshes.",
+        command="python -m benchmarks.plan_cpu --rounds 15",
+        figures=(
+            Figure("meshes", "meshes predicted", at_least=8, timed=False),
+            Figure("within", "meshes predicted within 15 % of the measured step", at_least=8),
+            Figure("worst_error", "greatest error of a predicted step", "%"),
+            Figure("mean_error", "mean error", "%"),
+        ),
+        minutes=4,
+        needs=QUIET,
+    ),
+    Claim(
         name="overlap",
         says="Communication hides behind compute: DDP's buckets and FSDP's prefetched gathers.",
         command="python -m benchmarks.overlap --rounds 5",

@@ -74,7 +74,7 @@ def _rate(ranks: CommGroups, pricing: Pricing) -> Floats:
 
 def _tensor_seconds(split: Split, pricing: Pricing, *, moe: bool) -> Floats:
     constants, machine = pricing.constants, pricing.machine
-    nbytes = 2 * tokens_of(split, pricing.workload) * pricing.workload.model.dim
+    nbytes = pricing.width * tokens_of(split, pricing.workload) * pricing.workload.model.dim
     ranks = group(split.tensor, np.ones_like(split.tensor), machine)
     times = 1 if moe else 2
     if not pricing.software.sequence_parallel:
@@ -92,7 +92,7 @@ def _ring_seconds(split: Split, pricing: Pricing) -> Floats:
         width = model.heads * (model.head_dim + model.latent.value_head_dim) / split.tensor
     else:
         width = 2 * model.kv_heads * model.head_dim / np.minimum(split.tensor, model.kv_heads)
-    nbytes = 2 * tokens_of(split, pricing.workload) * split.context * width
+    nbytes = pricing.width * tokens_of(split, pricing.workload) * split.context * width
     ranks = group(split.context, split.tensor, pricing.machine)
     return all_gather_seconds(nbytes, ranks, pricing.machine, pricing.constants)
 
@@ -106,7 +106,7 @@ def _expert_seconds(split: Split, pricing: Pricing) -> Floats:
     tokens = tokens_of(split, pricing.workload) / split.tensor
     ranks = group(split.expert, np.ones_like(split.expert), machine)
     # Tokens go out in the format that multiplies (8 bits with their scales) and return in 16.
-    width = 2.0 if pricing.precision not in NARROW else 1.5
+    width = pricing.width if pricing.precision not in NARROW else 1.5
     nbytes = width * tokens * moe.top_k * model.dim
     domains = ranks.domains
     distinct = domains * (1 - (1 - 1 / domains) ** moe.top_k)
@@ -130,7 +130,7 @@ def gathered_block_seconds(
     times, logarithmic = software.gathers_per_block, software.logarithmic_gathers
     rest = (ranks, pricing.machine, pricing.constants)
     each = held_elements / times
-    weights = times * all_gather_seconds(2 * each, *rest, logarithmic=logarithmic)
+    weights = times * all_gather_seconds(pricing.width * each, *rest, logarithmic=logarithmic)
     gradients = times * all_gather_seconds(
         software.reduce_bytes * each, *rest, logarithmic=logarithmic
     )
@@ -157,7 +157,7 @@ def reduced_seconds(
         gradient_bytes, ranks, machine, constants, in_network=software.in_network_reduction
     )
     scattered = all_gather_seconds(gradient_bytes, ranks, machine, constants)
-    weights = all_gather_seconds(2 * held_elements, ranks, machine, constants)
+    weights = all_gather_seconds(pricing.width * held_elements, ranks, machine, constants)
     sums = np.where(grid.zero == 0, whole, scattered)
     gathers = np.where(grid.zero == 0, 0.0, weights)
     if software.overlap_gradients:

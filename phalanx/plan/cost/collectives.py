@@ -89,12 +89,16 @@ def all_gather_seconds(
     moved = nbytes * (n - 1) / n
     bandwidth = bus_bandwidth(ranks, machine, constants)
     inside_hops, outside_hops = n - domains, domains - 1
-    ring = _best_protocol(moved, bandwidth, inside_hops, outside_hops, RING_LL, RING_SIMPLE)
+    ring = _best_protocol(
+        moved, bandwidth, inside_hops, outside_hops, RING_LL, RING_SIMPLE, constants.latency
+    )
     if not logarithmic:
         return np.where(n > 1, ring, 0.0)
     # PAT: logarithmic steps between domains, one rank of a domain a group (NCCL 2.23).
     steps = np.ceil(np.log2(np.maximum(domains, 1)))
-    pat = _best_protocol(moved, bandwidth * PAT_SHARE, inside_hops, steps, RING_LL, RING_SIMPLE)
+    pat = _best_protocol(
+        moved, bandwidth * PAT_SHARE, inside_hops, steps, RING_LL, RING_SIMPLE, constants.latency
+    )
     return np.where(n > 1, np.minimum(ring, pat), 0.0)
 
 
@@ -111,11 +115,23 @@ def all_reduce_seconds(
     bandwidth = bus_bandwidth(ranks, machine, constants)
     moved = 2 * nbytes * (n - 1) / n
     ring = _best_protocol(
-        moved, bandwidth, 2 * (n - domains), 2 * (domains - 1), RING_LL, RING_SIMPLE
+        moved,
+        bandwidth,
+        2 * (n - domains),
+        2 * (domains - 1),
+        RING_LL,
+        RING_SIMPLE,
+        constants.latency,
     )
     depth = np.ceil(np.log2(np.maximum(domains, 1)))
     tree = _best_protocol(
-        moved, bandwidth * TREE_SHARE, 2 * (ranks.inside - 1), 2 * depth, TREE_LL, TREE_SIMPLE
+        moved,
+        bandwidth * TREE_SHARE,
+        2 * (ranks.inside - 1),
+        2 * depth,
+        TREE_LL,
+        TREE_SIMPLE,
+        constants.latency,
     )
     best = np.minimum(ring, tree)
     if machine.in_switch_reduction:
@@ -140,7 +156,7 @@ def all_to_all_seconds(
     network = machine.network_bandwidth * constants.network
     moving = np.maximum(inside / (machine.link_bandwidth * constants.link), outside / network)
     latency = RING_SIMPLE[0] + np.where(ranks.domains > 1, RING_SIMPLE[2], RING_SIMPLE[1])
-    return np.where(n > 1, moving + latency, 0.0)
+    return np.where(n > 1, moving + constants.latency * latency, 0.0)
 
 
 def send_seconds(nbytes: Floats, stride: Floats, machine: Machine, constants: Constants) -> Floats:
@@ -149,7 +165,8 @@ def send_seconds(nbytes: Floats, stride: Floats, machine: Machine, constants: Co
     share = pod_share(np.full_like(stride, np.inf), stride, machine)
     network = machine.network_bandwidth * constants.network * share
     bandwidth = np.where(crosses, network, machine.link_bandwidth * constants.link)
-    return nbytes / bandwidth + np.where(crosses, RING_SIMPLE[2], RING_SIMPLE[1])
+    hop = np.where(crosses, RING_SIMPLE[2], RING_SIMPLE[1])
+    return nbytes / bandwidth + constants.latency * hop
 
 
 def _best_protocol(
@@ -159,7 +176,8 @@ def _best_protocol(
     outside_hops: Floats,
     small: tuple[float, float, float],
     large: tuple[float, float, float],
+    latency: float,
 ) -> Floats:
-    quick = small[0] + inside_hops * small[1] + outside_hops * small[2]
-    slow = large[0] + inside_hops * large[1] + outside_hops * large[2]
+    quick = latency * (small[0] + inside_hops * small[1] + outside_hops * small[2])
+    slow = latency * (large[0] + inside_hops * large[1] + outside_hops * large[2])
     return np.minimum(quick + moved / (bandwidth * LL_SHARE), slow + moved / bandwidth)

@@ -19,6 +19,7 @@ class Constants(Struct, frozen=True, kw_only=True):
     eager: float  # passes over memory without fusion, over those with it
     link: float  # share of NVLink bandwidth in large collectives
     network: float  # share of the NIC's
+    latency: float = 1.0  # of a hop and of a collective's start, over NCCL's
     misaligned: float  # share of matmul speed left where a side is no multiple of 64
     matmul_depth: float  # depth of K, in elements, that starting and ending a tile costs
     kernel_seconds: float  # start and drain of one kernel
@@ -41,10 +42,15 @@ def read_constants(text: str) -> Constants:
 
 
 @cache
-def shipped() -> Constants:
-    """The constants fitted on the published runs in ``data/``."""
-    text = resources.files("phalanx.plan").joinpath("data/constants.toml").read_text("utf-8")
-    return read_constants(text)
+def shipped(family: str = "") -> Constants:
+    """The constants fitted on the published runs in ``data/``; of CPU cores, on steps of the demo.
+
+    These are too far from a GPU's to share a file: kernels start slowly, and nothing overlaps.
+    """
+    name = "constants_cpu.toml" if family == "cpu" else "constants.toml"
+    return read_constants(
+        resources.files("phalanx.plan").joinpath(f"data/{name}").read_text("utf-8")
+    )
 
 
 def constants_toml(constants: Constants) -> str:

@@ -60,6 +60,11 @@ class Pricing:
     constants: Constants
     precision: Precision
 
+    @property
+    def width(self) -> float:
+        """Bytes of one activation, or of one weight that is gathered."""
+        return 4.0 if self.precision == "float32" else 2.0
+
     def memory_seconds(self, nbytes: Floats) -> Floats:
         """Elementwise passes over this many bytes, if they were fused."""
         passes = 1.0 if self.software.fused else self.constants.eager
@@ -101,8 +106,8 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
     # Two norms and two residual sums read and write the stream; sequence parallelism splits it.
     stream = 10 * model.dim / (t if software.sequence_parallel else 1.0)
     elements = tokens * (stream + rotated) + hidden
-    forward = pricing.memory_seconds(2 * elements)
-    backward = pricing.memory_seconds(2 * 1.5 * elements)
+    forward = pricing.memory_seconds(pricing.width * elements)
+    backward = pricing.memory_seconds(pricing.width * 1.5 * elements)
     kernels = pricing.constants.kernel_seconds * (8 if software.fused else 16)
     if moe:
         kernels += pricing.constants.expert_seconds

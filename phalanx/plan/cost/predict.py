@@ -17,7 +17,7 @@ from phalanx.plan.memory.deciding_stages import rank_at
 from phalanx.plan.memory.model_counts import flops_per_token
 from phalanx.plan.memory.offload import ROOM_SHARE
 from phalanx.plan.memory.peak import memory, rank_memory
-from phalanx.plan.workload import Mapping, Software, Workload
+from phalanx.plan.workload import Mapping, Software, Workload, usual_software
 
 
 class StageMemory(Struct, frozen=True, kw_only=True):
@@ -82,9 +82,10 @@ def predict(
 ) -> Prediction:
     """Price one mapping on a cluster; the mapping must be valid for the model."""
     refuse(workload, mapping, cluster)
-    constants, software = constants or shipped(), software or Software()
-    grid = grid_of([mapping])
     machine = machine_of(cluster, mapping.gpus)
+    constants = constants or shipped(machine.family)
+    software = software or usual_software(machine.family)
+    grid = grid_of([mapping])
     time = step_time(workload, grid, machine, constants, software)
     seconds = float(time.seconds[0])
     parts = {name: float(part[0]) for name, part in time.parts.items()}

@@ -194,7 +194,7 @@ def _send_seconds(pricing: Pricing, grid: Grid) -> Floats:
             for a in (grid.tensor, grid.context, grid.expert, grid.micro_batch)
         )
     )
-    nbytes = 2 * tokens_of(split, pricing.workload) * pricing.workload.model.dim
+    nbytes = pricing.width * tokens_of(split, pricing.workload) * pricing.workload.model.dim
     nbytes = nbytes / grid.tensor  # sent in slices, gathered again inside the domain
     stride = (grid.tensor * grid.context * grid.data).astype(np.float64)
     seconds = send_seconds(nbytes, stride, pricing.machine, pricing.constants)

@@ -144,7 +144,9 @@ def understand(request: PlanRequest) -> PlanQuestion:
         objective=_objective(request.objective),
         robust=request.robust,
         failures=_failures(request),
-        constants=load_constants(Path(request.constants)) if request.constants else shipped(),
+        constants=load_constants(Path(request.constants))
+        if request.constants
+        else shipped(on.gpu.family),
         assumed=tuple(assumed),
     )
 

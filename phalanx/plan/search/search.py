@@ -34,7 +34,7 @@ from phalanx.plan.search.pareto_front import (
     SmallestMapping,
 )
 from phalanx.plan.search.space import Pins, Space, least_held, offloaded
-from phalanx.plan.workload import Mapping, Precision, Software, Workload
+from phalanx.plan.workload import Mapping, Precision, Software, Workload, usual_software
 
 Objective = Literal["tokens", "dollars", "days", "memory"]
 CHUNK = 16384  # mappings priced at once: their arrays stay in the cache
@@ -92,8 +92,8 @@ def search(
     asked = _Asked(
         workload,
         machine_of(cluster, gpus),
-        constants or shipped(),
-        software or Software(),
+        constants or shipped(cluster.gpu.family),
+        software or usual_software(cluster.gpu.family),
         precision,
         "memory" if objective == "memory" else "late" if robust else "seconds",
         exhaustive,
