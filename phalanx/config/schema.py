@@ -204,6 +204,8 @@ class Data(Section, frozen=True, kw_only=True):
 class Parallel(Section, frozen=True, kw_only=True):
     """The mesh. World size = pipeline * data * context * tensor."""
 
+    choose: bool = False
+    """`phalanx submit` has the planner choose what is left at 1, `micro_batch` too, and `data`."""
     data: RanksOrAuto = 0
     """Replicas that read different samples; 0: whatever the world size leaves."""
     replicate: Ranks = 1

@@ -15,7 +15,6 @@ from phalanx.cluster.plan_record import PlanRecord
 from phalanx.cluster.reasons import reason
 from phalanx.control.server.http.endpoints import ApiError, Call, wrong_team
 from phalanx.control.server.http.planned_job import (
-    CONSTANTS,
     costs_above,
     planned,
     site_of,
@@ -55,7 +54,7 @@ async def _planned(call: Call, spec: JobSpec, job: config.Job | None) -> JobSpec
     if job is None:
         return structs.replace(spec, plan=PlanRecord())
     try:
-        site = site_of(call.leading.core.view, spec, job, call.server.options.state / CONSTANTS)
+        site = site_of(call.leading.core.view, spec, job, call.server.options.state)
         return await call.server.read(planned, spec, job, site)
     except Exception as error:
         logger.exception("job %s could not be planned", spec.name)

@@ -9,19 +9,22 @@ from msgspec import Struct, structs
 
 from phalanx.cluster.jobs.job import LONGEST_NS, SECOND_NS, Expected, JobSpec
 from phalanx.cluster.jobs.job import Job as QueuedJob
-from phalanx.cluster.placement.catalogued import planned_cluster
+from phalanx.cluster.placement.catalogued import CPU, planned_cluster
 from phalanx.cluster.plan_record import Origin, PlanInterval, PlanRecord
 from phalanx.cluster.policy import PricePolicy
 from phalanx.cluster.state import View
-from phalanx.config import ConfigError, Job, micro_batches, takes_unequal_shares
+from phalanx.config import ConfigError, Job, micro_batches, takes_unequal_shares, to_toml
+from phalanx.control.wire.payload import Train, decode_payload, encode_payload
 from phalanx.hardware import Cluster
 from phalanx.plan import AxisTraffic, Constants, FailureSettings, Plan, Range, plan_job
 from phalanx.plan.cost.failures import rate_named
 from phalanx.plan.cost.uncertainty import COMMUNICATION
 from phalanx.plan.question.request import load_constants
+from phalanx.plan.search.open_axes import with_open_axes_chosen
 from phalanx.plan.search.proposal import describe
 
-CONSTANTS = "constants.toml"  # in the server's state: what `phalanx plan calibrate --out` wrote
+# In the server's state: what `phalanx plan calibrate --out` wrote, for GPUs and for CPU cores.
+CONSTANTS, CPU_CONSTANTS = "constants.toml", "constants-cpu.toml"
 RECENT_JOBS = 64  # whose starts are looked at
 MOST = 1 << 53
 
@@ -31,19 +34,23 @@ class PlanningSite(Struct, frozen=True, kw_only=True):
 
     devices: Cluster | None = None
     problem: str = ""  # why there are none
-    constants: Path | None = None  # calibrated ones, where the file exists; else the shipped ones
+    constants: Path | None = None  # calibrated ones, where the file is there; else the shipped ones
     measured: dict[str, int] = {}  # fields of Expected, as jobs before took
 
 
-def site_of(view: View, spec: JobSpec, job: Job, constants: Path | None = None) -> PlanningSite:
-    """The fleet as it is now, for a job. Reads the core: only between two events."""
+def site_of(view: View, spec: JobSpec, job: Job, state: Path | None = None) -> PlanningSite:
+    """The fleet as it is now, for a job. Reads the core: only between two events.
+
+    ``state``: the server's folder, which may hold calibrated constants.
+    """
+    cpu = job.train.device == CPU
     try:
-        found = planned_cluster(view.fleet, spec, _ranks(job), cpu=job.train.device == "cpu")
+        found = planned_cluster(view.fleet, spec, _ranks(job), cpu=cpu)
     except ConfigError as error:
         return PlanningSite(problem=str(error))
     return PlanningSite(
         devices=_priced(found, view.policy.price),
-        constants=constants,
+        constants=state / (CPU_CONSTANTS if cpu else CONSTANTS) if state is not None else None,
         measured=recent_times(reversed(view.jobs.values())),
     )
 
@@ -53,18 +60,42 @@ def planned(spec: JobSpec, job: Job, site: PlanningSite) -> JobSpec:
     if site.devices is None:
         return unplanned(spec, job, site.problem)
     try:
+        constants = _constants(site.constants)
+        chosen: tuple[str, ...] = ()
+        if job.parallel.choose:
+            elastic = spec.gang.least_replicas > 0 or spec.gang.most_replicas > 0
+            job, chosen = with_open_axes_chosen(
+                job, site.devices, constants=constants, keep_data=elastic
+            )
         plan = plan_job(
             job,
             site.devices,
-            constants=_constants(site.constants),
+            constants=constants,
             settings=FailureSettings(rate=rate_named(job.checkpoint.failure_rate)),
             spare_gpus=spec.spares * spec.gang.slot_gpus,
         )
     except ConfigError as error:
         return unplanned(spec, job, str(error))
     expected, origins = _expected(plan, job, site.measured)
+    record = structs.replace(record_of(plan, origins), chosen=chosen)
+    spec = _with_axes(spec, job) if chosen else spec
     gang = structs.replace(spec.gang, traffic=_whole_bytes(plan.traffic))
-    return structs.replace(spec, gang=gang, expected=expected, plan=record_of(plan, origins))
+    return structs.replace(spec, gang=gang, expected=expected, plan=record)
+
+
+def _with_axes(spec: JobSpec, job: Job) -> JobSpec:
+    """The submission with the axes of a job whose mapping was chosen, and that job to run."""
+    axes, work = job.parallel, decode_payload(spec.payload)
+    assert isinstance(work, Train)
+    gang = structs.replace(
+        spec.gang,
+        replicas=axes.data,
+        tensor=axes.tensor,
+        context=axes.context,
+        pipeline=axes.pipeline,
+    )
+    payload = encode_payload(structs.replace(work, toml=to_toml(job)))
+    return structs.replace(spec, gang=gang, payload=payload)
 
 
 def unplanned(spec: JobSpec, job: Job, problem: str) -> JobSpec:

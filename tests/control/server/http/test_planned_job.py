@@ -16,8 +16,10 @@ from phalanx.cluster.plan_record import PlanInterval, PlanRecord
 from phalanx.cluster.policy import Policy, PricePolicy
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.config import Job, default_world_size, job_from_table, load_job, resolve
+from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.http.planned_job import costs_above, planned, recent_times, site_of
 from phalanx.control.server.http.submission import RequestedWork, spec_of, submission
+from phalanx.control.wire.payload import Train, decode_payload
 from phalanx.plan import constants_toml, shipped
 from tests.cluster.drive import Drive, fleet_of
 
@@ -149,13 +151,14 @@ def test_the_sites_price_and_power_decide_what_a_job_costs() -> None:
 
 def test_constants_that_were_calibrated_at_the_site_are_used(tmp_path: Path) -> None:
     job, view = job_on({"data": 8}), Drive().core.view
-    spec, path = spec_for(job, 8), tmp_path / "constants.toml"
-    before = planned(spec, job, site_of(view, spec, job, path))
-    path.write_text(constants_toml(structs.replace(shipped(), step_seconds=10.0)))
-    after = planned(spec, job, site_of(view, spec, job, path))
+    spec, path = spec_for(job, 8), tmp_path / "constants-cpu.toml"
+    (tmp_path / "constants.toml").write_text("of GPUs: not looked at")
+    before = planned(spec, job, site_of(view, spec, job, tmp_path))
+    path.write_text(constants_toml(structs.replace(shipped("cpu"), step_seconds=10.0)))
+    after = planned(spec, job, site_of(view, spec, job, tmp_path))
     assert after.expected.step_ns > before.expected.step_ns + 9 * SECOND_NS
     path.write_text("nonsense")
-    refused = planned(spec, job, site_of(view, spec, job, path))
+    refused = planned(spec, job, site_of(view, spec, job, tmp_path))
     assert refused.plan is not None and "constants" in refused.plan.problem
 
 
@@ -203,3 +206,40 @@ def test_planning_a_large_job_takes_milliseconds() -> None:
     began = time.process_time()
     plan(job, ranks, drive)
     assert time.process_time() - began < 0.5  # about 40 ms, on a machine with nothing else to do
+
+
+def test_what_a_job_leaves_to_the_planner_is_chosen_and_run() -> None:
+    table = {
+        "name": "open",
+        "model": {"preset": "llama3-70b"},
+        "parallel": {"choose": True, "zero": 1},
+        "data": {"sequence": 8192},
+        "train": {"steps": 10, "global_batch": 64, "device": "cuda"},
+    }
+    job = resolve(job_from_table(table), 64)
+    found = plan(job, 64)
+    assert found.plan is not None and found.plan.problem == ""
+    axes = found.gang
+    assert axes.tensor > 1 and axes.gpus(axes.replicas) == 64  # it fits no GPU as a whole
+    assert f"parallel.tensor = {axes.tensor}" in found.plan.chosen
+    work = decode_payload(found.payload)
+    assert isinstance(work, Train)
+    run = job_from_table(parse_toml(work.toml))
+    assert (run.parallel.tensor, run.parallel.data) == (axes.tensor, axes.replicas)
+    assert not run.parallel.choose
+    assert_all_derived(found)
+
+
+def test_axes_that_a_job_sets_are_kept() -> None:
+    job = job_on({"choose": True, "tensor": 2, "pipeline": 2, "zero": 1})
+    found = plan(job, 8)
+    assert (found.gang.tensor, found.gang.pipeline) == (2, 2)
+    untouched = plan(job_on({"data": 8}), 8)
+    assert untouched.plan is not None and untouched.plan.chosen == ()
+
+
+def test_a_mapping_that_cannot_be_chosen_stays_as_it_was_written() -> None:
+    drive = Drive(fleet=Fleet([Node(name="n0")]))
+    found = plan(job_on({"choose": True}, "cuda"), 8, drive)
+    assert found.plan is not None and "name no kind" in found.plan.problem
+    assert found.gang.replicas == 8 and found.gang.tensor == 1
