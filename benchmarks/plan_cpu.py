@@ -4,7 +4,7 @@
     python -m benchmarks.plan_cpu --out constants-cpu.toml     # for the server's state folder
 
 One gang of two forked ranks, a core each, holds a trainer for each mesh and lets them take turns.
-Two steps of plain data parallelism, with large and with small micro-batches, and two all-reduces
+Two steps of plain data parallelism, with large and with small micro-batches, and two all-gathers
 are the calibration; the other meshes are predicted from it. The least of several steps counts:
 whoever else uses the cores only ever adds time.
 """
@@ -52,7 +52,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "pipeline, interleaved": {"parallel": {"pipeline": 2, "zero": 1, "schedule": "interleaved"}},
 }
 BAR = 0.15  # of the measured step
-SMALL, LARGE, REPEATS = 1 << 12, 1 << 23, 60  # bytes of the all-reduces, and how many of each
+SMALL, LARGE, REPEATS = 1 << 12, 1 << 23, 60  # bytes of the all-gathers, and how many of each
 
 
 def make_job(changes: dict[str, dict[str, Any]]) -> Job:
@@ -77,7 +77,7 @@ def make_job(changes: dict[str, dict[str, Any]]) -> Job:
 
 
 def measure(rounds: int) -> tuple[dict[str, list[float]], dict[int, list[float]]]:
-    """On a rank: seconds of every step by mesh, and of every all-reduce by its bytes."""
+    """On a rank: seconds of every step by mesh, and of every all-gather by its bytes."""
     warnings.simplefilter("ignore")  # torch's advice to authors
     device = torch.device("cpu")
     trainers = {}
@@ -92,17 +92,17 @@ def measure(rounds: int) -> tuple[dict[str, list[float]], dict[int, list[float]]
             began = time.perf_counter()
             trainer.train_step()
             steps[name].append(time.perf_counter() - began)
-    sums: dict[int, list[float]] = {}
+    gathers: dict[int, list[float]] = {}
     for nbytes in (SMALL, LARGE):
-        values = torch.zeros(nbytes // 4)
+        own, gathered = torch.zeros(nbytes // 8), torch.zeros(nbytes // 4)
         for _ in range(REPEATS):
             dist.barrier()
             began = time.perf_counter()
-            dist.all_reduce(values)
-            sums.setdefault(nbytes, []).append(time.perf_counter() - began)
+            dist.all_gather_into_tensor(gathered, own)
+            gathers.setdefault(nbytes, []).append(time.perf_counter() - began)
     for trainer in trainers.values():
         trainer.close()
-    return steps, sums
+    return steps, gathers
 
 
 def least(by_rank: list[list[float]]) -> float:
@@ -118,7 +118,7 @@ def main() -> int:
     options = parser.parse_args()
     ranks = run_ranks(RANKS, measure, options.rounds, timeout_seconds=550.0)
     seconds = {name: least([steps[name] for steps, _ in ranks]) for name in ranks[0][0]}
-    sums = {nbytes: least([found[nbytes] for _, found in ranks]) for nbytes in (SMALL, LARGE)}
+    gathers = {nbytes: least([found[nbytes] for _, found in ranks]) for nbytes in (SMALL, LARGE)}
     on = make_cluster(
         f"cpu-{RANKS}", ClusterFile(gpu="cpu", gpus=RANKS, gpus_per_node=1, domain_gpus=RANKS)
     )
@@ -128,9 +128,9 @@ def main() -> int:
         known.append(MeasuredStep(workload_of(job), mapping_of(job), seconds[name]))
     link = MeasuredLink(
         small_bytes=SMALL,
-        small_seconds=sums[SMALL],
+        small_seconds=gathers[SMALL],
         large_bytes=LARGE,
-        large_seconds=sums[LARGE],
+        large_seconds=gathers[LARGE],
     )
     constants = cpu_constants((known[0], known[1]), link, on, shipped("cpu"))
     if options.out is not None:

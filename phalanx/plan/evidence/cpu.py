@@ -29,7 +29,7 @@ class MeasuredStep(Struct, frozen=True):
 
 
 class MeasuredLink(Struct, frozen=True, kw_only=True):
-    """All-reduces between two ranks of one machine."""
+    """All-gathers between two ranks of one machine; bytes are those that each has afterwards."""
 
     small_bytes: int
     small_seconds: float
@@ -73,11 +73,11 @@ def _with_compute(constants: Constants, slower: float, kernel_seconds: float) ->
 
 
 def _with_link(link: MeasuredLink, on: Cluster, base: Constants) -> Constants:
-    moved = link.large_bytes - link.small_bytes  # of two ranks each sends as much as is summed
+    moved = (link.large_bytes - link.small_bytes) / 2  # each of two ranks has half of them already
     bandwidth = moved / max(1e-9, link.large_seconds - link.small_seconds)
-    start = link.small_seconds - link.small_bytes / (LL_SHARE * bandwidth)
+    start = link.small_seconds - link.small_bytes / 2 / (LL_SHARE * bandwidth)
     return structs.replace(
         base,
         link=bandwidth / (on.link.bandwidth * on.link.efficiency),
-        latency=max(1.0, start / (RING_LL[0] + 2 * RING_LL[1])),
+        latency=max(1.0, start / (RING_LL[0] + RING_LL[1])),
     )

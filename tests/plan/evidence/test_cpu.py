@@ -29,9 +29,9 @@ def workload(micro_batch: int) -> tuple[Workload, Mapping]:
 def link_of(bandwidth: float, start: float) -> MeasuredLink:
     return MeasuredLink(
         small_bytes=4096,
-        small_seconds=start + 4096 / (LL_SHARE * bandwidth),
+        small_seconds=start + 2048 / (LL_SHARE * bandwidth),
         large_bytes=1 << 23,
-        large_seconds=start + 4096 / (LL_SHARE * bandwidth) + ((1 << 23) - 4096) / bandwidth,
+        large_seconds=start + 2048 / (LL_SHARE * bandwidth) + ((1 << 22) - 2048) / bandwidth,
     )
 
 
@@ -44,7 +44,7 @@ def test_what_made_the_steps_is_found_in_them() -> None:
         | {ATTENTION: BASE.attention[ATTENTION] / BASE.matmul[PRODUCTS] * 0.4},
         kernel_seconds=33e-6,
         link=bandwidth / (ON.link.bandwidth * ON.link.efficiency),
-        latency=start / (RING_LL[0] + 2 * RING_LL[1]),
+        latency=start / (RING_LL[0] + RING_LL[1]),
     )
     steps = tuple(
         MeasuredStep(*one, predict(*one, ON, constants=true).step_seconds)
