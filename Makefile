@@ -7,32 +7,31 @@ SOAK_STAMP := $(VENV)/.installed-soak
 
 # One compute thread a rank: several ranks share a machine in tests and in the demo.
 export OMP_NUM_THREADS = 1
+# Hundreds of processes are started: without stored bytecode each would compile Phalanx again.
+export PYTHONDONTWRITEBYTECODE =
 
-# Pure rooms, where no ranks, clusters or servers are started; two halves, side by side.
-FAST_CORE := tests/test_architecture.py tests/cluster tests/config tests/hardware
-FAST_PLAN := tests/plan tests/simulate/rules tests/simulate/scenario tests/simulate/test_physics.py
+# Pure rooms, where no ranks, clusters or servers are started.
+FAST := tests/test_architecture.py tests/cluster tests/config tests/hardware tests/plan \
+	tests/simulate/rules tests/simulate/scenario tests/simulate/test_physics.py
 
 # Rooms with properties, which a soak tries on examples of its own.
 PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate
 
-.PHONY: demo test test-fast test-fast-core test-fast-plan test-k8s lint docs soak proof proof-quick proof-gpu clean postgres chromium slurm
+.PHONY: demo test test-fast test-k8s lint style types suite docs soak proof proof-quick proof-gpu clean postgres chromium slurm
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
 
-test: lint postgres chromium slurm
-	$(BIN)/python -m tests.run --durations=15
+test: style postgres chromium slurm
+	@$(MAKE) --no-print-directory -j2 types suite
 	$(BIN)/python -m proof --quick
+
+suite: $(STAMP)
+	$(BIN)/python -m tests.run --durations=15
 
 # Before every push: the pure rooms, in a minute or so.
 test-fast: $(STAMP)
-	@$(MAKE) --no-print-directory --output-sync -k -j2 test-fast-core test-fast-plan
-
-test-fast-core:
-	$(BIN)/pytest $(FAST_CORE)
-
-test-fast-plan:
-	$(BIN)/pytest $(FAST_PLAN)
+	$(BIN)/python -m tests.run $(FAST)
 
 # Tests of a pair of servers need a real PostgreSQL: Debian's package, where we may install it.
 # Elsewhere those tests are skipped and say so.
@@ -64,9 +63,13 @@ test-k8s: $(STAMP)
 	bash tests/k8s/build.sh build/k8s
 	$(BIN)/pytest -m k8s tests/k8s -rs --timeout=300
 
-lint: $(STAMP)
+lint: style types
+
+style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(STAMP)
 	$(BIN)/mypy --strict
 
 # What docs/reference repeats of the code; a test fails while it is stale.

@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("-m", dest="mark", help="tests with this mark instead of the usual ones")
     parser.add_argument("paths", nargs="*")
     asked = parser.parse_args()
-    runner = "pytest" if asked.paths else "tests.run"  # all of them, in two halves side by side
+    runner = "pytest" if asked.paths else "tests.run"  # all of them, files side by side
     command = [sys.executable, "-m", runner, *asked.paths]
     command += ["-m", asked.mark] if asked.mark else []
     began = time.monotonic()

@@ -52,7 +52,7 @@ _seconds: Counter[str] = Counter()  # by room
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count where the time goes."""
-    parts = Path(report.location[0]).parts
+    parts = Path(report.nodeid.split("::")[0]).parts
     _seconds[parts[1] if len(parts) > 2 else "tests"] += report.duration
 
 

@@ -1,79 +1,60 @@
-"""The whole suite in two processes side by side: tests that wait share the cores with others.
+"""The whole suite, its files side by side: tests that wait share the cores with others.
 
-    python -m tests.run [OPTION OF PYTEST …]
+    python -m tests.run [--processes N] [--store] [OPTION OF PYTEST …]
 
-Rooms that fork ranks stay in a process of their own kind: forking needs one that has one thread,
-so that a pool of workers (pytest-xdist) would not do.
+`--store` writes down how long each file took, from which the next run knows what to start first.
 """
 
 from __future__ import annotations
 
-import re
-import subprocess
+import argparse
+import os
 import sys
-import threading
-from collections import Counter
+import time
+import tomllib
 from pathlib import Path
 
-TESTS = Path(__file__).parent
-# Clusters, servers and browsers, which wait for each other most of the time; the other half is the
-# rest, whatever it is.
-WAITING = ("control", "faults", "observe")
-COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|warnings?)")
+import pytest
+
+from tests.side_by_side import SideBySide
+
+ROOT = Path(__file__).parent.parent
+SECONDS = Path(__file__).parent / "seconds.toml"
+STORED_FROM = 3  # seconds: in which order shorter ones run makes no difference
+HEAD = "# How long files of tests take, in seconds: `python -m tests.run --store` writes it.\n"
 
 
-def halves() -> dict[str, list[str]]:
-    """Arguments of pytest, by the name of the half."""
-    return {
-        "waiting": [str(TESTS / room) for room in WAITING],
-        "others": [str(TESTS), *(f"--ignore={TESTS / room}" for room in WAITING)],
-    }
+def stored_seconds() -> dict[str, float]:
+    """By the path of a file from the root."""
+    return tomllib.loads(SECONDS.read_text())
 
 
-def follow(name: str, process: subprocess.Popen[str], lines: list[str]) -> None:
-    """Show what a half prints, as it comes."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        lines.append(line.rstrip("\n"))
-        print(f"{name:>7}  {lines[-1]}", flush=True)
+def store(seconds: dict[str, float]) -> None:
+    longest = sorted(seconds.items(), key=lambda entry: (-round(entry[1]), entry[0]))
+    rows = [f'"{path}" = {round(took)}\n' for path, took in longest if took >= STORED_FROM]
+    SECONDS.write_text(HEAD + "".join(rows))
 
 
-def counted(lines: list[str]) -> Counter[str]:
-    """How many tests passed, failed and so on, from the last line that says so."""
-    said = next((line for line in reversed(lines) if COUNT.search(line)), "")
-    return Counter({word: int(number) for number, word in COUNT.findall(said)})
-
-
-def main(options: list[str]) -> int:
-    printed: dict[str, list[str]] = {}
-    running = []
-    for name, arguments in halves().items():
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "pytest", *arguments, *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=TESTS.parent,
-        )
-        lines = printed.setdefault(name, [])
-        shown = threading.Thread(target=follow, args=(name, process, lines))
-        shown.start()
-        running.append((process, shown))
-    codes = []
-    for process, shown in running:
-        while True:
-            try:
-                codes.append(process.wait())
-                break
-            except KeyboardInterrupt:  # which both halves have got, too, and end of
-                continue
-        shown.join()
-    total: Counter[str] = Counter()
-    for lines in printed.values():
-        total += counted(lines)
-        print("\n".join(line for line in lines if line.startswith(("FAILED ", "ERROR "))))
-    print(", ".join(f"{number:,} {word}" for word, number in total.items()))
-    return max(codes)
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--processes", type=int, default=(os.cpu_count() or 1) + 1)
+    parser.add_argument("--store", action="store_true")
+    own, options = parser.parse_known_args(arguments)
+    os.chdir(ROOT)
+    # Hundreds of processes are started: without stored bytecode each would compile Phalanx again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    began = time.monotonic()
+    plugin = SideBySide(own.processes, stored_seconds())
+    code = pytest.main(options, plugins=[plugin])
+    if own.store:
+        store(plugin.measured)
+    spent = sum(plugin.measured.values())
+    print(
+        f"{spent:,.0f} s of tests in {time.monotonic() - began:,.0f} s, "
+        f"{own.processes} files at a time"
+    )
+    return int(code)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from phalanx.testing.slurm.files import SandboxOptions
 from phalanx.testing.slurm.sandbox import Sandbox, SandboxError, require_programs
+from tests.ports import free_port
 
 SECONDS = 900  # real daemons and jobs: what a test waits for itself says more when it is missing
 
@@ -19,19 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "make_sandbox" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(SECONDS))
-
-
-def ports_in_a_row(count: int) -> int:
-    """The first of so many ports that nobody uses now."""
-    for first in range(17_000, 32_000, 131):
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")
 
 
 @pytest.fixture
@@ -47,7 +34,7 @@ def make_sandbox(
 
     def make(**settings: object) -> Sandbox:
         nodes = int(str(settings.get("nodes", 8)))
-        port = ports_in_a_row(nodes + 4) + 3
+        port = free_port(*range(1, nodes + 4)) + 3
         options = SandboxOptions(root=tmp_path / "slurm", port=port, **settings)  # type: ignore[arg-type]
         sandbox = Sandbox(options)
         stack.enter_context(sandbox)

@@ -15,7 +15,6 @@ import pytest
 from phalanx.testing.slurm import sandbox as module
 from phalanx.testing.slurm.files import SandboxOptions, find_program
 from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
-from tests.control.backends.conftest import ports_in_a_row
 from tests.ports import free_port
 
 needs_slurm = pytest.mark.skipif(
@@ -73,7 +72,7 @@ with Sandbox(SandboxOptions(root=root, nodes=1, gpus_per_node=0, port=port)):
 
 @needs_slurm
 def test_it_ends_with_its_owner_even_one_that_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OWNER, str(tmp_path / "slurm"), str(ports_in_a_row(4))]
+    command = [sys.executable, "-c", OWNER, str(tmp_path / "slurm"), str(free_port(1, 2, 3))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None and owner.stdout.readline() == "up\n"
         sandbox = Sandbox.at(tmp_path / "slurm")

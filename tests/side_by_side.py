@@ -1,0 +1,215 @@
+"""A plugin of pytest that runs the files of tests side by side, each in a forked process.
+
+This process collects all tests, and so imports everything once; a child then starts in
+milliseconds, has one thread (as tests that fork ranks need) and leaves nothing behind for the next
+file. A child writes its reports to a file; they are replayed here when it ends, so that pytest's
+summary, its slowest tests and `-x` are those of one process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby, zip_longest
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+
+@dataclass
+class File:
+    """The tests of one file, and the process that runs them."""
+
+    path: Path
+    items: list[pytest.Item]
+    folder: Path  # of its temporary files
+    reports: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reports = self.folder.with_suffix(".reports")
+
+
+class SideBySide:
+    """Runs the files that take longest first, ``processes`` at a time."""
+
+    def __init__(self, processes: int, seconds: dict[str, float]) -> None:
+        self.processes = processes
+        self.expected = seconds  # by the path of a file from the root
+        self.measured: dict[str, float] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        if session.config.option.collectonly or session.testsfailed:
+            return None  # pytest's own loop runs no test then
+        with tempfile.TemporaryDirectory(prefix="phx-") as root:  # short, as names of sockets are
+            failed: list[Path] = []
+            try:
+                self._run(session, self._files(session, Path(root)), failed)
+            finally:
+                if failed:
+                    kept = Path(tempfile.mkdtemp(prefix="phx-failed-"))
+                    for folder in failed:
+                        shutil.move(folder, kept)
+                    session.config.get_terminal_writer().line(f"\nfiles of what failed: {kept}")
+        return True
+
+    def _files(self, session: pytest.Session, root: Path) -> list[File]:
+        """Longest first; the next one to run stands at the end."""
+        by_path = groupby(session.items, key=lambda item: item.path)
+        files = [
+            File(path, list(items), root / str(number))
+            for number, (path, items) in enumerate(by_path)
+        ]
+        start = session.config.rootpath
+        return sorted(
+            files, key=lambda file: self.expected.get(str(file.path.relative_to(start)), 0.0)
+        )
+
+    def _run(self, session: pytest.Session, waiting: list[File], failed: list[Path]) -> None:
+        """Run all; ``failed`` becomes the folders of files with tests that failed."""
+        running: dict[int, File] = {}
+        gc.collect()
+        gc.freeze()  # what all children share is not looked at, and so not copied, in each
+        try:
+            while waiting or running:
+                while waiting and len(running) < self.processes and not session.shouldfail:
+                    file = waiting.pop()
+                    running[_fork(session, file)] = file
+                if session.shouldfail and not running:
+                    raise session.Failed(session.shouldfail)
+                pid, status = os.wait()
+                if pid not in running:
+                    continue
+                file = running.pop(pid)
+                before = session.testsfailed
+                self._replay(session, file, os.waitstatus_to_exitcode(status))
+                if session.testsfailed > before and file.folder.exists():
+                    failed.append(file.folder)
+                else:
+                    shutil.rmtree(file.folder, ignore_errors=True)
+        finally:  # the terminal's interrupt has reached them too, and they tear down
+            for pid in running:
+                os.waitpid(pid, 0)
+
+    def _replay(self, session: pytest.Session, file: File, code: int) -> None:
+        """Tell pytest of the reports of a file as if the tests had run here."""
+        hook = session.config.hook
+        name = str(file.path.relative_to(session.config.rootpath))
+        self.measured[name] = 0.0
+        ended: set[str] = set()
+        for entry in _entries(file.reports):
+            if "warning" in entry:
+                hook.pytest_warning_recorded.call_historic(kwargs=_warning(entry["warning"]))
+                continue
+            report = hook.pytest_report_from_serializable(config=session.config, data=entry)
+            if report.when == "setup":
+                hook.pytest_runtest_logstart(nodeid=report.nodeid, location=report.location)
+            hook.pytest_runtest_logreport(report=report)
+            self.measured[name] += report.duration
+            if report.when == "teardown":
+                hook.pytest_runtest_logfinish(nodeid=report.nodeid, location=report.location)
+                ended.add(report.nodeid)
+        lost = [item for item in file.items if item.nodeid not in ended]
+        if code and lost:
+            ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            output = file.reports.with_suffix(".err")
+            said = output.read_text() if output.exists() else ""
+            for item in lost:
+                words = f"the process of its file ended ({ending}) before its end\n{said}"
+                hook.pytest_runtest_logreport(report=_lost(item, words))
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    """What a child wrote; the last one may be cut off."""
+    with path.open("rb") as stream, suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            yield pickle.load(stream)
+
+
+def _lost(item: pytest.Item, words: str) -> pytest.TestReport:
+    return pytest.TestReport(item.nodeid, item.location, {}, "failed", words, "call")
+
+
+def _fork(session: pytest.Session, file: File) -> int:
+    """Start the process of a file."""
+    file.folder.mkdir(mode=0o700)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _child(session, file)
+        code = 0
+    except BaseException:
+        file.reports.with_suffix(".err").write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def _child(session: pytest.Session, file: File) -> None:
+    config = session.config
+    config._tmp_path_factory._basetemp = file.folder  # type: ignore[attr-defined]
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.stop_global_capturing()  # its files are shared with the other children
+    capture.start_global_capturing()
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    with Path(os.devnull).open("w") as nowhere, file.reports.open("wb") as out:
+        reporter._tw._file = nowhere
+        config.pluginmanager.register(recorder := _Recorder(config, out))
+        recorder.starts = True
+        try:
+            for item, following in zip_longest(file.items, file.items[1:]):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if session.shouldfail:
+                    break
+        finally:  # where it was cut off
+            session._setupstate.teardown_exact(None)
+
+
+class _Recorder:
+    """Writes what happens in a child."""
+
+    def __init__(self, config: pytest.Config, out: BinaryIO) -> None:
+        self._config, self._out = config, out
+        self.starts = False
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        pickle.dump(entry, self._out)
+        self._out.flush()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        hook = self._config.hook
+        self._write(hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def pytest_warning_recorded(
+        self,
+        warning_message: warnings.WarningMessage,
+        when: str,
+        nodeid: str,
+        location: tuple[str, int, str] | None,
+    ) -> None:
+        if not self.starts:  # pytest tells a new plugin of all that there were
+            return
+        message = warning_message
+        words = [str(message.message), message.category.__name__, message.filename, message.lineno]
+        self._write({"warning": [words, when, nodeid, location]})
+
+
+def _warning(entry: list[Any]) -> dict[str, Any]:
+    (words, category, filename, line), when, nodeid, location = entry
+    kind = type(category, (Warning,), {})
+    message = warnings.WarningMessage(kind(words), kind, filename, line)
+    return {"warning_message": message, "when": when, "nodeid": nodeid, "location": location}

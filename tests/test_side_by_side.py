@@ -1,0 +1,101 @@
+"""Files that run side by side are told of as if one process had run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FILES = {
+    "test_a.py": """
+import os, threading, warnings, pytest
+@pytest.fixture(scope="module")
+def thing(tmp_path_factory):
+    yield tmp_path_factory.mktemp("thing")
+    print("torn down")
+    open("torn-down", "w").close()
+def test_good(thing):
+    assert thing.exists() and threading.active_count() == 1
+    warnings.warn("mind this")
+def test_bad(thing):
+    print("said before")
+    assert 1 == 2
+@pytest.mark.skip(reason="not here")
+def test_skipped(): pass
+""",
+    "test_b.py": """
+import os, signal
+def test_first(): pass
+def test_killed(): os.kill(os.getpid(), signal.SIGKILL)
+def test_after(): pass
+""",
+    "test_c.py": """
+import os, warnings
+def test_own_process(): assert os.getpid() != int(os.environ["STARTER"])
+def test_warned(): warnings.warn("this too")
+""",
+}
+START = """
+import os, sys, pytest
+from tests.side_by_side import SideBySide
+os.chdir(sys.argv[1])
+os.environ["STARTER"] = str(os.getpid())
+plugin = SideBySide(int(sys.argv[2]), {"test_c.py": 9.0, "test_b.py": 1.0})
+code = pytest.main(["--rootdir=.", "-p", "no:cacheprovider", *sys.argv[3:]], plugins=[plugin])
+print("measured", list(plugin.measured))
+sys.exit(code)
+"""
+
+
+def run(folder: Path, processes: int, *options: str) -> tuple[int, str]:
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    command = [sys.executable, "-c", START, str(folder), str(processes), *options]
+    (temporary := folder / "tmp").mkdir()
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parent.parent,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def test_reports_of_all_files_come_to_one_summary(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 2, "-rs", "--durations=3")
+    assert code == 1
+    assert "3 failed, 4 passed, 1 skipped, 2 warnings" in output
+    assert "assert 1 == 2" in output and "said before" in output
+    assert "mind this" in output and "not here" in output
+    assert "slowest 3 durations" in output
+    assert (tmp_path / "torn-down").exists()
+
+
+def test_what_a_killed_process_did_not_run_has_failed(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 2, "test_b.py")
+    assert code == 1 and "2 failed, 1 passed" in output
+    for name in ("test_killed", "test_after"):
+        assert f"FAILED test_b.py::{name} - the process of its file ended (SIGKILL)" in output
+
+
+def test_the_longest_file_is_started_first(tmp_path: Path) -> None:
+    _, output = run(tmp_path, 1)
+    assert "2 warnings" in output  # whatever runs after it
+    assert "measured ['test_c.py', 'test_b.py', 'test_a.py']" in output
+
+
+def test_after_the_first_failure_no_file_is_started_where_that_is_wanted(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 1, "-x")
+    assert code == 1
+    assert "measured ['test_c.py', 'test_b.py']" in output and "stopping after 2 failures" in output
+
+
+def test_the_folders_of_what_failed_are_kept(tmp_path: Path) -> None:
+    _, output = run(tmp_path, 2, "test_a.py", "test_c.py", "-x")
+    (line,) = [line for line in output.splitlines() if line.startswith("files of what failed: ")]
+    kept = Path(line.removeprefix("files of what failed: "))
+    assert [path.name for path in kept.glob("*/*") if path.is_dir()] == ["thing0"]
