@@ -10,6 +10,7 @@ import torch
 
 from phalanx.checkpoint import Checkpointer, latest, stored_tensors
 from phalanx.train import StepRecord, read_records
+from tests.commands import run_phalanx
 
 STEPS = 60
 JOB = """
@@ -60,11 +61,17 @@ def write_job(root: Path, name: str, steps: int = STEPS) -> Path:
     return path
 
 
-def undisturbed(root: Path, steps: int = STEPS, *settings: str) -> Path:
-    """The run's folder of the same job, with other settings, without a cluster."""
-    job = write_job(root, "undisturbed", steps)
-    command = [sys.executable, "-m", "phalanx", "train", str(job), *set_options(settings)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+def undisturbed(root: Path, steps: int = STEPS, *settings: str, forked: bool = True) -> Path:
+    """The run's folder of the same job, with other settings, without a cluster.
+
+    A process that has used CUDA cannot be forked: there the run has an interpreter of its own.
+    """
+    words = ("train", str(write_job(root, "undisturbed", steps)), *set_options(settings))
+    if forked:
+        done = run_phalanx(*words, folder=root, seconds=600)
+    else:
+        command = [sys.executable, "-m", "phalanx", *words]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (root / "runs" / "undisturbed").iterdir()
     return folder

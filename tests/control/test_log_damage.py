@@ -15,6 +15,7 @@ from msgspec import structs
 
 from phalanx.control.server.store.interface import TICK, open_store
 from phalanx.control.server.store.sqlite import SqliteStore
+from tests.commands import run_phalanx
 from tests.control.damage import ALL_JOBS, JOBS, LOG, damage, fill, flip, start
 from tests.control.sql import change_file
 
@@ -203,9 +204,7 @@ def test_repair_leaves_the_log_of_a_running_server_alone(killed: Path) -> None:
 
 
 def repair(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    words = ["server", "repair", "--state", str(state), *options]
-    command = [sys.executable, "-m", "phalanx", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return run_phalanx("server", "repair", "--state", str(state), *options)
 
 
 def sound_until(state: Path) -> int:

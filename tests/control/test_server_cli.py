@@ -18,6 +18,7 @@ import pytest
 from phalanx.control.agent.identity import AlreadyRunsError, lock_state
 from phalanx.control.agent.socket_paths import runtime_folder
 from phalanx.testing.chaos.verdict import orphans
+from tests.commands import run_phalanx
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 from tests.ports import free_port
 
@@ -36,14 +37,7 @@ data = 2
 
 def phalanx(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PHALANX_")}
-    return subprocess.run(
-        [sys.executable, "-m", "phalanx", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**kept, **environment},
-    )
+    return run_phalanx(*arguments, environment={**kept, **environment})
 
 
 def here(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:

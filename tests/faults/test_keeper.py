@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
-from tests.faults.trial import STEPS, Process, Trial, trial_cluster
+from tests.control.jobs import undisturbed
+from tests.faults.trial import Process, Trial, trial_cluster
 
+SHORT_STEPS = 100
 BUSY_SECONDS = 8.0  # that a busy machine may add
 
 
@@ -22,10 +24,11 @@ def notices(trial: Trial) -> list[str]:
 
 
 def test_training_goes_on_while_a_keeper_stands_still_and_has_snapshots_again_after(
-    tmp_path: Path, expected: Path
+    tmp_path: Path,
 ) -> None:
+    expected = undisturbed(tmp_path, SHORT_STEPS)
     with trial_cluster(tmp_path, spares=0) as cluster:
-        trial = Trial(cluster, tmp_path)
+        trial = Trial(cluster, tmp_path, steps=SHORT_STEPS)
         trial.reach(5)
         keeper = trial.pid(Process.KEEPER)
         os.kill(keeper, signal.SIGSTOP)
@@ -36,7 +39,7 @@ def test_training_goes_on_while_a_keeper_stands_still_and_has_snapshots_again_af
         assert trial.step <= before + 2
         trial.wait(lambda: "keeper_silent" in notices(trial), "a notice")
         os.kill(keeper, signal.SIGCONT)
-        trial.reach(min(trial.made + 3, STEPS - 10))
+        trial.reach(min(trial.made + 3, SHORT_STEPS - 10))
         trial.wait(lambda: "keeper_answers" in notices(trial), "a notice")
         assert cluster.job(trial.job)["generation"] == 1
         trial.ends_like(expected)

@@ -32,7 +32,7 @@ def contexts(folder: Path, count: int) -> bool:
 
 
 def test_a_killed_worker_is_restored_from_host_memory(tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path, STEPS, *SETTINGS)
+    expected = undisturbed(tmp_path, STEPS, *SETTINGS, forked=False)
     with TrialCluster(tmp_path, nodes=1) as cluster:
         path = write_job(tmp_path, "disturbed", STEPS)
         job = cluster.submit(str(path), *set_options(SETTINGS))

@@ -6,8 +6,6 @@ import asyncio
 import json
 import secrets
 import stat
-import subprocess
-import sys
 import urllib.error
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from phalanx.control.server.security.auth import Token, Tokens
 from phalanx.control.server.security.joining import Joining
 from phalanx.control.server.store.interface import StoreError, open_store
 from phalanx.control.trust.node_key import KEY_FILE, NodeKey, fingerprint
+from tests.commands import run_phalanx
 from tests.control.servers import PlayedAgent, ServerProcess
 from tests.security.agents import RootAgent, wait_for
 
@@ -143,8 +142,7 @@ def test_a_join_token_is_bound_to_count_and_network(server: ServerProcess) -> No
 
 
 def phalanx(server: ServerProcess, *words: str) -> str:
-    command = [sys.executable, "-m", "phalanx", *words, "--state", str(server.state)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run_phalanx(*words, "--state", str(server.state))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

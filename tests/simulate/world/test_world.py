@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.simulate.draws import SeedDraws
-from phalanx.simulate.result import SeedResult, summarise
+from phalanx.simulate.result import SeedResult, SimulationReport, summarise
 from phalanx.simulate.runner import played, run_seed, run_seeds
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.world.incidents import Incidents, expected_interruptions
@@ -43,24 +43,28 @@ def plain() -> SeedResult:
     return run()
 
 
-def test_interruptions_come_as_often_as_the_rates_say() -> None:
-    scenario = load_scenario("llama3-54d", PLAIN)
-    report = run_seeds(scenario, range(6))
-    expected = expected_interruptions(scenario)
-    for one in report.seeds:
+@pytest.fixture(scope="module")
+def six_seeds() -> SimulationReport:
+    return run_seeds(load_scenario("llama3-54d", PLAIN), range(6))
+
+
+def test_interruptions_come_as_often_as_the_rates_say(six_seeds: SimulationReport) -> None:
+    expected = expected_interruptions(load_scenario("llama3-54d", PLAIN))
+    for one in six_seeds.seeds:
         assert abs(one.interruptions - expected) < 4 * math.sqrt(expected)
-    mean = report.summary.mean["interruptions"]
+    mean = six_seeds.summary.mean["interruptions"]
     assert abs(mean - expected) < 3 * math.sqrt(expected / 6)
 
 
-def test_effective_time_agrees_with_the_formula_where_its_assumptions_hold() -> None:
+def test_effective_time_agrees_with_the_formula_where_its_assumptions_hold(
+    six_seeds: SimulationReport,
+) -> None:
     scenario = load_scenario("llama3-54d", PLAIN)
-    report = run_seeds(scenario, range(6))
     # The formula with the number of faults that there were, not the one expected.
-    mtbf = scenario.days * 86400 / report.summary.mean["interruptions"]
+    mtbf = scenario.days * 86400 / six_seeds.summary.mean["interruptions"]
     interval, stall, recovery = 600, 5, 230
     formula = (1 - (recovery + interval / 2) / mtbf) / (1 + stall / interval)
-    assert math.isclose(report.summary.mean["ettr"], formula, abs_tol=0.004)
+    assert math.isclose(six_seeds.summary.mean["ettr"], formula, abs_tol=0.004)
 
 
 def test_without_faults_only_checkpoints_and_the_first_start_cost_anything() -> None:
