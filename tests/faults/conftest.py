@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.control.conftest import _clusters_fork_their_commands  # noqa: F401
 from tests.control.jobs import undisturbed
 from tests.faults.trial import STEPS
 

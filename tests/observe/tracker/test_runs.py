@@ -17,6 +17,7 @@ from phalanx.observe.tracker.runs import Run, differences, find_folders, load_fo
 from phalanx.train.process_identity import own_process
 from phalanx.train.report import run_folder
 from phalanx.train.report.run_folder import RunFolder
+from tests.commands import run_phalanx
 from tests.control.jobs import write_job
 from tests.observe.records import step_record
 
@@ -34,14 +35,14 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def phalanx(folder: Path, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "phalanx", *arguments],
-        cwd=folder,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = os.environ | environment
+    if "PYTHONPATH" in environment:  # which an interpreter reads when it starts
+        command = [sys.executable, "-m", "phalanx", *arguments]
+        done = subprocess.run(
+            command, cwd=folder, env=given, capture_output=True, text=True, check=False
+        )
+    else:
+        done = run_phalanx(*arguments, environment=given, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
