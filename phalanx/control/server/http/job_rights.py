@@ -54,7 +54,7 @@ async def _planned(call: Call, spec: JobSpec, job: config.Job | None) -> JobSpec
     if job is None:
         return structs.replace(spec, plan=PlanRecord())
     try:
-        site = site_of(call.leading.core.view, spec, job, call.server.options.state)
+        site = site_of(call.leading.core, spec, job, call.server.options.state)
         return await call.server.read(planned, spec, job, site)
     except Exception as error:
         logger.exception("job %s could not be planned", spec.name)

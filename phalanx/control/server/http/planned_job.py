@@ -7,17 +7,17 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import LONGEST_NS, SECOND_NS, Expected, JobSpec
 from phalanx.cluster.jobs.job import Job as QueuedJob
 from phalanx.cluster.placement.catalogued import CPU, planned_cluster
 from phalanx.cluster.plan_record import Origin, PlanInterval, PlanRecord
 from phalanx.cluster.policy import PricePolicy
-from phalanx.cluster.state import View
 from phalanx.config import ConfigError, Job, micro_batches, takes_unequal_shares, to_toml
 from phalanx.control.wire.payload import Train, decode_payload, encode_payload
 from phalanx.hardware import Cluster
 from phalanx.plan import AxisTraffic, Constants, FailureSettings, Plan, Range, plan_job
-from phalanx.plan.cost.failures import rate_named
+from phalanx.plan.cost.failures import AUTOMATIC_RATE, rate_named
 from phalanx.plan.cost.uncertainty import COMMUNICATION
 from phalanx.plan.question.request import load_constants
 from phalanx.plan.search.open_axes import with_open_axes_chosen
@@ -36,14 +36,15 @@ class PlanningSite(Struct, frozen=True, kw_only=True):
     problem: str = ""  # why there are none
     constants: Path | None = None  # calibrated ones, where the file is there; else the shipped ones
     measured: dict[str, int] = {}  # fields of Expected, as jobs before took
+    failure_rate: str = ""  # per 1000 node-days, as this fleet was seen to fail; "": as jobs say
 
 
-def site_of(view: View, spec: JobSpec, job: Job, state: Path | None = None) -> PlanningSite:
+def site_of(core: Core, spec: JobSpec, job: Job, state: Path | None = None) -> PlanningSite:
     """The fleet as it is now, for a job. Reads the core: only between two events.
 
     ``state``: the server's folder, which may hold calibrated constants.
     """
-    cpu = job.train.device == CPU
+    cpu, view = job.train.device == CPU, core.view
     try:
         found = planned_cluster(view.fleet, spec, _ranks(job), cpu=cpu)
     except ConfigError as error:
@@ -52,7 +53,15 @@ def site_of(view: View, spec: JobSpec, job: Job, state: Path | None = None) -> P
         devices=_priced(found, view.policy.price),
         constants=state / (CPU_CONSTANTS if cpu else CONSTANTS) if state is not None else None,
         measured=recent_times(reversed(view.jobs.values())),
+        failure_rate=_seen_rate(core) if job.checkpoint.failure_rate == AUTOMATIC_RATE else "",
     )
+
+
+def _seen_rate(core: Core) -> str:
+    """Of the kind of nodes that gangs ran longest on; "": none ran yet."""
+    seen = core.failures(core.view.now_ns)
+    most = max(seen, key=lambda each: each.gpu_seconds, default=None)
+    return f"{most.per_million_node_days / 1000:.4g}" if most and most.gpu_seconds else ""
 
 
 def planned(spec: JobSpec, job: Job, site: PlanningSite) -> JobSpec:
@@ -67,11 +76,12 @@ def planned(spec: JobSpec, job: Job, site: PlanningSite) -> JobSpec:
             job, chosen = with_open_axes_chosen(
                 job, site.devices, constants=constants, keep_data=elastic
             )
+        rate = rate_named(site.failure_rate or job.checkpoint.failure_rate)
         plan = plan_job(
             job,
             site.devices,
             constants=constants,
-            settings=FailureSettings(rate=rate_named(job.checkpoint.failure_rate)),
+            settings=FailureSettings(rate=rate),
             spare_gpus=spec.spares * spec.gang.slot_gpus,
         )
     except ConfigError as error:

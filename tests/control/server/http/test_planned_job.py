@@ -15,6 +15,7 @@ from phalanx.cluster.jobs.job import SECOND_NS, Array, Expected, JobSpec
 from phalanx.cluster.plan_record import PlanInterval, PlanRecord
 from phalanx.cluster.policy import Policy, PricePolicy
 from phalanx.cluster.protocol.commands import Notify
+from phalanx.cluster.protocol.messages import WorkerExited
 from phalanx.config import Job, default_world_size, job_from_table, load_job, resolve
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.http.planned_job import costs_above, planned, recent_times, site_of
@@ -44,9 +45,9 @@ def spec_for(job: Job, ranks: int, node_gpus: int = 8) -> JobSpec:
 
 
 def plan(job: Job, ranks: int, drive: Drive | None = None, **fields: Any) -> JobSpec:
-    view = (drive or Drive()).core.view
+    core = (drive or Drive()).core
     spec = structs.replace(spec_for(job, ranks), **fields)
-    return planned(spec, job, site_of(view, spec, job))
+    return planned(spec, job, site_of(core, spec, job))
 
 
 def job_on(axes: dict[str, Any], device: str = "cpu", **train: int) -> Job:
@@ -150,15 +151,15 @@ def test_the_sites_price_and_power_decide_what_a_job_costs() -> None:
 
 
 def test_constants_that_were_calibrated_at_the_site_are_used(tmp_path: Path) -> None:
-    job, view = job_on({"data": 8}), Drive().core.view
+    job, core = job_on({"data": 8}), Drive().core
     spec, path = spec_for(job, 8), tmp_path / "constants-cpu.toml"
     (tmp_path / "constants.toml").write_text("of GPUs: not looked at")
-    before = planned(spec, job, site_of(view, spec, job, tmp_path))
+    before = planned(spec, job, site_of(core, spec, job, tmp_path))
     path.write_text(constants_toml(structs.replace(shipped("cpu"), step_seconds=10.0)))
-    after = planned(spec, job, site_of(view, spec, job, tmp_path))
+    after = planned(spec, job, site_of(core, spec, job, tmp_path))
     assert after.expected.step_ns > before.expected.step_ns + 9 * SECOND_NS
     path.write_text("nonsense")
-    refused = planned(spec, job, site_of(view, spec, job, tmp_path))
+    refused = planned(spec, job, site_of(core, spec, job, tmp_path))
     assert refused.plan is not None and "constants" in refused.plan.problem
 
 
@@ -243,3 +244,27 @@ def test_a_mapping_that_cannot_be_chosen_stays_as_it_was_written() -> None:
     found = plan(job_on({"choose": True}, "cuda"), 8, drive)
     assert found.plan is not None and "name no kind" in found.plan.problem
     assert found.gang.replicas == 8 and found.gang.tensor == 1
+
+
+def test_a_fleet_that_was_seen_to_fail_often_has_jobs_planned_to_save_more_often() -> None:
+    drive = Drive()
+    running = drive.running()
+    job = job_on({"data": 8})
+    before = plan(job, 8, drive).expected.checkpoint_steps
+    for _ in range(8):
+        drive.tell(
+            WorkerExited(
+                node=running.placement.nodes[0],
+                job=running.id,
+                generation=running.generation,
+                rank=0,
+                cause="nccl_timeout",
+                step=running.step,
+            )
+        )
+        drive.settle(running)
+        drive.run(running)
+        drive.train(running, 10)
+    assert plan(job, 8, drive).expected.checkpoint_steps < before
+    named = structs.replace(job, checkpoint=structs.replace(job.checkpoint, failure_rate="llama3"))
+    assert plan(named, 8, drive).expected.checkpoint_steps == pytest.approx(before, rel=0.001)
