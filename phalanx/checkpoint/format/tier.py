@@ -334,11 +334,10 @@ def retain(
     policy: RetentionPolicy,
     scores: dict[int, float],
     newest: str = "",
-    other_bytes: int = 0,
 ) -> RetentionDecision:
     """Remove from a tier what its policy does not keep."""
     found = entries(tier, scores, sized=policy.quota_bytes > 0)
-    decision = decide(found, policy, newest, other_bytes)
+    decision = decide(found, policy, newest)
     for name in decision.removed:
         tier.delete(name)
     return decision

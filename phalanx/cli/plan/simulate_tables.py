@@ -17,11 +17,9 @@ ROWS_SHOWN = 30
 CAUSES_SHOWN = 8
 
 
-def print_report(
-    scenario: Scenario, report: SimulationReport, console: Console | None = None
-) -> None:
+def print_report(scenario: Scenario, report: SimulationReport) -> None:
     """Seeds, their mean, where the time went, and every violation."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     console.print(f"[bold]{escape(scenario.name)}[/bold]: {escape(scenario.about)}")
     if scenario.chaos is not None:
         _chaos(report, console)

@@ -77,10 +77,10 @@ def read_regular(path: Path) -> IO[bytes]:
     return os.fdopen(open_regular(path), "rb")
 
 
-def create_at(folder: int, name: str, owner: Owner | None = None, mode: int = LOG_MODE) -> int:
+def create_at(folder: int, name: str, owner: Owner | None = None) -> int:
     """A file that was not there before, to write to; FileExistsError where something is."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | FILE
-    file = os.open(name, flags, mode, dir_fd=folder)
+    file = os.open(name, flags, LOG_MODE, dir_fd=folder)
     try:
         os.set_blocking(file, True)
         if owner is not None and os.geteuid() == 0:

@@ -132,22 +132,24 @@ def _first_policy(rows: list[Row]) -> Policy | None:
 class StoredCommands:
     """The commands that were stored with the log, read a page at a time."""
 
-    def __init__(self, store: EventStore, page: int = 2_000) -> None:
-        self._store, self._page = store, page
+    PAGE = 2_000
+
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
         self._rows: dict[int, bytes] = {}
         self._until = 0
 
     def differs(self, sequence: int, commands: bytes) -> bool:
         """Whether an event gave other commands when it was first handled."""
         if sequence >= self._until:
-            self._until = sequence + self._page
+            self._until = sequence + self.PAGE
             self._rows = dict(self._store.commands(range(sequence, self._until)))
         recorded = self._rows.get(sequence)
         return recorded is not None and recorded != commands
 
 
-def stored_buckets(state: Path, job: int = 1) -> dict[str, int]:
-    """GPU-nanoseconds of a job by bucket, as of the last event in a state folder's log."""
+def stored_buckets(state: Path) -> dict[str, int]:
+    """GPU-nanoseconds of the first job by bucket, as of the last event in a state folder's log."""
     if not (state / "log.sqlite").exists():
         raise StoreError(f"{state} holds no log of a controller")
     store = open_store("", state)
@@ -156,6 +158,6 @@ def stored_buckets(state: Path, job: int = 1) -> dict[str, int]:
     finally:
         store.close()
     shares = report(core.ledger, core.view.policy.price).jobs
-    if job not in shares:
-        raise StoreError(f"the log in {state} knows no job {job}")
-    return dict(shares[job].buckets)
+    if 1 not in shares:
+        raise StoreError(f"the log in {state} knows no job 1")
+    return dict(shares[1].buckets)

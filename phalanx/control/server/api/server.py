@@ -6,6 +6,8 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from phalanx import __version__
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.ledger.report import report
@@ -78,19 +80,7 @@ async def whoami(call: Call) -> t.Whoami:
 
 def token_out(token: Token) -> t.TokenOut:
     """A token's record, without what it was made of."""
-    return t.TokenOut(
-        id=token.id,
-        name=token.name,
-        role=token.role,
-        team=token.team,
-        node=token.node,
-        created_ns=token.created_ns,
-        expires_ns=token.expires_ns,
-        revoked=token.revoked,
-        uses=token.uses,
-        used=token.used,
-        network=token.network,
-    )
+    return msgspec.convert(token, t.TokenOut, from_attributes=True)
 
 
 @ENDPOINTS.add("GET /v1/tokens", ADMIN)
