@@ -91,8 +91,11 @@ class KeeperState(Struct, kw_only=True):
             self.steps = KeptSteps.newest(self.steps.own, (*self.steps.ward, step))
 
     def adopt(self, committed: int, ward: int) -> None:
-        """Workers that outlived their agent say what they have all committed."""
-        own = [step for step in self.steps.own if step < committed]
+        """Workers that outlived their agent say what they have all committed.
+
+        What the keeper holds is not forgotten because they know of nothing (-1).
+        """
+        own = [step for step in self.steps.own if step < committed or committed < 0]
         wards = self.steps.ward or [ward]
         self.steps = KeptSteps.newest([*own, committed], wards)
 
