@@ -20,11 +20,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+
+END = {"end": True}  # what a child writes last
 
 
 @dataclass
@@ -66,10 +68,12 @@ class SideBySide:
 
     def _files(self, session: pytest.Session, root: Path) -> list[File]:
         """Longest first; the next one to run stands at the end."""
-        by_path = groupby(session.items, key=lambda item: item.path)
+        by_path: dict[Path, list[pytest.Item]] = {}
+        for item in session.items:
+            by_path.setdefault(item.path, []).append(item)
         files = [
-            File(path, list(items), root / str(number))
-            for number, (path, items) in enumerate(by_path)
+            File(path, items, root / str(number))
+            for number, (path, items) in enumerate(by_path.items())
         ]
         start = session.config.rootpath
         return sorted(
@@ -108,7 +112,11 @@ class SideBySide:
         name = str(file.path.relative_to(session.config.rootpath))
         self.measured[name] = 0.0
         ended: set[str] = set()
+        whole = False
         for entry in _entries(file.reports):
+            whole = entry == END
+            if whole:
+                continue
             if "warning" in entry:
                 hook.pytest_warning_recorded.call_historic(kwargs=_warning(entry["warning"]))
                 continue
@@ -120,13 +128,12 @@ class SideBySide:
             if report.when == "teardown":
                 hook.pytest_runtest_logfinish(nodeid=report.nodeid, location=report.location)
                 ended.add(report.nodeid)
-        lost = [item for item in file.items if item.nodeid not in ended]
-        if code and lost:
+        if not whole:
             ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             output = file.reports.with_suffix(".err")
             said = output.read_text() if output.exists() else ""
-            for item in lost:
-                words = f"the process of its file ended ({ending}) before its end\n{said}"
+            words = f"the process of its file ended ({ending}) before its end\n{said}"
+            for item in (item for item in file.items if item.nodeid not in ended):
                 hook.pytest_runtest_logreport(report=_lost(item, words))
 
 
@@ -144,6 +151,7 @@ def _lost(item: pytest.Item, words: str) -> pytest.TestReport:
 def _fork(session: pytest.Session, file: File) -> int:
     """Start the process of a file."""
     file.folder.mkdir(mode=0o700)
+    file.reports.touch()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -177,6 +185,7 @@ def _child(session: pytest.Session, file: File) -> None:
                     break
         finally:  # where it was cut off
             session._setupstate.teardown_exact(None)
+        recorder.write(END)
 
 
 class _Recorder:
@@ -186,13 +195,13 @@ class _Recorder:
         self._config, self._out = config, out
         self.starts = False
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def write(self, entry: dict[str, Any]) -> None:
         pickle.dump(entry, self._out)
         self._out.flush()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         hook = self._config.hook
-        self._write(hook.pytest_report_to_serializable(config=self._config, report=report))
+        self.write(hook.pytest_report_to_serializable(config=self._config, report=report))
 
     def pytest_warning_recorded(
         self,
@@ -205,7 +214,7 @@ class _Recorder:
             return
         message = warning_message
         words = [str(message.message), message.category.__name__, message.filename, message.lineno]
-        self._write({"warning": [words, when, nodeid, location]})
+        self.write({"warning": [words, when, nodeid, location]})
 
 
 def _warning(entry: list[Any]) -> dict[str, Any]:

@@ -82,6 +82,13 @@ def test_what_a_killed_process_did_not_run_has_failed(tmp_path: Path) -> None:
         assert f"FAILED test_b.py::{name} - the process of its file ended (SIGKILL)" in output
 
 
+def test_a_test_that_ends_its_process_as_if_all_were_well_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "test_d.py").write_text("import os\ndef test_leaves(): os._exit(0)\n")
+    code, output = run(tmp_path, 2, "test_d.py")
+    assert code == 1 and "1 failed" in output
+    assert "FAILED test_d.py::test_leaves - the process of its file ended (exit code 0)" in output
+
+
 def test_the_longest_file_is_started_first(tmp_path: Path) -> None:
     _, output = run(tmp_path, 1)
     assert "2 warnings" in output  # whatever runs after it
