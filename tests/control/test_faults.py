@@ -113,6 +113,8 @@ def test_a_dead_rail_of_several_makes_the_node_slower(tmp_path: Path) -> None:
     infiniband(tmp_path, "mlx5_1", state="1: DOWN", downs=1)
     (found,) = link_faults(before, read_links(tmp_path), 10.0)
     assert (found.cause, found.rail) == ("nic", 1)
+    (found,) = link_faults(before, read_links(tmp_path), 10.0, {"mlx5_0/1": 0, "mlx5_1/1": 3})
+    assert (found.cause, found.rail) == ("nic", 3)  # as the node describes itself
     assert CAUSES["nic"].effect == "goes_on"
 
 

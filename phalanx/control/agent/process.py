@@ -122,6 +122,7 @@ class AgentProcess:
         self.shells = NodeShells(self.node_jobs, self.uplink.send)
         describe = options.config.describe
         self.describer = NodeDescriber(options.node, options.sources, options.state, describe)
+        self.faults.rails = self.describer.port_rails
         self.checker = NodeChecker(options.node, options.state, self.zygote)
         self.first_check: CheckResult | None = None  # at start; None: work was going on
         sampler = Sampler(options.state, dcgm=options.config.telemetry.dcgm)

@@ -82,6 +82,11 @@ class NodeDescriber:
             async with asyncio.timeout(self._options.join_seconds):
                 await self._read_once.wait()
 
+    def port_rails(self) -> dict[str, int]:
+        """Rails of ports by their names in sysfs: "mlx5_0/1"."""
+        ports = [(*card.name.partition(":")[::2], card.rail) for card in self.description.nics]
+        return {f"{device}/{port or 1}": rail for device, port, rail in ports if rail >= 0}
+
     def registered(self) -> NodeDescription:
         """What is known now, for the first message of a connection."""
         self._said = self.description

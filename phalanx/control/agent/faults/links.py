@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,18 +68,25 @@ def _number(path: Path) -> int:
 
 
 def link_faults(
-    before: dict[str, PortState], after: dict[str, PortState], seconds: float
+    before: dict[str, PortState],
+    after: dict[str, PortState],
+    seconds: float,
+    rails: Mapping[str, int] | None = None,
 ) -> list[DeviceError]:
-    """What happened between two looks to ports that were up at the first."""
+    """What happened between two looks to ports that were up at the first.
+
+    ``rails``: of ports by name, as the node describes itself; without it each is one of its own.
+    """
     faults = []
     for kind in ("infiniband", "net"):
         ports = [link for link in before.values() if link.kind == kind and link.up]
         alive = [link for link in ports if link.name in after and after[link.name].up]
-        for rail, was in enumerate(ports):
+        for number, was in enumerate(ports):
             problem = _problem(was, after.get(was.name), seconds)
             if problem:
                 # One of several is a slower node; the last one is no node.
                 cause = Cause.NIC if len(alive) > 0 and was not in alive else Cause.NETWORK_LINK
+                rail = rails.get(was.name, -1) if rails else number
                 on_rail = rail if kind == "infiniband" else -1
                 said = f"{was.name}: {problem}"
                 faults.append(DeviceError(node=THIS_NODE, cause=cause, rail=on_rail, detail=said))
@@ -101,12 +109,12 @@ def _problem(was: PortState, now: PortState | None, seconds: float) -> str:
 class LinkMonitor:
     """Looks again and again, each time since the last."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, rails: Callable[[], Mapping[str, int]]) -> None:
+        self._root, self._rails = root, rails
         self._before, self._then = read_links(root), time.monotonic()
 
     def look(self) -> list[DeviceError]:
         after, now = read_links(self._root), time.monotonic()
-        found = link_faults(self._before, after, now - self._then)
+        found = link_faults(self._before, after, now - self._then, self._rails())
         self._before, self._then = after, now
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from phalanx.cluster.protocol.messages import DeviceError, LocalFact, NodeNotice
@@ -38,6 +38,7 @@ class FaultSources:
         self._tasks: list[asyncio.Task[None]] = []
         self._said: dict[tuple[str, int, int, str], float] = {}
         self._notice: NodeNotice | None = None  # as it was told
+        self.rails: Callable[[], Mapping[str, int]] = dict  # of ports by name; none: one a port
 
     async def start(self) -> None:
         """Begin to listen; what is not there is left out."""
@@ -50,7 +51,7 @@ class FaultSources:
                 log.info("no NVML events (pip install nvidia-ml-py): GPUs are looked at instead")
             self._often(GPU_SECONDS, (await asyncio.to_thread(GpuMonitor)).look)
         if self._links:
-            self._often(poll, LinkMonitor(Path(self.options.sysfs)).look)
+            self._often(poll, LinkMonitor(Path(self.options.sysfs), self.rails).look)
         self._often(poll, MountMonitor(self.options.mounts).look)
         self._often(poll, self._group.look)
         source = NoticeSource(

@@ -76,6 +76,8 @@ def test_it_is_read_before_the_agent_joins_and_kept_for_the_next(
         assert first.node.kind == "" and first.node.leaf == "leaf-0"
         following = asyncio.create_task(first.follow(lambda: None))
         await first.ready()
+        rails = first.port_rails()
+        assert rails["mlx5_9/1"] == 1 and len(rails) == 8 and "mlx5_1/1" not in rails
         assert (first.node.kind, first.node.rails, first.node.leaf) == ("h100", 4, "su3-rail1")
         following.cancel()
         again = describer(tree, tmp_path / "state")
