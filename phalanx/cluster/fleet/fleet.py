@@ -62,7 +62,7 @@ class Fleet:
         self._class_index: dict[NodeClass, int] = {}
         self._places: dict[str, list[str]] = {place: [] for place in PLACES}
         self._place_index: dict[str, dict[str, int]] = {place: {} for place in PLACES}
-        self._unnumbered = False  # nodes were described anew: classes and places have other numbers
+        self._unnumbered: dict[str, None] = {}  # columns of nodes that were described anew
         self._columns = {name: array("q") for name in Columns.__struct_fields__}
         self.held: list[dict[int, Held]] = []  # by node, then by job
         self.history: dict[int, list[Change]] = {}
@@ -140,9 +140,14 @@ class Fleet:
                 columns[name][node] = value
         self.nodes[node] = new
         columns["rails_down"][node] &= (1 << new.rails) - 1
-        self._unnumbered = True
         self.changed[node] = None
-        self.free_index = None
+        before = places_of(old)
+        for place, name in places_of(new).items():
+            if before[place] != name:
+                self._unnumbered[place] = None
+        if class_of(old) != class_of(new):
+            self._unnumbered["node_class"] = None
+            self.free_index = None
 
     def _number_anew(self) -> None:
         """Numbers classes and places as if all nodes had always been as they are.
@@ -151,15 +156,18 @@ class Fleet:
         """
         if not self._unnumbered:
             return
-        self._unnumbered = False
-        columns = self._columns
-        self._classes, self._class_index = [], {}
-        self._places = {place: [] for place in PLACES}
-        self._place_index = {place: {} for place in PLACES}
-        for number, known in enumerate(self.nodes):
-            columns["node_class"][number] = self._class_of(known)
-            for place, name in places_of(known).items():
-                columns[place][number] = self._place(place, name)
+        stale, self._unnumbered = self._unnumbered, {}
+        if "node_class" in stale:
+            self._classes, self._class_index = [], {}
+            column = self._columns["node_class"]
+            for number, known in enumerate(self.nodes):
+                column[number] = self._class_of(known)
+        for place in PLACES:
+            if place in stale:
+                self._places[place], self._place_index[place] = [], {}
+                column = self._columns[place]
+                for number, known in enumerate(self.nodes):
+                    column[number] = self._place(place, places_of(known)[place])
 
     def problem_of(self, node: Node) -> ConfigProblem | None:
         """Why a node cannot be part of the fleet; None: it can."""
@@ -287,15 +295,7 @@ class Fleet:
         return fleet
 
     def _class_of(self, node: Node) -> int:
-        known = NodeClass(
-            node.kind,
-            features_of(node),
-            node.partition,
-            node.gpus,
-            node.cpus,
-            node.memory_bytes,
-            node.rails,
-        )
+        known = class_of(node)
         if known not in self._class_index:
             self._class_index[known] = len(self._classes)
             self._classes.append(known)
@@ -307,6 +307,19 @@ class Fleet:
             numbers[name] = len(numbers)
             self._places[place].append(name)
         return numbers[name]
+
+
+def class_of(node: Node) -> NodeClass:
+    """What constraints can tell of a node."""
+    return NodeClass(
+        node.kind,
+        features_of(node),
+        node.partition,
+        node.gpus,
+        node.cpus,
+        node.memory_bytes,
+        node.rails,
+    )
 
 
 def _free_row(node: Node) -> dict[str, int]:
