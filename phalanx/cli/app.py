@@ -45,6 +45,7 @@ PANELS = {
         "profile": "Trace steps of a running job, for Perfetto.",
         "cancel": "End a job.",
         "scale": "Give an elastic job another number of replicas.",
+        "what-if": "Say what a change would make of a job.",
     },
     "Results": {
         "runs": "List, show, compare, export and annotate runs.",
@@ -88,7 +89,7 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS = {
-    name: CommandEntry(panel, summary, f"phalanx.cli.{panel.lower()}.{name}")
+    name: CommandEntry(panel, summary, f"phalanx.cli.{panel.lower()}.{name.replace('-', '_')}")
     for panel, commands in PANELS.items()
     for name, summary in commands.items()
 }

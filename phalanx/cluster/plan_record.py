@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 # job: the job file says it. default: nobody said, planned or measured it.
+HOUR_SECONDS = 3600
 Origin = Literal["job", "planned", "measured", "default"]
 
 
@@ -38,7 +39,9 @@ class PlanRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         if self.step_ns is None or self.run_seconds is None:
             return ""
         step = _between(self.step_ns, 1e9, "s a step")
-        parts = [step, _between(self.run_seconds, 3600, "hours")]
+        long = self.run_seconds.mid >= HOUR_SECONDS
+        unit, name = (HOUR_SECONDS, "hours") if long else (60, "minutes")
+        parts = [step, _between(self.run_seconds, unit, name)]
         if self.micro_dollars is not None:
             parts.append(_between(self.micro_dollars, 1e6, "dollars"))
         if self.watt_hours is not None:

@@ -53,7 +53,7 @@ def test_the_file_of_a_command_has_its_name() -> None:
     folder = Path(phalanx.cli.__file__).parent
     for panel, commands in PANELS.items():
         for name in commands:
-            assert (folder / panel.lower() / f"{name}.py").is_file(), name
+            assert (folder / panel.lower() / f"{name.replace('-', '_')}.py").is_file(), name
 
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["--version"]])

@@ -62,6 +62,12 @@ def submit(server: ServerProcess, *options: str, terminal: str = "") -> tuple[in
     return process.wait(120), said.decode()
 
 
+def what_if(server: ServerProcess, *options: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "phalanx", "what-if", *options, "--state", str(server.state)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
 def test_a_dear_job_is_planned_asked_about_and_then_taken(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(POLICY)
     (tmp_path / "job.toml").write_text(JOB)
@@ -78,6 +84,8 @@ def test_a_dear_job_is_planned_asked_about_and_then_taken(tmp_path: Path) -> Non
             for given in ({}, {"terminal": "n\n"}, {"terminal": "y\n"})
         ]
         answers.append(await asyncio.to_thread(submit, server, path, "--yes", "--json"))
+        answers.append(await asyncio.to_thread(what_if, server, "1", "--gpus", "2"))
+        answers.append(await asyncio.to_thread(what_if, server, "1", "--set", "parallel.tensor=3"))
         for task in tasks:
             task.cancel()
         check(server, answers)
@@ -87,7 +95,7 @@ def test_a_dear_job_is_planned_asked_about_and_then_taken(tmp_path: Path) -> Non
 
 
 def check(server: ServerProcess, answers: list[tuple[int, str]]) -> None:
-    alone, declined, accepted, unasked = answers
+    alone, declined, accepted, unasked, fewer, impossible = answers
     assert alone[0] == 1 and "above price.ask_above_dollars = 5" in alone[1]
     assert "nobody is here to ask: give --yes" in alone[1]
     assert declined[0] == 1 and "nothing was submitted" in declined[1]
@@ -100,6 +108,8 @@ def check(server: ServerProcess, answers: list[tuple[int, str]]) -> None:
     detail = server.call("GET", "/v1/jobs/1")[1]
     assert detail["plan"]["step_ns"]["mid"] > 0
     assert set(detail["origins"].values()) <= {"job", "planned", "measured"}
+    assert fewer[0] == 0 and "data 2, ZeRO 3" in fewer[1] and "hours left" in fewer[1]
+    assert impossible[0] == 1 and "parallel.tensor" in impossible[1]
     traffic = detail["spec"]["gang"]["traffic"]
     assert [axis["axis"] for axis in traffic] == ["data"], "placement knows what is sent"
 

@@ -46,7 +46,7 @@ def with_open_axes_chosen(
     )
     chosen = _job(job, found.best.mapping)
     check(chosen, given.gpus)
-    return chosen, _changes(job, chosen)
+    return chosen, setting_changes(job, chosen)
 
 
 def _job(job: Job, mapping: Mapping) -> Job:
@@ -75,7 +75,7 @@ def _job(job: Job, mapping: Mapping) -> Job:
     )
 
 
-def _changes(before: Job, after: Job) -> tuple[str, ...]:
+def setting_changes(before: Job, after: Job) -> tuple[str, ...]:
     """What differs, as a job file would say it; what follows from it is left out."""
     shown = {"parallel": (*AXES, "data", "schedule"), "train": ("micro_batch",)}
     shown["memory"] = ("recompute",)

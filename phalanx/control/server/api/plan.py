@@ -7,19 +7,23 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
+from phalanx.config import ConfigError
 from phalanx.control.server.helper_process import BusyError, TooLongError
 from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
+from phalanx.control.server.http.live_change import own_steps, price_change, running_job
 from phalanx.control.wire import api_types as t
 from phalanx.observe import planning, scenarios
 from phalanx.plan.question.request import PlanRequest
+from phalanx.plan.search.what_if import JobChange, WhatIf
 
 T = TypeVar("T")
 
 SHOWN = 200  # results in a list
 Quantity = Annotated[str, Meta(pattern=r"^[0-9.]*[kKMGTB]?$", max_length=16)]
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.-]{1,64}$")]
+Setting = Annotated[str, Meta(pattern=r"^[a-z0-9_.]+=", max_length=256)]
 Axis = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -48,6 +52,17 @@ class SimulateIn(t.In, frozen=True):
     gpus: Annotated[int, Meta(ge=8, le=scenarios.MOST_GPUS)] = 256
     days: Annotated[float, Meta(gt=0, le=scenarios.MOST_DAYS)] = 1.0
     seed: Annotated[int, Meta(ge=0, le=t.MOST)] = 0
+
+
+class WhatIfIn(t.In, frozen=True):
+    """A change of a job that runs; nothing is carried out."""
+
+    settings: Annotated[tuple[Setting, ...], Meta(max_length=64)] = ()  # of its job file
+    gpus: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: as many as now
+    interval_seconds: Annotated[float, Meta(ge=0, le=1e7)] = 0.0  # between checkpoints; 0: as now
+    spares: Annotated[int, Meta(ge=-1, le=100_000)] = -1  # nodes; -1: as now
+    precision: Literal["", "float32", "float16", "bfloat16", "fp8"] = ""
+    search: bool = False  # the best mapping that there is
 
 
 class ResultPath(t.In, frozen=True):
@@ -104,6 +119,22 @@ async def job_plan(call: Call) -> planning.JobPlan:
     To compare with what is measured.
     """
     return await _in_time(call.server.expectations.of(call.leading, call.job()))
+
+
+@ENDPOINTS.add("POST /v1/jobs/{job}/what-if", EVERYBODY, params=t.JobPath, body=WhatIfIn)
+async def what_if(call: Call) -> WhatIf:
+    """Say what would become of a job that is changed; nothing is carried out."""
+    job, core, body = call.job(), call.leading.core, call.body
+    steps = await call.server.read(own_steps, call.server.metrics, job)
+    try:
+        running = running_job(core, job, steps)
+    except ConfigError as error:
+        raise ApiError(409, "not_planned", str(error)) from None
+    change, state = JobChange(**structs.asdict(body)), call.server.options.state
+    answer = await _helped(call, price_change, running, change, state)
+    if isinstance(answer, str):
+        raise ApiError(409, "bad_change", answer)
+    return answer
 
 
 @ENDPOINTS.add("GET /v1/simulations", EVERYBODY)

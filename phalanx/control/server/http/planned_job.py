@@ -34,24 +34,21 @@ class PlanningSite(Struct, frozen=True, kw_only=True):
 
     devices: Cluster | None = None
     problem: str = ""  # why there are none
-    constants: Path | None = None  # calibrated ones, where the file is there; else the shipped ones
+    state: Path | None = None  # the server's folder, which may hold calibrated constants
     measured: dict[str, int] = {}  # fields of Expected, as jobs before took
     failure_rate: str = ""  # per 1000 node-days, as this fleet was seen to fail; "": as jobs say
 
 
 def site_of(core: Core, spec: JobSpec, job: Job, state: Path | None = None) -> PlanningSite:
-    """The fleet as it is now, for a job. Reads the core: only between two events.
-
-    ``state``: the server's folder, which may hold calibrated constants.
-    """
-    cpu, view = job.train.device == CPU, core.view
+    """The fleet as it is now, for a job. Reads the core: only between two events."""
+    view = core.view
     try:
-        found = planned_cluster(view.fleet, spec, _ranks(job), cpu=cpu)
+        found = planned_cluster(view.fleet, spec, _ranks(job), cpu=job.train.device == CPU)
     except ConfigError as error:
         return PlanningSite(problem=str(error))
     return PlanningSite(
         devices=_priced(found, view.policy.price),
-        constants=state / (CPU_CONSTANTS if cpu else CONSTANTS) if state is not None else None,
+        state=state,
         measured=recent_times(reversed(view.jobs.values())),
         failure_rate=_seen_rate(core) if job.checkpoint.failure_rate == AUTOMATIC_RATE else "",
     )
@@ -69,7 +66,7 @@ def planned(spec: JobSpec, job: Job, site: PlanningSite) -> JobSpec:
     if site.devices is None:
         return unplanned(spec, job, site.problem)
     try:
-        constants = _constants(site.constants)
+        constants = constants_for(site.state, cpu=site.devices.gpu.key == CPU)
         chosen: tuple[str, ...] = ()
         if job.parallel.choose:
             elastic = spec.gang.least_replicas > 0 or spec.gang.most_replicas > 0
@@ -213,7 +210,9 @@ def _saves_by_interval(job: Job) -> bool:
     return not job.checkpoint.every and job.checkpoint.interval == "auto"
 
 
-def _constants(path: Path | None) -> Constants | None:
+def constants_for(state: Path | None, *, cpu: bool) -> Constants | None:
+    """Constants that were calibrated at the site; None: the shipped ones are used."""
+    path = state / (CPU_CONSTANTS if cpu else CONSTANTS) if state is not None else None
     return load_constants(path) if path is not None and path.exists() else None
 
 

@@ -1,0 +1,168 @@
+"""What would become of a job that runs: changed, or as the planner would have it, beside now.
+
+The job's own steps calibrate the answer: what it takes over what is predicted of it holds for the
+changed job too. The interval is that of its steps where the mapping stays, and the planner's own on
+top of it where another mapping is predicted.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct, structs
+
+from phalanx.config import ConfigError, Job, check, job_from_table, resolve
+from phalanx.config.toml_text import parse_toml
+from phalanx.hardware import Cluster
+from phalanx.plan.cost.constants import Constants
+from phalanx.plan.cost.failures import goodput
+from phalanx.plan.cost.money import Range
+from phalanx.plan.cost.uncertainty import Z80
+from phalanx.plan.machine import machine_of
+from phalanx.plan.memory.model_counts import flops_per_token
+from phalanx.plan.search.contract import Plan, plan_job
+from phalanx.plan.search.open_axes import setting_changes, with_open_axes_chosen
+from phalanx.plan.search.proposal import describe
+
+USUAL_SPREAD = 0.03  # of a step over the next, where too few were measured
+PRECISIONS = ("float32", "float16", "bfloat16", "fp8")
+
+
+class JobChange(Struct, frozen=True, kw_only=True):
+    """What is asked: any of these together."""
+
+    settings: tuple[str, ...] = ()  # of the job file, key=value
+    gpus: int = 0  # 0: as many as now
+    interval_seconds: float = 0.0  # between checkpoints; 0: as now
+    spares: int = -1  # nodes; -1: as now
+    precision: str = ""
+    search: bool = False  # the best mapping there is
+
+
+class OwnSteps(Struct, frozen=True, kw_only=True):
+    """What a job's own steps say."""
+
+    seconds: float = 0.0  # of one; 0: none was measured
+    spread: float = USUAL_SPREAD  # standard deviation of the logarithm of one
+    done: int = 0
+
+
+class Running(Struct, frozen=True, kw_only=True):
+    """A job as it runs: its file, devices and measurements."""
+
+    toml: str
+    ranks: int
+    devices: Cluster  # with as many GPUs as it has
+    node_gpus: int = 1
+    spares: int = 0  # nodes
+    interval_seconds: float = 0.0  # between its checkpoints; 0: the planner's
+    steps: OwnSteps = OwnSteps()
+
+
+class JobOutcome(Struct, frozen=True, kw_only=True):
+    """One way to go on."""
+
+    mapping: str
+    gpus: int
+    step_seconds: Range  # with the 80 % interval
+    tokens_per_second: float
+    mfu: float
+    goodput: float
+    hours: Range  # until its last step
+    dollars: Range
+    memory_bytes: float
+    memory_limit: float
+
+
+class WhatIf(Struct, frozen=True, kw_only=True):
+    """Now, and as it would be."""
+
+    now: JobOutcome
+    then: JobOutcome
+    changed: tuple[str, ...]  # settings of the mapping, where they are not as now
+    calibration: float  # measured over predicted step; 1 where nothing was measured
+
+
+def what_if(running: Running, change: JobChange, constants: Constants | None = None) -> WhatIf:
+    """Price a change; ConfigError where the job could not run so."""
+    job = resolve(job_from_table(parse_toml(running.toml)), running.ranks)
+    before = plan_job(job, running.devices, constants=constants)
+    own = running.steps
+    ratio = own.seconds / before.step_seconds.mid if own.seconds else 1.0
+    now = _outcome(before, running, job.train.steps, ratio, change=JobChange(), measured=True)
+    other, ranks = _changed(running.toml, job, running.ranks, change)
+    on = structs.replace(running.devices, gpus=ranks)
+    if change.search:
+        other, _ = with_open_axes_chosen(_all_open(other, ranks), on, constants=constants)
+    after = plan_job(other, on, constants=constants)
+    same = after.mapping == before.mapping and after.workload == before.workload
+    then = _outcome(after, running, other.train.steps, ratio, change=change, measured=same)
+    chosen = setting_changes(job, other)
+    return WhatIf(now=now, then=then, changed=chosen, calibration=ratio)
+
+
+def _changed(toml: str, job: Job, ranks: int, change: JobChange) -> tuple[Job, int]:
+    settings = list(change.settings)
+    if change.precision:
+        if change.precision not in PRECISIONS:
+            fix = "one of " + ", ".join(PRECISIONS)
+            raise ConfigError("precision", change.precision, "no such format", fix)
+        fp8 = change.precision == "fp8"
+        settings.append(f"precision.fp8={'true' if fp8 else 'false'}")
+        settings.append(f"precision.compute={'bfloat16' if fp8 else change.precision}")
+    wanted = change.gpus or ranks
+    if not any(each.startswith("parallel.data=") for each in settings):
+        settings.append("parallel.data=0")  # whatever the other axes leave
+    if job.parallel.zero == 0:
+        settings.append("parallel.replicate=1")  # follows from the replicas
+    other = job_from_table(parse_toml(toml), settings)
+    check(other, wanted)
+    return resolve(other, wanted), wanted
+
+
+def _all_open(job: Job, ranks: int) -> Job:
+    """The job with nothing decided that the search may decide."""
+    axes = structs.replace(
+        job.parallel, tensor=1, pipeline=1, context=1, expert=1, data=0, replicate=1
+    )
+    free = structs.replace(
+        job,
+        parallel=axes,
+        train=structs.replace(job.train, micro_batch=1),
+        memory=structs.replace(job.memory, recompute="none"),
+    )
+    return resolve(free, ranks)
+
+
+def _outcome(
+    plan: Plan, running: Running, steps: int, ratio: float, *, change: JobChange, measured: bool
+) -> JobOutcome:
+    """``measured``: its mapping is the one that runs, whose steps are known."""
+    own, middle = running.steps, plan.step_seconds.mid * ratio
+    spread = own.spread
+    if not measured or not own.seconds:
+        planned = math.log(plan.step_seconds.high / plan.step_seconds.mid) / Z80
+        spread = math.hypot(planned, own.spread)
+    step = Range(middle * math.exp(-Z80 * spread), middle, middle * math.exp(Z80 * spread))
+    recovery = plan.detection_seconds + plan.recovery_seconds + plan.flush_seconds
+    interval = change.interval_seconds or running.interval_seconds or plan.checkpoint_seconds
+    kept = goodput(plan.mtbf_seconds, interval, plan.stall_seconds, recovery)
+    left = max(0, steps - own.done)
+    hours = step.times(left / max(kept, 1e-9) / 3600)
+    spares = running.spares if change.spares < 0 else change.spares
+    paid = plan.gpus + spares * running.node_gpus
+    per_token = flops_per_token(plan.workload.model, plan.workload.sequence)
+    peak = machine_of(running.devices, plan.gpus).peak(plan.mapping.precision)
+    rate = plan.workload.tokens / middle
+    return JobOutcome(
+        mapping=describe(plan.mapping),
+        gpus=plan.gpus,
+        step_seconds=step,
+        tokens_per_second=rate,
+        mfu=per_token.model_flops * rate / (plan.gpus * peak),
+        goodput=kept,
+        hours=hours,
+        dollars=hours.times(paid * running.devices.price_per_gpu_hour),
+        memory_bytes=plan.memory_bytes,
+        memory_limit=plan.memory_limit,
+    )
