@@ -318,6 +318,16 @@ def test_the_loss_on_unseen_text_is_a_line_on_the_loss(run: Run, at: Tab) -> Non
     assert found["validation_step"] % 5 == 0 and found["validation_loss"] > 0
 
 
+def test_a_job_shows_what_was_planned_of_it_beside_what_it_takes(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, f"job/{run.job}")
+    at.page.wait_for_function(
+        "() => document.querySelectorAll('dl.figures')[0].innerText.split('planned').length > 2"
+    )  # the step, and the dollars
+    detail = run.cluster.get(f"/v1/jobs/{run.job}")
+    assert detail["origins"]["step_ns"] == "measured" and detail["origins"]["steps"] == "job"
+    assert detail["expected"]["step_ns"] != detail["plan"]["step_ns"]["mid"] > 0
+
+
 def test_committed_steps_that_were_lost_are_listed_with_the_reason(run: Run, at: Tab) -> None:
     def add_loss(route: Any) -> None:
         answer = route.fetch()

@@ -13,10 +13,10 @@ export class JobFigures {
     this.node = h("dl", { class: "figures" }, Object.values(this.each));
   }
 
-  // now: the newest row of the job's metrics; plan: what was predicted; lost: committed steps that were.
-  show(job, now, ledger, plan, lost) {
+  // now: the newest row of the job's metrics; plan: what was predicted; detail: the job with what it was submitted for.
+  show(job, now, ledger, plan, detail) {
     const { step, loss, speed, mfu, time, goodput, price, generation } = this.each;
-    const planned = plan.prediction;
+    const planned = plan.prediction, submitted = detail.plan ?? {}, lost = detail.lost_steps;
     step.set(whole(job.step), job.steps ? `of ${whole(job.steps)}` : "", listed(`${whole(job.committed)} safe in memory, ${whole(job.durable)} on disk`,
       job.state === "running" && now.eta_seconds > 0 ? `${span(now.eta_seconds)} to go` : ""));
     loss.set(short(now.loss, 4), "", listed(known(now.validation_loss) ? `${short(now.validation_loss, 4)} on unseen text` : "",
@@ -25,8 +25,9 @@ export class JobFigures {
       known(now.scaling_efficiency) ? `${percent(now.scaling_efficiency, 0)} of the smallest world` : ""));
     mfu.set(percent(now.mfu, 1), "", listed(known(now.hfu) ? `HFU ${percent(now.hfu, 1)}` : "", planned ? `planned ${percent(planned.mfu, 1)}` : known(now.mfu) ? "" : "no peak is known of these devices"));
     time.set(job.step_seconds ? span(job.step_seconds) : known(now.step_seconds) ? span(now.step_seconds) : "–", "",
-      listed(known(now.plan_efficiency) ? `${percent(now.plan_efficiency, 0)} of the plan's speed` : "", now.peak_memory_bytes > 0 ? `${short(now.peak_memory_bytes)}B of memory` : ""));
-    goodput.set(percent(ledger.goodput, 1), "", `${gpuHours(ledger.allocation_gpu_ns).join(" ")}, ${dollars(ledger.dollars)}`);
+      listed(submitted.step_ns ? `planned ${span(submitted.step_ns.mid / 1e9)}` : "", known(now.plan_efficiency) ? `${percent(now.plan_efficiency, 0)} of the plan's speed` : "", now.peak_memory_bytes > 0 ? `${short(now.peak_memory_bytes)}B of memory` : ""));
+    goodput.set(percent(ledger.goodput, 1), "", listed(`${gpuHours(ledger.allocation_gpu_ns).join(" ")}, ${dollars(ledger.dollars)}`,
+      submitted.micro_dollars ? `planned ${dollars(submitted.micro_dollars.mid / 1e6)}` : ""));
     price.set(dollars(now.dollars_per_million_tokens ?? NaN), "", known(now.joules_per_million_tokens) ? `${short(now.joules_per_million_tokens)}J, ${short(now.co2_grams_per_million_tokens)} g CO₂` : "");
     generation.set(job.generation, "", listed(job.generation > 1 ? counted(job.generation - 1, "re-formation") : "never re-formed",
       lost ? `${counted(lost, "committed step")} lost` : ""));

@@ -110,7 +110,7 @@ export function jobView({ rest: [id] }) {
     const happened = [...together(found.findings, incidentsOf(events.events, number).map((each) => told(each, nodeName))), ...detail.losses.map(lossOf)]
       .sort((a, b) => a.time - b.time);
     closer.made(job.step);
-    figures.show(job, { ...newest(series), ...described.summary }, ledger, plan, detail.lost_steps);
+    figures.show(job, { ...newest(series), ...described.summary }, ledger, plan, detail);
     run.show(described);
     const marks = marksOf(happened, series);
     curves(series, marks, plan);
