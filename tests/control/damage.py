@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import JobSpec
-from phalanx.cluster.protocol.events import NodeJoined, Submit
+from phalanx.cluster.protocol.events import Hold, NodeJoined, Submit
 from phalanx.cluster.protocol.messages import Inventory
 from phalanx.control.server.leading import Leading
 from phalanx.control.server.process import Options, Server
@@ -43,8 +43,13 @@ async def _led(server: Server) -> tuple[asyncio.Task[None], Leading]:
     return task, server.leading
 
 
-def fill(state: Path, *, killed: bool, jobs: int = JOBS, snapshot_after: int = 12) -> None:
-    """A server that has acknowledged so many jobs and was killed, or stopped in order."""
+def fill(
+    state: Path, *, killed: bool, jobs: int = JOBS, snapshot_after: int = 12, holds: bool = False
+) -> None:
+    """A server that has acknowledged so many jobs and was killed, or stopped in order.
+
+    ``holds``: last of all, somebody holds a job.
+    """
 
     async def scenario() -> None:
         running = state if not killed else state.with_name(f"{state.name}-running")
@@ -57,6 +62,8 @@ def fill(state: Path, *, killed: bool, jobs: int = JOBS, snapshot_after: int = 1
             assert (await leading.controller.order(Submit(spec=spec))).accepted
             if number == snapshot_after:
                 await leading.controller.snapshot()
+        if holds:
+            await leading.controller.order(Hold(job=jobs, held=True, request="last"))
         leading.tokens.create("user", "alice")
         if killed:
             shutil.copytree(running, state)  # as the disk is in the middle of it

@@ -178,14 +178,26 @@ def test_repair_shows_what_would_be_lost_before_it_cuts(killed: Path) -> None:
     assert start(killed).jobs == found
 
 
-def test_repair_gives_up_a_single_damaged_event(killed: Path) -> None:
+def test_repair_gives_up_a_single_damaged_event(tmp_path: Path) -> None:
+    state, hold = tmp_path / "state", JOBS + 3  # behind the start, a node and the jobs
+    fill(state, killed=True, holds=True)
     change_file(
-        killed / LOG, "UPDATE events SET body = x'c1', time_ns = 1 << 62 WHERE sequence = 25"
+        state / LOG, f"UPDATE events SET body = x'c1', time_ns = 1 << 62 WHERE sequence = {hold}"
     )
-    assert "--set-aside 25" in repair(killed).stdout
-    done = repair(killed, "--set-aside", "25", "--yes")
+    assert f"--set-aside {hold}" in repair(state).stdout
+    done = repair(state, "--set-aside", str(hold), "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(start(killed).jobs) >= JOBS - 1
+    assert start(state).jobs == ALL_JOBS
+
+
+def test_a_submission_is_not_set_aside_because_later_jobs_would_have_other_numbers(
+    killed: Path,
+) -> None:
+    change_file(killed / LOG, "UPDATE events SET body = x'c1' WHERE sequence = 25")
+    assert "--set-aside" not in repair(killed).stdout
+    refused = repair(killed, "--set-aside", "25", "--yes")
+    assert refused.returncode == 1
+    assert "event 25 submitted job 23: without it later jobs would have" in refused.stderr
 
 
 def test_repair_refuses_what_it_cannot_do(killed: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from phalanx.cli.connection import connected
+from phalanx.cli.connection import REFUSED, connected
 from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import print_json
 from phalanx.cli.tables import plain
+from phalanx.control.client.client import ClientError
 from phalanx.control.wire.api_types import Done
 
 app = typer.Typer()
@@ -33,11 +35,21 @@ def cancel(
     json: Json = False,
 ) -> None:
     """End jobs at once."""
-    done = []
+    done, refused = [], []
     with connected(server, json, state) as client:
         for job in jobs:
-            done.append(client.post(f"/v1/jobs/{job}/cancel", None, Done))
-            if not json:
-                print(plain(f"job {job}: {done[-1].message}"))
+            try:
+                done.append(client.post(f"/v1/jobs/{job}/cancel", None, Done))
+            except ClientError as error:
+                if not error.status or len(jobs) == 1:
+                    raise
+                refused.append(str(error))  # the others are ended all the same
+                if not json:
+                    print(f"error: {plain(error)}", file=sys.stderr)
+            else:
+                if not json:
+                    print(plain(f"job {job}: {done[-1].message}"))
     if json:
-        print_json({"cancelled": done})
+        print_json({"cancelled": done, "refused": refused})
+    if refused:
+        raise typer.Exit(REFUSED)

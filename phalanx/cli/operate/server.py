@@ -64,7 +64,7 @@ def repair(
 
 
 def _show(log: SqlStore, examined: ExaminedLog, json: bool) -> None:
-    from phalanx.control.server.store.repair import as_json, lone_events, loss_of
+    from phalanx.control.server.store.repair import as_json, job_made_by, lone_events, loss_of
 
     if json:
         import msgspec
@@ -79,7 +79,8 @@ def _show(log: SqlStore, examined: ExaminedLog, json: bool) -> None:
         print(f"`--truncate-after {examined.sound}` would go on from there; it loses {loss}")
         if examined.keys.damaged:
             print(f"with it go damaged tokens or secrets: {', '.join(examined.keys.damaged)}")
-        if alone := lone_events(examined):
+        alone = lone_events(examined)
+        if alone and not any(job_made_by(log, each) for each in alone):
             options = " ".join(f"--set-aside {each}" for each in alone)
             print(f"`{options}` would go on with all but {len(alone)} event(s)")
         print("a backup that holds them is better: docs/how-to/back-up-and-restore.md")

@@ -2,7 +2,8 @@
 
 A rate is that of nodes with eight GPUs, per million days. It is the mean of a gamma distribution:
 the policy's rate counts as one failure seen, and what interrupted gangs while they ran is added to
-it, by kind of node, for as long as the policy's window. A person's mistake or plan is no failure.
+it, by kind of node, for as long as the policy's window. Only what speaks of a node counts: not a
+person's mistake or plan, nor a signal, with which one program could change everybody's interval.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def begins_to_run(ctx: Context, job: Job, gang: Gang) -> None:
     known.running_gpus += gpus
     known.running_gpu_ns += gpus * ctx.now_ns
     if known.told_rate:
-        _order(ctx, job, _seen(kind, known, ctx.policy.health, ctx.now_ns), known.told_rate)
+        _order(ctx, job, _seen(kind, known, ctx.policy.health, ctx.now_ns))
     if not ctx.health.failures_look_ns:
         _look_tomorrow(ctx)
 
@@ -101,7 +102,7 @@ def ends_running(ctx: Context, gang: Gang) -> str | None:
 
 def interrupted(ctx: Context, kind: str, cause: str) -> None:
     """What interrupted a gang that ran on such nodes is known: it counts."""
-    if Cause.of(cause).domain == "user" or cause in PLANNED:
+    if Cause.of(cause).node == "keep" or cause in PLANNED:
         return
     known = ctx.health.failures[kind]
     day = _today(ctx, known)
@@ -133,16 +134,15 @@ def _tell(ctx: Context, kind: str, known: KindFailures) -> None:
     for number in ctx.view.active:
         job = ctx.view.jobs[number]
         if job.gang is not None and job.gang.runs_on and job.gang.runs_on[0] == kind:
-            ctx.notify(_order(ctx, job, now, before).reason, job=job.id)
+            ctx.notify(_order(ctx, job, now).reason, job=job.id)
 
 
-def _order(ctx: Context, job: Job, known: SeenFailures, before: int) -> FailureRate:
+def _order(ctx: Context, job: Job, known: SeenFailures) -> FailureRate:
     assert job.placement is not None
     rate = ctx.health.failures[known.kind].told_rate
     why = reason(
         "failure_rate",
         rate=f"{rate // 1000}.{rate % 1000 // 10:02}",
-        before=f"{before // 1000}.{before % 1000 // 10:02}",
         failures=known.failures,
         days=known.node_days,
     )

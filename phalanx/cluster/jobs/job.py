@@ -309,6 +309,8 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     budget_warned: bool = False
     usual_flush_ns: int = 0  # until a checkpoint is written, as a rule; 0: none was yet
     unsaved_since: int = -1  # the durable step after which missing checkpoints were said
+    kills: int = 0  # ends from outside in a row, without progress between them
+    killed_from: int = 0  # the step that was safe at the last of them
     failed_step: int = -1  # step of the last failure that was the job's own
     failed_rank: int = -1  # and its rank
     failed_error: str = ""  # and what it said

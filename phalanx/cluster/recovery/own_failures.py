@@ -1,7 +1,8 @@
 """Failures that are the job's own: counted, delayed, and the job given up when there are too many.
 
 What comes from outside (a signal, a lost node, a killed keeper, a lost peer) never counts, and is
-recovered from at once. Committed progress clears the count, and so does a long healthy time.
+recovered from at once, but for one that is killed again and again before it has made any progress,
+which waits a little. Committed progress clears the count, and so does a long healthy time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ EVIDENCE_KEPT = 5
 # Not the job's own, but nothing can be done without it.
 STORAGE = (Cause.DISK_FULL, Cause.STORAGE)
 SKEW_STEPS = 1  # that ranks may be apart: two failures of one step can be reported so far apart
+KILLS_AT_ONCE = 8  # in a row without progress, that are recovered from at once
+KILLED_SOUND_NS = 60 * SECOND_NS  # a gang that ran so long was not killed at its start
+LONGEST_BREATH_NS = 30 * SECOND_NS
 ERROR_CHARS = 200  # of an error that are compared: later ones name addresses and times
 
 
@@ -61,6 +65,7 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
     sentence = f"{failure.cause} at step {here}" + (f": {failure.detail}" if failure.detail else "")
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], sentence)
     if not cause.blames_job:
+        _pause_between_kills(ctx, job)
         return None
     storage = failure.cause in STORAGE or (
         # What could be started before, and cannot now, is where its files should be.
@@ -164,6 +169,20 @@ def _back_off(ctx: Context, job: Job, sentence: str) -> None:
         told = reason("backs_off", times=times, seconds=wait_ns // SECOND_NS, evidence=sentence)
         ctx.notify(told, job=job.id, level="warning")
         job.why = told
+
+
+def _pause_between_kills(ctx: Context, job: Job) -> None:
+    """Ends from outside never end a job; without progress it takes a breath after some of them."""
+    gang, secured = gang_of(job), _secured(ctx, job)
+    ran_ns = ctx.now_ns - gang.since_ns if gang.phase in ("running", "draining") else 0
+    progress = secured > job.killed_from or ran_ns >= KILLED_SOUND_NS
+    job.kills = 1 if progress else job.kills + 1
+    job.killed_from = max(job.killed_from, secured)
+    if job.kills > KILLS_AT_ONCE:
+        wait_ns = min(SECOND_NS << min(job.kills - KILLS_AT_ONCE, 30), LONGEST_BREATH_NS)
+        gang.retry_ns = ctx.now_ns + wait_ns
+        job.why = reason("killed_again", times=job.kills, seconds=wait_ns // SECOND_NS)
+        ctx.notify(job.why, job=job.id, level="warning")
 
 
 def back_off_ns(ctx: Context, times: int) -> int:

@@ -7,7 +7,7 @@ SENTENCES = {
     "bare": "it leaves before a checkpoint was made: it begins anew, unless it keeps its own",
     # failure_rates
     "failure_rate": "{failures} failures in {days} days of nodes with eight GPUs: {rate} in a "
-    "thousand are expected, and the interval between checkpoints follows (before: {before})",
+    "thousand are expected, and the interval between checkpoints follows",
     # formation
     "from_nothing": "nothing is left to restore: it begins again, after {steps} steps",
     # orders

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 SENTENCES = {
+    "killed_again": "ended from outside {times} times without progress: it is tried again in "
+    "{seconds} s",
     # agent_ends
     "ends_agents": "quarantined: agents ended while they started it ({nodes}); an operator"
     " looks at their logs, and cancels it or lets it in again (phalanx resume)",

@@ -52,7 +52,7 @@ from phalanx.train.rank.launch import redirect_output
 from phalanx.train.rank.look import look
 from phalanx.train.rank.orders import Formation, GenerationOver, WriteLease
 from phalanx.train.rank.stop import StopFlag
-from phalanx.train.report.records import StepSeconds
+from phalanx.train.report.records import StepWaits
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.resume.interval import FleetRate
 from phalanx.train.resume.ordered import RestorePoint
@@ -278,7 +278,7 @@ class AgentOrders:
                 self._changed.wait()
             self._running = True
 
-    def stepped(self, step: int, durable: int, seconds: StepSeconds) -> None:
+    def stepped(self, step: int, durable: int, seconds: StepWaits) -> None:
         """Tells the agent of a step; that it is safe, the keeper tells it."""
         self._step, self._durable = step, durable
         fact = Sealed(

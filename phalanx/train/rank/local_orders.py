@@ -20,7 +20,7 @@ from phalanx.train.rank.stop import StopFlag
 from phalanx.train.report import run_folder
 from phalanx.train.report.progress import process_age_seconds
 from phalanx.train.report.provenance import write_provenance
-from phalanx.train.report.records import StepSeconds
+from phalanx.train.report.records import StepWaits
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.resume.ordered import RestorePoint
 from phalanx.train.resume.parent import find_parents
@@ -122,7 +122,7 @@ class LocalOrders:
         """The storage is not shared out."""
         return None
 
-    def stepped(self, step: int, durable: int, seconds: StepSeconds) -> None:
+    def stepped(self, step: int, durable: int, seconds: StepWaits) -> None:
         """Nobody wants to know: the records tell."""
 
     def busy(self, what: str, step: int) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # agents, which order formations, do without torch
     from phalanx.config import Job
     from phalanx.train.optim.fingerprint import ReplicaDivergence
     from phalanx.train.rank.stop import StopFlag
-    from phalanx.train.report.records import StepSeconds
+    from phalanx.train.report.records import StepWaits
     from phalanx.train.report.run_folder import RunFolder
     from phalanx.train.resume.interval import FleetRate
     from phalanx.train.resume.ordered import RestorePoint
@@ -44,7 +44,7 @@ class StepOrders(Protocol):
 
     stop: StopFlag
 
-    def stepped(self, step: int, durable: int, seconds: StepSeconds) -> None:
+    def stepped(self, step: int, durable: int, seconds: StepWaits) -> None:
         """A step is complete. ``durable``: the newest checkpoint that is."""
 
     def busy(self, what: str, step: int) -> None:

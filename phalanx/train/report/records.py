@@ -15,8 +15,8 @@ import msgspec
 VERSION = 1
 
 
-class StepSeconds(NamedTuple):
-    """What beside computing took time around a step."""
+class StepWaits(NamedTuple):
+    """What a step waited for, and what was written beside it, in seconds."""
 
     stall: float = 0.0  # that saving held it up
     data: float = 0.0  # that it waited for data

@@ -13,7 +13,7 @@ from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.data import DataExhausted
 from phalanx.train.callback import SAVING, Callback, TrainingRun
 from phalanx.train.exits import CHECKPOINT_INTERVAL
-from phalanx.train.report.records import CheckpointRecord, StepSeconds
+from phalanx.train.report.records import CheckpointRecord, StepWaits
 from phalanx.train.resume.interval import SaveSchedule
 from phalanx.train.resume.saving import prepare_saves
 
@@ -71,7 +71,7 @@ class Checkpoints(Callback):
         self._report(run, self.checkpointer.poll())
         waited = self.trainer.timer.so_far("data")
         flush = self.checkpointer.flush_seconds if self.durable > durable else 0.0
-        seconds = StepSeconds(self.stall_seconds, waited, flush)
+        seconds = StepWaits(self.stall_seconds, waited, flush)
         run.orders.stepped(self.trainer.step, self.durable, seconds)
 
     def end(self, run: TrainingRun, error: BaseException | None) -> None:
@@ -98,7 +98,7 @@ class Checkpoints(Callback):
         if self._missing(run):
             self._save(run)
         self._report(run, self.checkpointer.finish())
-        run.orders.stepped(self.trainer.step, self.durable, StepSeconds())
+        run.orders.stepped(self.trainer.step, self.durable, StepWaits())
 
     def _missing(self, run: TrainingRun) -> bool:
         """All steps were made by those before us, who could not save the last one."""

@@ -61,8 +61,8 @@ def test_what_interrupts_a_gang_counts_once_and_by_its_cause() -> None:
     assert known(drive).causes == {"hbm_ecc": 1, "nccl_timeout": 1}
 
 
-@pytest.mark.parametrize("cause", ["user_error", "host_maintenance"])
-def test_mistakes_and_plans_of_people_are_no_failures(cause: str) -> None:
+@pytest.mark.parametrize("cause", ["user_error", "worker_killed", "host_maintenance"])
+def test_what_people_do_is_no_failure_of_the_fleet(cause: str) -> None:
     drive = Drive(nodes=6)
     job = drive.running(retries=5)
     break_and_recover(drive, job, cause)

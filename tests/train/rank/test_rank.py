@@ -13,7 +13,7 @@ from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.rank.local_orders import LocalOrders
 from phalanx.train.rank.orders import Formation, GenerationOver, Orders
 from phalanx.train.rank.rank import Rank
-from phalanx.train.report.records import StepRecord, StepSeconds, read_records
+from phalanx.train.report.records import StepRecord, StepWaits, read_records
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.resume.ordered import RestorePoint
 from tests.ranks import run_alone
@@ -54,7 +54,7 @@ class Played(LocalOrders):
     ) -> None:
         self.said.append(f"restored {point.step} {refused}".strip())
 
-    def stepped(self, step: int, durable: int, seconds: StepSeconds) -> None:
+    def stepped(self, step: int, durable: int, seconds: StepWaits) -> None:
         if (self._generation, step) == (1, 3):
             raise GenerationOver
 

@@ -87,7 +87,7 @@ async def list_jobs(call: Call) -> t.JobList:
     """
     core, query = call.leading.core, call.query
     listed: list[t.JobOut] = []
-    known = core.view.jobs.values()
+    known, now_ns = core.view.jobs.values(), call.leading.controller.clock.now_ns()
     for job in reversed(known) if query.newest else known:
         if job.id <= query.after or not call.sees(job.spec.team):
             continue
@@ -98,7 +98,7 @@ async def list_jobs(call: Call) -> t.JobList:
             if query.newest:
                 break
             return t.JobList(jobs=listed, next_after=listed[-1].id)
-        listed.append(_with_pace(call, job_out(core, job)))
+        listed.append(_with_pace(call, job_out(core, job, now_ns)))
     return t.JobList(jobs=listed[::-1] if query.newest else listed, next_after=0)
 
 
@@ -115,7 +115,7 @@ def _with_pace(call: Call, job: t.JobOut) -> t.JobOut:
 @ENDPOINTS.add("GET /v1/jobs/{job}", EVERYBODY, params=t.JobPath)
 async def show_job(call: Call) -> t.JobDetail:
     """Show a job and its submission."""
-    found = job_detail(call.leading.core, call.job())
+    found = job_detail(call.leading.core, call.job(), call.leading.controller.clock.now_ns())
     return structs.replace(found, job=_with_pace(call, found.job))
 
 

@@ -235,7 +235,7 @@ async def queue(call: Call) -> QueueOut:
         if asked != core.sequence:
             asked, answers = core.sequence, explainer(core.queue, core.view)
         now = call.leading.controller.clock.now_ns()
-        rows.append(QueueRow(job=job_out(core, job), waits=waits(core, job, [], now, answers)))
+        rows.append(QueueRow(job=job_out(core, job, now), waits=waits(core, job, [], now, answers)))
         await asyncio.sleep(0)  # a long queue must not hold up the sockets
     in_line = dict.fromkeys(job.id for job in seen)
     rows.sort(key=lambda row: (row.job.id not in in_line, -sum(row.waits.priority.values())))

@@ -51,11 +51,11 @@ def names_of(fleet: Fleet, nodes: Iterable[int]) -> tuple[str, ...]:
     return tuple(fleet.nodes[node].name for node in nodes)
 
 
-def job_out(core: Core, job: Job) -> JobOut:
-    """One job."""
+def job_out(core: Core, job: Job, now_ns: int) -> JobOut:
+    """One job; ``now_ns``: the last event, which the core knows, may be long ago."""
     spec, placement, fleet = job.spec, job.placement, core.view.fleet
     replicas = placement.replicas if placement else job.wanted_replicas
-    running_ns = core.view.now_ns - job.started_ns if placement else 0
+    running_ns = max(core.view.now_ns, now_ns) - job.started_ns if placement else 0
     return JobOut(
         id=job.id,
         name=spec.name,
@@ -92,12 +92,12 @@ def shown_spec(spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(spec, payload=shown_payload(spec.payload))
 
 
-def job_detail(core: Core, job: Job) -> JobDetail:
+def job_detail(core: Core, job: Job, now_ns: int) -> JobDetail:
     """One job with its submission."""
     expected, origins = expected_now(job)
     used = core.ledger.used_gpu_ns(job.id) if job.id in core.ledger.accounts else 0
     return JobDetail(
-        job=job_out(core, job),
+        job=job_out(core, job, now_ns),
         spec=msgspec.Raw(msgspec.json.encode(shown_spec(job.spec))),
         evidence=job.evidence,
         used_gpu_hours=used / HOUR_NS,

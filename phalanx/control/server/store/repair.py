@@ -9,9 +9,15 @@ import msgspec
 from msgspec import Struct
 
 from phalanx import __version__
+from phalanx.cluster.protocol.commands import Accept
 from phalanx.cluster.protocol.events import Submit, SubmitWorkflow
 from phalanx.control.server.store.check import Damage, ExaminedLog
-from phalanx.control.server.store.interface import StoreError, UnreadableError, event_of
+from phalanx.control.server.store.interface import (
+    StoreError,
+    UnreadableError,
+    commands_of,
+    event_of,
+)
 from phalanx.control.server.store.sqlite import SqliteStore
 from phalanx.control.server.store.takeover import SqlStore
 
@@ -97,10 +103,23 @@ def set_aside(store: SqlStore, sequences: list[int]) -> str:
             f"event {wrong[0]} cannot be set aside: only damaged ones can, where nothing else is "
             "wrong with the log"
         )
+    for sequence in sequences:
+        if job := job_made_by(store, sequence):
+            raise StoreError(
+                f"event {sequence} submitted job {job}: without it later jobs would have other "
+                "numbers, and what happened to them would happen to others; restore a backup or "
+                "use --truncate-after"
+            )
     kept = _lead(store)
     for sequence in sequences:
         store.set_aside(sequence, "damaged", _time_near(store, sequence))
     return kept
+
+
+def job_made_by(store: SqlStore, sequence: int) -> int:
+    """The first job that an event made, by the commands that it gave; 0: none."""
+    bodies = (each.body for row in store.commands([sequence]) for each in commands_of(row))
+    return next((body.job for body in bodies if isinstance(body, Accept) and body.job), 0)
 
 
 def _time_near(store: SqlStore, sequence: int) -> int:
