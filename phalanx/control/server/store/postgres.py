@@ -17,7 +17,6 @@ from typing import Any
 import psycopg
 
 from phalanx.control.server.store.interface import (
-    CommandRow,
     Leadership,
     StoreBusyError,
     StoreError,
@@ -144,14 +143,6 @@ class PostgresStore(SqlStore):
         except psycopg.errors.UniqueViolation:
             text = f"events from {rows[0][0]} on are already there: another server wrote them"
             raise StoreLostError(text) from None
-
-    def commands(self, sequences: Sequence[int]) -> list[CommandRow]:
-        """What some events gave."""
-        rows = self._read(
-            "SELECT sequence, body, seal FROM commands WHERE sequence = ANY(%s) ORDER BY sequence",
-            (list(sequences),),
-        )
-        return self._whole_commands(rows)
 
     def close(self) -> None:
         """Give the lock back and close both sessions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -188,12 +188,22 @@ class SqlLog(SqlSession):
             for sequence, time_ns, body, chain, why, sealed in rows
         ]
 
-    def _whole_commands(self, rows: Iterable[tuple[Any, ...]]) -> list[CommandRow]:
-        """Those whose checksum is right: the others are only needed to compare and to read."""
+    def commands(self, sequences: Sequence[int]) -> list[CommandRow]:
+        """What some events gave; those whose checksum is wrong are left out."""
+        if not sequences:
+            return []
+        rows = self._read(
+            self._own(
+                "SELECT sequence, body, seal FROM commands WHERE sequence BETWEEN ? AND ? "
+                "ORDER BY sequence"
+            ),
+            (min(sequences), max(sequences)),
+        )
+        wanted = set(sequences)
         return [
             (sequence, body)
             for sequence, body, sealed in rows
-            if seal("commands", sequence, body) == sealed
+            if sequence in wanted and seal("commands", sequence, body) == sealed
         ]
 
     # Tokens and secrets: the anchor knows their checksum, so that none goes missing.

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -15,7 +15,6 @@ from typing import Any
 
 from phalanx.control.server.store.check import Damage, LogFinding
 from phalanx.control.server.store.interface import (
-    CommandRow,
     Leadership,
     StoreBusyError,
     StoreDamagedError,
@@ -139,18 +138,6 @@ class SqliteStore(SqlStore):
         if self._lock_file < 0:
             raise StoreLostError("this server does not hold the lock of its store")
         self._sync_anchor()
-
-    def commands(self, sequences: Sequence[int]) -> list[CommandRow]:
-        """What some events gave."""
-        if not sequences:
-            return []
-        rows = self._read(
-            "SELECT sequence, body, seal FROM commands WHERE sequence BETWEEN ? AND ? "
-            "ORDER BY sequence",
-            (min(sequences), max(sequences)),
-        )
-        wanted = set(sequences)
-        return self._whole_commands(row for row in rows if row[0] in wanted)
 
     def copy_apart(self) -> Path:
         """A copy of the files as they are, for whoever wants to look into them later.
