@@ -172,8 +172,8 @@ class RecoveryPolicy(PolicySection, frozen=True):
     retry_interval_ns: int = 24 * HOUR_NS
     healthy_ns: int = 10 * 60 * SECOND_NS  # a gang that ran so long has all retries again
     # The first failure is recovered from at once, the second after this, each further one after
-    # twice as long. What comes from outside (a signal, a lost node or peer) waits only where it came
-    # many times without any progress, and then for seconds.
+    # twice as long. What comes from outside (a signal, a lost node or peer) waits only where it
+    # came many times without any progress, and then for seconds.
     back_off_ns: int = 10 * SECOND_NS
     most_back_off_ns: int = 5 * 60 * SECOND_NS  # longest pause
     # An agent that ends within this after it was told to start a job, before a step, may have ended
