@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from phalanx.control.server.store.interface import TICK, open_store
+from phalanx.cluster.protocol.events import Hold
+from phalanx.control.server.store.interface import TICK, event_of, open_store
 from phalanx.control.server.store.sqlite import SqliteStore
 from tests.commands import run_phalanx
 from tests.control.damage import ALL_JOBS, JOBS, LOG, damage, fill, flip, start
@@ -179,8 +180,13 @@ def test_repair_shows_what_would_be_lost_before_it_cuts(killed: Path) -> None:
 
 
 def test_repair_gives_up_a_single_damaged_event(tmp_path: Path) -> None:
-    state, hold = tmp_path / "state", JOBS + 3  # behind the start, a node and the jobs
+    state = tmp_path / "state"
     fill(state, killed=True, holds=True)
+    store = open_store("", state)
+    records = store.records(0, 1000)
+    store.close()
+    bodies = {each.sequence: event_of((each.sequence, 0, each.body)).body for each in records}
+    (hold,) = (sequence for sequence, body in bodies.items() if isinstance(body, Hold))
     change_file(
         state / LOG, f"UPDATE events SET body = x'c1', time_ns = 1 << 62 WHERE sequence = {hold}"
     )

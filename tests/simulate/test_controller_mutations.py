@@ -15,7 +15,7 @@ from phalanx.cluster.protocol.outbox import Outbox
 from phalanx.simulate.runner import run_seed
 from phalanx.simulate.scenario.load import load_scenario
 
-SEEDS = range(6)
+SEEDS = range(8)
 KINDS = '["node_crash", "agent_restart", "flapping_link", "controller_stall", "controller_crash"]'
 FEW = [f"chaos.kinds={KINDS}", "chaos.faults=15", "chaos.busy=0"]
 
