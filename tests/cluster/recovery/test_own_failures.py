@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import Expected, Job
+from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Check, Notify
 from phalanx.cluster.protocol.events import (
     Corruption,
     NoProgress,
 )
-from phalanx.cluster.protocol.messages import WorkerExited
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.recovery.test_recover import DAY, exited
 
@@ -328,24 +327,12 @@ def test_checkpoints_that_are_due_and_missing_are_said_once_and_the_job_trains_o
     assert len([n for n in drive.bodies(Notify) if n.reason.code == "unsaved"]) == 2
 
 
-def kill(drive: Drive, job: Job) -> None:
-    fact = WorkerExited(
-        node=job.placement.nodes[0],
-        job=job.id,
-        generation=job.generation,
-        rank=0,
-        cause="worker_killed",
-        step=job.step,
-    )
-    drive.tell(fact, SECOND)
-
-
 def test_a_job_that_is_killed_again_and_again_without_progress_takes_a_breath_and_goes_on() -> None:
     drive = Drive()
     job = drive.running()
     pauses = []
     for _ in range(20):
-        kill(drive, job)
+        drive.tell(exited(job, cause="worker_killed"), SECOND)
         began = drive.now_ns
         drive.settle(job)
         pauses.append((drive.now_ns - began) // SECOND)
@@ -354,7 +341,7 @@ def test_a_job_that_is_killed_again_and_again_without_progress_takes_a_breath_an
     assert pauses[:7] == [pauses[0]] * 7 and pauses[0] <= 1
     assert 25 <= pauses[-1] <= 35
     drive.train(job, 10)  # progress: from now on it is recovered from at once again
-    kill(drive, job)
+    drive.tell(exited(job, cause="worker_killed"), SECOND)
     began = drive.now_ns
     drive.settle(job)
     assert (drive.now_ns - began) // SECOND <= 1
