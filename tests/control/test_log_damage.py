@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,25 @@ def test_a_submission_is_not_set_aside_because_later_jobs_would_have_other_numbe
     refused = repair(killed, "--set-aside", "25", "--yes")
     assert refused.returncode == 1
     assert "event 25 submitted job 23: without it later jobs would have" in refused.stderr
+
+
+def test_of_a_log_that_was_in_its_wal_alone_nothing_is_left_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    fill(state, killed=True, jobs=2)
+    for tail in ("-wal", "-shm"):
+        (state / f"{LOG}{tail}").unlink(missing_ok=True)
+    assert open_tables(state) == []
+    for options in ((), ("--truncate-after", "0", "--yes")):
+        told = repair(state, *options)
+        assert told.returncode == 1
+        assert "nothing is left that could be repaired: restore a backup" in told.stderr
+
+
+def open_tables(state: Path) -> list[str]:
+    with sqlite3.connect(state / LOG) as database:
+        return [row[0] for row in database.execute("SELECT name FROM sqlite_master")]
 
 
 def test_repair_refuses_what_it_cannot_do(killed: Path) -> None:

@@ -55,6 +55,12 @@ def repair(
         assert isinstance(log, SqlStore)
         try:
             examined = log.examined()
+            if examined.findings and not log.stored_format():
+                raise StoreError(
+                    f"{examined.findings[0]}, and nothing is left that could be repaired: restore "
+                    "a backup (docs/how-to/back-up-and-restore.md), or move the files log.* of "
+                    f"{folder} away to begin without any job or node"
+                )
             if truncate_after is None and not set_aside:
                 _show(log, examined, json)
             else:
