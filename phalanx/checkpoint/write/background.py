@@ -22,7 +22,8 @@ from phalanx.checkpoint.write.snapshot import ShardSnapshot
 ARCHIVE_SECONDS = 600.0  # that a run waits at its end for copies; the keeper goes on after
 COMMIT_SECONDS = 60.0  # for the manifest, once every rank's shard is known to be durable
 OVERLAP_BYTES = 32 << 20  # less is copied on the spot: a thread would cost more
-MARK_BYTES = 128 << 20  # copied by a device between two words to the keeper
+MARK_BYTES = 128 << 20  # copied by a device between two words to the keeper, at the least
+MOST_MARKS = 16  # in a device's copy; recording hundreds of events holds training up
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Background:
         self._buffers: dict[int, list[Tensor]] = {}  # of the pieces, by slot
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
+        self._events: list[torch.cuda.Event] = []  # of a copy's marks; making them is slow
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._copying: Future[None] | None = None
         self.waited_seconds = 0.0  # for the last copy, before an update
@@ -98,10 +100,11 @@ class Background:
     ) -> None:
         """The device copies behind the step; a thread tells the keeper how far it is."""
         marks: list[tuple[int, torch.cuda.Event]] = []
+        apart = max(MARK_BYTES, -(-self._snapshot.bytes // MOST_MARKS))
 
         def mark(count: int) -> None:
-            if count == self._snapshot.bytes or count >= MARK_BYTES * (len(marks) + 1):
-                marks.append((count, _recorded()))
+            if count == self._snapshot.bytes or count >= apart * (len(marks) + 1):
+                marks.append((count, self._record(len(marks))))
 
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -117,6 +120,14 @@ class Background:
                 self._kept.filled(slot, count)
 
         self._copying = self._copier.submit(follow)
+
+    def _record(self, number: int) -> torch.cuda.Event:
+        """This mark's event, in the current stream; no earlier copy runs that could need it."""
+        if number == len(self._events):
+            # Whoever waits for a blocking one lets go of its core.
+            self._events.append(torch.cuda.Event(blocking=True))
+        self._events[number].record()
+        return self._events[number]
 
     def _memory_for(self, order: SaveOrder, patient: bool) -> tuple[int, Tensor] | None:
         if not order.prompt:
@@ -249,9 +260,3 @@ class Background:
         except (EOFError, OSError) as error:
             problem = "the keeper process of this node is gone, and what it had not written"
             raise KeeperLostError(self._folder, problem, "see why it was killed") from error
-
-
-def _recorded() -> torch.cuda.Event:
-    event = torch.cuda.Event(blocking=True)  # whoever waits for it lets go of its core
-    event.record()
-    return event
