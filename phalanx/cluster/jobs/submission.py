@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.jobs import dependencies
-from phalanx.cluster.jobs.admission import refusal
-from phalanx.cluster.jobs.job import Dependency, Job, JobSpec
+from phalanx.cluster.jobs.feasibility import admit
+from phalanx.cluster.jobs.job import (
+    LONGEST_NS,
+    MOST_PRIORITY,
+    SECOND_NS,
+    Dependency,
+    Job,
+    JobSpec,
+)
 from phalanx.cluster.jobs.lifecycle import let_in
+from phalanx.cluster.placement.constraints import parse, unknown
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Submit, SubmitWorkflow
-from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.protocol.timeouts import derive
+from phalanx.cluster.reasons import Reason, in_gpu_hours, reason
+from phalanx.config import ConfigError
+from phalanx.config.rules.text import name_problems
+
+MOST_WORD = 128  # characters of a name of somebody or something
+MOST_AFTER = 1_000
+MOST_TRAFFIC = 64
 
 
 def submit(ctx: Context, fact: Submit) -> None:
@@ -90,3 +107,116 @@ def create(ctx: Context, spec: JobSpec) -> int:
     if spec.plan is not None and spec.plan.problem:
         ctx.notify(reason("not_planned", problem=spec.plan.problem), job=first)
     return first
+
+
+def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
+    """Why a submission is refused; None: it is accepted."""
+    for key, value, rule in _bad_fields(spec, ctx.policy.queue.most_array):
+        return reason("bad_field", key=key, value=str(value), rule=rule)
+    many = _too_many_jobs(ctx, spec)
+    if many is not None:
+        return many
+    try:
+        constraint = parse(spec.constraint)
+        derive(ctx.policy.timeouts, spec.expected)
+    except ConfigError as error:
+        return reason("bad_constraint", problem=str(error))
+    known = sorted({feature for kind in ctx.fleet.classes for feature in kind.features})
+    missing = unknown(constraint, known)
+    if missing:
+        return reason("unknown_feature", features=", ".join(missing))
+    return dependencies.refused(ctx, spec) or _over_budget(spec) or admit(ctx.view, spec)
+
+
+def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, str]]:
+    shape, expected = spec.gang, spec.expected
+    for wrong in name_problems("name", spec.name):
+        yield wrong.key, wrong.value, f"{wrong.rule} ({wrong.fix})"
+    for name in ("user", "team", "partition", "qos"):
+        word = getattr(spec, name)
+        if len(word) > MOST_WORD or not word.isprintable():
+            rule = f"must be printable, and have at most {MOST_WORD} characters"
+            yield name, ascii(word[:MOST_WORD]), rule
+    for name, most in (("after", MOST_AFTER), ("gang.traffic", MOST_TRAFFIC)):
+        count = len(spec.after if name == "after" else shape.traffic)
+        if count > most:
+            yield name, count, f"must have at most {most} entries"
+    for name in ("replicas", "tensor", "context", "pipeline"):
+        if getattr(shape, name) < 1:
+            yield f"gang.{name}", getattr(shape, name), "must be at least 1"
+    for name in ("least_replicas", "most_replicas", "slot_gpus", "slot_cpus", "slot_memory_bytes"):
+        if getattr(shape, name) < 0:
+            yield f"gang.{name}", getattr(shape, name), "must not be negative"
+    if shape.least_replicas > shape.replicas:
+        yield "gang.least_replicas", shape.least_replicas, "must not be above gang.replicas"
+    if 0 < shape.most_replicas < shape.replicas:
+        yield "gang.most_replicas", shape.most_replicas, "must not be below gang.replicas"
+    for name, value in structs.asdict(expected).items():
+        if value < 0:
+            yield f"expected.{name}", value, "must not be negative"
+    times = {f"expected.{name}": getattr(expected, name) for name in expected.__struct_fields__}
+    limits = {f"timeouts.{name}": value for name, value in structs.asdict(spec.timeouts).items()}
+    for name, value in limits.items():
+        if value < 0:
+            yield name, value, "must not be negative (0: as the policy says)"
+    for name, value in {**times, **limits, "time_limit_ns": spec.time_limit_ns}.items():
+        if name.endswith("_ns") and value > LONGEST_NS:
+            yield name, value, f"must not be above {LONGEST_NS} (ten years)"
+    if expected.step_ns < 1:
+        yield "expected.step_ns", expected.step_ns, "must be at least 1"
+    for name in ("exposed_ns", "bubble_ns"):
+        if getattr(expected, name) > expected.step_ns:
+            rule = f"is part of a step, which takes {expected.step_ns} ns"
+            yield f"expected.{name}", getattr(expected, name), rule
+    if expected.exposed_ns + expected.bubble_ns > expected.step_ns:
+        both = expected.exposed_ns + expected.bubble_ns
+        rule = f"together with the bubble {both} ns, more than a step of {expected.step_ns} ns"
+        yield "expected.exposed_ns", expected.exposed_ns, rule
+    if abs(spec.priority) > MOST_PRIORITY:
+        yield "priority", spec.priority, f"must be within +-{MOST_PRIORITY}"
+    for name in ("time_limit_ns", "retries", "budget_gpu_seconds", "spares"):
+        if getattr(spec, name) < 0:
+            yield name, getattr(spec, name), "must not be negative"
+    if spec.array is not None and not 1 <= spec.array.count <= most_array:
+        yield (
+            "array.count",
+            spec.array.count,
+            f"must be 1 to {most_array} (policy: queue.most_array)",
+        )
+    if spec.array is not None and spec.array.width < 0:
+        yield "array.width", spec.array.width, "must not be negative (0: no cap)"
+
+
+def _too_many_jobs(ctx: Context, spec: JobSpec) -> Reason | None:
+    """Why somebody has to wait until jobs have ended before submitting more."""
+    count = spec.array.count if spec.array else 1
+    most, most_own = ctx.policy.queue.most_jobs, ctx.policy.users.most_jobs
+    kept = len(ctx.view.jobs) - len(ctx.ended)
+    if kept + count > most:
+        who, setting = "the cluster", "queue.most_jobs"
+    elif kept + count <= most_own:
+        return None
+    else:
+        who = f"user {spec.user}" if spec.user else "nobody in particular"
+        most, setting = most_own, "users.most_jobs"
+        kept = sum(len(jobs) for (_, user), jobs in ctx.namesakes.items() if user == spec.user)
+    if kept + count <= most:
+        return None
+    return reason("too_many_jobs", who=who, kept=kept, count=count, most=most, setting=setting)
+
+
+def _over_budget(spec: JobSpec) -> Reason | None:
+    """Why a submission would go above its own budget; None: it would not."""
+    expected = spec.expected
+    if not spec.budget_gpu_seconds or spec.forced or not expected.steps:
+        return None
+    gpus = spec.gang.gpus(spec.gang.replicas)
+    needed = expected.steps * expected.step_ns * gpus // SECOND_NS
+    if needed <= spec.budget_gpu_seconds:
+        return None
+    return reason(
+        "over_budget",
+        steps=expected.steps,
+        needed=in_gpu_hours(needed),
+        budget=in_gpu_hours(spec.budget_gpu_seconds),
+    )
