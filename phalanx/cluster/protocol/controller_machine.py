@@ -34,6 +34,7 @@ from phalanx.cluster.protocol.events import (
     Event,
     EventBody,
     GangReady,
+    NodeJoined,
     NodeSilent,
     NoProgress,
     Progress,
@@ -49,6 +50,7 @@ from phalanx.cluster.protocol.messages import (
     FlushWanted,
     Heartbeat,
     InspectGang,
+    Inventory,
     Joined,
     LastSteps,
     NodeSeen,
@@ -80,6 +82,7 @@ class ControllerMachine(Generic[Connection]):
         self._view = view
         self._reconnect_ns = min(policy.reconnect_ns, self.timeouts.silent_ns)
         self._heard: dict[int, None] = {}  # nodes that have connected to this controller
+        self._joined: dict[int, Inventory] = {}  # of nodes that run nothing and have just joined
         self._absent = AbsentNodes()
 
     # A leadership begins.
@@ -106,6 +109,8 @@ class ControllerMachine(Generic[Connection]):
     ) -> Sequence[Output[Connection]]:
         """An agent was let in; a connection that it had before is over."""
         before = self.connections.get(node)
+        if before is not None:
+            self._joined.pop(node, None)
         self.connections[node] = connection
         self._heard[node] = None
         self._absent.back(node)
@@ -119,6 +124,7 @@ class ControllerMachine(Generic[Connection]):
         if self.connections.get(node) != connection:
             return ()
         del self.connections[node]
+        self._joined.pop(node, None)
         self._absent.left(node, now_ns)
         if self.liveness.asked(node):
             return self._lost(node)  # a gang misses somebody already
@@ -188,6 +194,8 @@ class ControllerMachine(Generic[Connection]):
                 return (message,) if self.gather.takes_part(node, job, generation) else ()
             case NodeSeen(inventory=inventory):
                 self.liveness.watch(node, now_ns, inventory.incarnation)
+                if self._joined.pop(node, None) == inventory:
+                    return ()  # it said so when it joined, and the log has that
             case WorkerExited(cause=Cause.LOST_PEER):
                 lost = self._confirm_lost(message, now_ns)
                 return [*lost, *self.gather.receive(message, now_ns)]
@@ -223,8 +231,12 @@ class ControllerMachine(Generic[Connection]):
     ) -> list[Output[Connection]]:
         """The core has taken in an event, which gave these commands."""
         body = event.body
-        if isinstance(body, NodeSilent) and self._view.fleet.state(body.node) is NodeState.DEAD:
-            self.outbox.forget(body.node)
+        if isinstance(body, NodeJoined):
+            self._remember_joined(body)
+        elif isinstance(body, NodeSilent):
+            self._joined.pop(body.node, None)
+            if self._view.fleet.state(body.node) is NodeState.DEAD:
+                self.outbox.forget(body.node)
         outputs: list[Output[Connection]] = []
         for number in dict.fromkeys(job_of(each) for each in (body, *(c.body for c in commands))):
             outputs += self._follow(number, now_ns)
@@ -233,6 +245,11 @@ class ControllerMachine(Generic[Connection]):
         elif isinstance(body, GangReady):
             self.watch.restored(body.job, body.generation, body.step)
         return outputs
+
+    def _remember_joined(self, fact: NodeJoined) -> None:
+        node, inventory = self._view.fleet.index.get(fact.node.name), fact.inventory
+        if node is not None and not inventory.jobs and not inventory.snapshots:
+            self._joined[node] = inventory
 
     def _follow(self, number: int, now_ns: int) -> list[Output[Connection]]:
         """A gang's steps are watched for as long as it runs."""
@@ -312,8 +329,10 @@ class ControllerMachine(Generic[Connection]):
 
     def soon_ns(self) -> int | None:
         """The first deadline that a tick must not be late for: recovery waits for it."""
-        deadlines = self._absent.next_deadline_ns(), self.diagnosis.next_deadline_ns()
-        return min((at for at in deadlines if at is not None), default=None)
+        absent, diagnosed = self._absent.next_deadline_ns(), self.diagnosis.next_deadline_ns()
+        if absent is None or diagnosed is None:
+            return diagnosed if absent is None else absent
+        return min(absent, diagnosed)
 
     def next_deadline_ns(self) -> int | None:
         """When the next tick is due."""

@@ -57,7 +57,9 @@ class HangDiagnosis:
 
     def next_deadline_ns(self) -> int | None:
         """When the first diagnosis ends, whoever has answered."""
-        return min((opened.due_ns for opened in self._open.values()), default=None)
+        if not self._open:
+            return None
+        return min(opened.due_ns for opened in self._open.values())
 
     def _close(self, opened: OpenDiagnosis, now_ns: int) -> Sequence[EventBody]:
         fact = opened.fact

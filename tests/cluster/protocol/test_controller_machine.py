@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from phalanx.cluster.fleet.membership import MessageRefusal
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, TimeoutPolicy
 from phalanx.cluster.protocol.commands import Form
@@ -21,7 +22,13 @@ from phalanx.cluster.protocol.controller_outputs import (
     Output,
     Send,
 )
-from phalanx.cluster.protocol.events import EventBody, NodeSilent, NoProgress, Progress
+from phalanx.cluster.protocol.events import (
+    EventBody,
+    NodeJoined,
+    NodeSilent,
+    NoProgress,
+    Progress,
+)
 from phalanx.cluster.protocol.hang_diagnosis import LOOK_NS
 from phalanx.cluster.protocol.messages import (
     THIS_NODE,
@@ -29,6 +36,7 @@ from phalanx.cluster.protocol.messages import (
     DeviceError,
     FlushWanted,
     Heartbeat,
+    Holding,
     InspectGang,
     Inventory,
     NodeSeen,
@@ -137,6 +145,41 @@ def test_a_node_that_was_given_up_must_connect_again_to_be_heard() -> None:
     hello = NodeSeen(node=1, inventory=Inventory(incarnation=1))
     (seen,) = played.machine.received(1, hello, SILENT + 4)
     assert isinstance(seen, NodeSeen) and seen.node == 1
+
+
+def joined(played: Played, inventory: Inventory) -> int:
+    """A node that nobody knew is let in."""
+    played.happens(NodeJoined(node=Node(name="new", gpus=8), inventory=inventory))
+    node = played.drive.core.view.fleet.index["new"]
+    played.machine.connected(node, "c-new", inventory.incarnation, played.now_ns)
+    return node
+
+
+def test_what_a_node_said_when_it_joined_is_not_logged_again() -> None:
+    played, idle = Played(), Inventory(incarnation=1)
+    seen = NodeSeen(node=joined(played, idle), inventory=idle)
+    assert [*played.machine.received(seen.node, seen, played.now_ns)] == []
+    assert [*played.machine.received(seen.node, seen, played.now_ns)] == [seen]  # it says it again
+
+
+def test_a_node_that_joined_and_has_left_since_is_seen_again() -> None:
+    for gone in ("broken", "replaced", "silent"):
+        played, idle = Played(), Inventory(incarnation=1)
+        node = joined(played, idle)
+        if gone == "broken":
+            played.machine.disconnected(node, "c-new", played.now_ns)
+        elif gone == "silent":
+            played.happens(NodeSilent(node=node))
+        played.machine.connected(node, "again", 1, played.now_ns)
+        seen = NodeSeen(node=node, inventory=idle)
+        assert [*played.machine.received(node, seen, played.now_ns)] == [seen], gone
+
+
+def test_what_a_node_that_joins_still_runs_is_looked_at() -> None:
+    played = Played()
+    holding = Inventory(incarnation=1, jobs=(Holding(7, 1, "running", 1, 1),))
+    seen = NodeSeen(node=joined(played, holding), inventory=holding)
+    assert [*played.machine.received(seen.node, seen, played.now_ns)] == [seen]
 
 
 def test_a_busy_controller_forgives_what_it_could_not_hear() -> None:
