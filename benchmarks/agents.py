@@ -25,11 +25,12 @@ from phalanx.cluster.protocol.messages import (
 )
 from phalanx.control.server.http.front import Headers, headers_of
 from phalanx.control.trust.node_key import (
+    AGREEMENT_HEADER,
     NONCE_HEADER,
     SERVER_HEADER,
     NodeClaim,
     NodeKey,
-    link_proof,
+    claim_proof,
 )
 from phalanx.control.wire import agent_messages as wire
 
@@ -106,8 +107,9 @@ class LoadAgent(asyncio.Protocol):
 
     def _register(self, head: Headers) -> None:
         node, machine = self.fleet.describe(self.index), self.fleet.machine(self.index)
-        nonce, server = (
-            bytes.fromhex(head[name.encode()].decode()) for name in (NONCE_HEADER, SERVER_HEADER)
+        nonce, server, agreement = (
+            bytes.fromhex(head[name.encode()].decode())
+            for name in (NONCE_HEADER, SERVER_HEADER, AGREEMENT_HEADER)
         )
         asked, key = NodeClaim(nonce, server, node.name, machine), self.fleet.key(self.index)
         self.send(
@@ -115,7 +117,7 @@ class LoadAgent(asyncio.Protocol):
                 node=node,
                 machine=machine,
                 key=key.public,
-                proof=link_proof(self.link, asked) if self.link else key.sign(asked),
+                proof=claim_proof(self.link, asked) if self.link else key.prove(asked, agreement),
                 linked=bool(self.link),
                 inventory=self._inventory(),
                 version=__version__,

@@ -40,7 +40,13 @@ from phalanx.cluster.protocol.messages import (
     WorkerExited,
     WorkerUp,
 )
-from phalanx.control.trust.node_key import NONCE_HEADER, SERVER_HEADER, NodeClaim, NodeKey
+from phalanx.control.trust.node_key import (
+    AGREEMENT_HEADER,
+    NONCE_HEADER,
+    SERVER_HEADER,
+    NodeClaim,
+    NodeKey,
+)
 from phalanx.control.wire import agent_messages as wire
 from tests.ports import free_port
 
@@ -264,12 +270,14 @@ class PlayedAgent:
                 self.agent.handle(Disconnected(), time.time_ns())
 
     def proof(self, socket: ClientConnection) -> bytes:
-        """What the server asks for in its answer to the handshake, signed."""
+        """What the server asks for in its answer to the handshake."""
         assert socket.response is not None
-        nonce, server = (
-            bytes.fromhex(socket.response.headers[name]) for name in (NONCE_HEADER, SERVER_HEADER)
+        nonce, server, agreement = (
+            bytes.fromhex(socket.response.headers[name])
+            for name in (NONCE_HEADER, SERVER_HEADER, AGREEMENT_HEADER)
         )
-        return self.key.sign(NodeClaim(nonce, server, self.node.name, self.machine))
+        claim = NodeClaim(nonce, server, self.node.name, self.machine)
+        return self.key.prove(claim, agreement)
 
     async def _receive(self, message: wire.Down) -> None:
         match message:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from websockets.asyncio.client import ClientConnection
 
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.commands import Command, Form, Stop
+from phalanx.cluster.protocol.messages import Inventory
 from phalanx.cluster.reasons import Reason
 from phalanx.control.agent.uplink import Uplink
+from phalanx.control.trust.node_key import AGREEMENT_HEADER, NONCE_HEADER, SERVER_HEADER
 from phalanx.control.trust.server_key import ServerKey
 from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire.shell_messages import OpenShell
@@ -88,3 +94,18 @@ def test_signed_garbage_is_left_out_and_the_agent_goes_on(heard: Heard) -> None:
 def test_orders_that_start_nothing_need_no_signature(heard: Heard) -> None:
     stop = wire.Deliver(command=Command(1, 0, 1, (3,), Stop(reason=WHY, job=1, generation=1)))
     assert heard.hears(stop) == stop
+
+
+@pytest.mark.parametrize("agreement", ["", "zz", "00" * 32])
+def test_a_server_without_usable_keys_is_left_and_tried_again(heard: Heard, agreement: str) -> None:
+    headers = {NONCE_HEADER: "00", SERVER_HEADER: KEY.public.hex(), AGREEMENT_HEADER: agreement}
+    answer = SimpleNamespace(headers=headers)
+    connection = cast(
+        ClientConnection, SimpleNamespace(response=answer, remote_address=("127.0.0.1", 1))
+    )
+    node = Node(name="n", gpus=1)
+    register = wire.Register(
+        node=node, machine="m" * 16, inventory=Inventory(), version="1", clock_ns=0
+    )
+    with pytest.raises(ConnectionError, match="no usable keys"):
+        heard.uplink._proved(connection, register)

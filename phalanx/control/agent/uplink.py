@@ -21,12 +21,13 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from phalanx import __version__
 from phalanx.cluster.protocol.commands import Form
 from phalanx.control.trust.node_key import (
+    AGREEMENT_HEADER,
     NONCE_HEADER,
     SERVER_FILE,
     SERVER_HEADER,
     NodeClaim,
+    claim_proof,
     fingerprint,
-    link_proof,
     node_key,
 )
 from phalanx.control.trust.secret_file import read_text, write_secret
@@ -194,10 +195,19 @@ class Uplink:
         """The first word with the proof that this node has its key, or its link key."""
         assert connection.response is not None
         said = connection.response.headers
-        self._pin(bytes.fromhex(said.get(SERVER_HEADER, "")), str(connection.remote_address[0]))
-        nonce = bytes.fromhex(said.get(NONCE_HEADER, ""))
-        asked = NodeClaim(nonce, self._server_key, register.node.name, register.machine)
-        proof = link_proof(self._link, asked) if self._link else self._key.sign(asked)
+        headers = (NONCE_HEADER, SERVER_HEADER, AGREEMENT_HEADER)
+        try:
+            nonce, server, agreement = (bytes.fromhex(said.get(name, "")) for name in headers)
+            self._pin(server, str(connection.remote_address[0]))
+            asked = NodeClaim(nonce, self._server_key, register.node.name, register.machine)
+            if self._link:
+                proof = claim_proof(self._link, asked)
+            else:
+                proof = self._key.prove(asked, agreement)
+        except ValueError:
+            raise ConnectionError(
+                "the server's answer to the handshake has no usable keys"
+            ) from None
         linked = bool(self._link)
         return structs.replace(register, key=self._key.public, proof=proof, linked=linked)
 

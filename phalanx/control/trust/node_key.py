@@ -1,9 +1,9 @@
 """A node's own key: made when it first joins, kept in its state folder, never sent anywhere.
 
-Whoever connects as a node signs what the server asks: a number used once, for this server, in the
-name of this node. An agent that has signed gets a link key for the next times, which it proves to
-know in the same way: checking a signature for each of thousands of agents that come back at once
-would hold up the server.
+Whoever connects as a node shows that it knows the key which this node and the server agree on,
+over a number used once, for this server, in the name of this node. An agent that has shown it gets
+a link key for the next times, which it proves to know in the same way: an agreement with each of
+thousands of agents that come back at once would hold up the server.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.control.trust.secret_file import read_text, write_secret
-from phalanx.control.trust.server_key import private_key, signed_by
+from phalanx.control.trust.server_key import KeyAgreement, ServerKey
 
 KEY_FILE = "node.key"
 SERVER_FILE = "server.pub"  # the key of the server that this node joined
 NONCE_HEADER = "x-phalanx-nonce"
 SERVER_HEADER = "x-phalanx-server"  # the key of the server that asks
+AGREEMENT_HEADER = "x-phalanx-agreement"  # its other public key, to agree on one with
 NONCE_BYTES = 16
 PUBLIC_LETTERS = 64  # 32 bytes as hexadecimal digits
 
@@ -36,20 +37,20 @@ class NodeClaim(Struct, frozen=True, array_like=True):
     machine: str
 
     def encode(self) -> bytes:
-        """The bytes that are signed."""
-        return b"phalanx node 1\0" + msgspec.msgpack.encode(self)
+        """The bytes that are proved."""
+        return b"phalanx node 2\0" + msgspec.msgpack.encode(self)
 
 
 class NodeKey:
     """The key pair of this node."""
 
     def __init__(self, seed: bytes) -> None:
-        self._key = private_key(seed)
-        self.public: str = self._key.public_key().public_bytes_raw().hex()
+        self._agreement = KeyAgreement(seed)
+        self.public: str = self._agreement.public.hex()
 
-    def sign(self, asked: NodeClaim) -> bytes:
-        """The proof that this node has its key."""
-        return self._key.sign(asked.encode())
+    def prove(self, asked: NodeClaim, server: bytes) -> bytes:
+        """The proof that this node has its key; ``server``: what it agrees with."""
+        return claim_proof(self._agreement.with_peer(server), asked)
 
 
 def node_key(state: Path) -> NodeKey:
@@ -76,16 +77,25 @@ def fingerprint(public: str) -> str:
     return f"sha256:{hashlib.sha256(bytes.fromhex(public)).hexdigest()[:16]}" if public else ""
 
 
-def signed(public: str, proof: bytes, asked: NodeClaim) -> bool:
-    """Whether the node with this key signed what it was asked."""
-    return signed_by(bytes.fromhex(public), proof, asked.encode())
+def proved(server: ServerKey, public: str, proof: bytes, asked: NodeClaim) -> bool:
+    """Whether this comes from the node with this public key."""
+    try:
+        agreed = server.agreement.with_peer(bytes.fromhex(public))
+    except ValueError:
+        return False
+    return hmac.compare_digest(claim_proof(agreed, asked), proof)
 
 
 def link_key(secret: bytes, token: str, public: str) -> bytes:
-    """What an agent that has signed once proves to know from then on."""
-    return hmac.digest(secret, f"{token} {public}".encode(), "sha256")
+    """What an agent that has shown its key proves to know from then on."""
+    return _keyed(secret, f"{token} {public}".encode())
 
 
-def link_proof(link: bytes, asked: NodeClaim) -> bytes:
-    """The proof that an agent knows its link key."""
-    return hmac.digest(link, asked.encode(), "sha256")
+def claim_proof(key: bytes, asked: NodeClaim) -> bytes:
+    """The proof of whoever knows the agreed key, or the link key."""
+    return _keyed(key, asked.encode())
+
+
+def _keyed(key: bytes, data: bytes) -> bytes:
+    """A code that nobody makes without the key; HMAC would take ten times as long here."""
+    return hashlib.blake2b(data, key=key, digest_size=32).digest()

@@ -20,7 +20,7 @@ from phalanx.hardware.probe.description import NodeDescription
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
 
-PROTOCOL = 4  # both sides must speak the same
+PROTOCOL = 5  # both sides must speak the same
 AGENT_PATH = "/v1/agent"
 
 

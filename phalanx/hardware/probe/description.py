@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 # Whoever says a fact first in this order is believed.
 OPTION, SITE_FILE = "agent option", "site file"
@@ -105,7 +105,7 @@ def bad_description(described: NodeDescription) -> str:
     for name, most in MOST_ROWS.items():
         if len(getattr(described, name)) > most:
             return f"{name}: at most {most}"
-    for value in _leaves(described):
+    for value in _parts(described):
         if isinstance(value, str) and len(value) > MOST_LETTERS:
             return f"{value[:40]!r}…: at most {MOST_LETTERS} letters"
         if isinstance(value, int) and abs(value) > MOST_NUMBER:
@@ -128,16 +128,17 @@ def changed_facts(old: NodeDescription, new: NodeDescription) -> list[str]:
     return lines + [f"{name} changed" for name in parts if getattr(old, name) != getattr(new, name)]
 
 
-def _leaves(value: object) -> Iterator[object]:
-    if isinstance(value, Struct):
-        for name in value.__struct_fields__:
-            yield from _leaves(getattr(value, name))
-    elif isinstance(value, tuple):
-        yield value
-        for each in value[:MOST_LISTED]:
-            yield from _leaves(each)
-    else:
-        yield value
+def _parts(described: NodeDescription) -> Iterator[object]:
+    """Everything inside a description; of a list that is too long its beginning."""
+    left: list[object] = [described]
+    while left:
+        part = left.pop()
+        if isinstance(part, Struct):
+            left.extend(structs.astuple(part))
+            continue
+        if isinstance(part, tuple):
+            left.extend(part[:MOST_LISTED])
+        yield part
 
 
 def kept_description(data: bytes) -> NodeDescription | None:

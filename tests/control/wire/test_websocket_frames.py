@@ -17,6 +17,7 @@ from websockets.frames import Frame, Opcode
 
 from phalanx.control.server.http import front
 from phalanx.control.server.http.front import accepted, headers_of
+from phalanx.control.trust.server_key import ServerKey
 from phalanx.control.wire.websocket_frames import (
     BYTES,
     CLOSE,
@@ -29,6 +30,7 @@ from phalanx.control.wire.websocket_frames import (
 from tests.control.servers import ServerProcess
 
 MOST = 1 << 20
+SERVER = ServerKey(bytes(32))
 HANDSHAKE = {
     b"upgrade": b"websocket",
     b"connection": b"keep-alive, Upgrade",
@@ -93,7 +95,7 @@ def test_the_servers_frames_are_those_of_the_library(size: int) -> None:
 
 
 def test_a_handshake_is_answered_as_the_standard_says() -> None:
-    answer = accepted(HANDSHAKE, b"", b"")
+    answer = accepted(HANDSHAKE, b"", SERVER)
     assert answer is not None and b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in answer  # RFC 6455, 1.3
 
 
@@ -107,7 +109,7 @@ def test_a_handshake_is_answered_as_the_standard_says() -> None:
     ],
 )
 def test_another_handshake_is_not_accepted(change: dict[bytes, bytes]) -> None:
-    assert accepted(HANDSHAKE | change, b"", b"") is None
+    assert accepted(HANDSHAKE | change, b"", SERVER) is None
 
 
 @pytest.mark.parametrize("head", [b"no colon", b": empty", b"a : b", b"a: 1\r\nA: 2"])

@@ -15,7 +15,7 @@ from phalanx.control.server.agent_link.handshake import bad_register, is_known, 
 from phalanx.control.server.controller import UnavailableError
 from phalanx.control.server.http.front import FIRST_SECONDS, Headers, accepted
 from phalanx.control.server.security.auth import AuthError, Token, bearer, require
-from phalanx.control.server.security.joining import refuse_elsewhere
+from phalanx.control.server.security.joining import Joining, refuse_elsewhere
 from phalanx.control.server.store.interface import StoreError
 from phalanx.control.trust.node_key import NONCE_BYTES
 from phalanx.control.wire.agent_messages import (
@@ -88,7 +88,7 @@ class AgentSocket(asyncio.Protocol):
         self._state.connections.add(self)
         try:
             leading = self._server.leading_or_refuse()
-            answer = accepted(self._headers, self._nonce, leading.hub.server_key)
+            answer = accepted(self._headers, self._nonce, leading.hub.key)
             if answer is None:
                 text = "this is no handshake of an agent: WebSocket version 13 is spoken here"
                 raise AuthError(400, "bad_request", text)
@@ -214,11 +214,10 @@ class AgentSocket(asyncio.Protocol):
         try:
             if leading is None or leading.hub is not hub:
                 raise UnavailableError("this server leads no more")
-            if self._token.unconfirmed or not self._token.key:
-                bound = structs.replace(self._token, key=register.key)
-                self._token = await leading.joining.confirm(bound)
+            confirmed = self._confirmed(leading.joining, register.key)
             if not is_known(hub, register):
                 await hub.controller.order(new_node(register))
+            self._token = await confirmed if confirmed is not None else self._token
         except (UnavailableError, StoreError):
             text = "the server cannot store this now"
             self.close(hub.rejected(RejectCode.INTERNAL, text, retry=True))
@@ -228,6 +227,13 @@ class AgentSocket(asyncio.Protocol):
                 self._transport.resume_reading()
         if not self.closed:
             self._let_in(hub, register)
+
+    def _confirmed(self, joining: Joining, key: str) -> asyncio.Future[Token] | None:
+        """The token, once it is stored that the node has shown its key; None: that it had."""
+        assert self._token is not None
+        if self._token.unconfirmed or not self._token.key:
+            return joining.confirm(structs.replace(self._token, key=key))
+        return None
 
     def _let_in(self, hub: Hub, register: Register) -> None:
         assert self._token is not None

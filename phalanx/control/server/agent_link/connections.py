@@ -85,8 +85,7 @@ class Hub:
         key: ServerKey | None = None,
         link_secret: bytes = b"",
     ) -> None:
-        self._key = key or ServerKey(bytes(32))
-        self.server_key = self._key.public  # what agents prove themselves to
+        self.key = key or ServerKey(bytes(32))  # that agents prove themselves to
         self.link_secret = link_secret  # that agents' link keys are made from
         self._secret = secret  # that the keys of jobs' keepers are made from
         self.controller = controller
@@ -194,8 +193,9 @@ class Hub:
     def deliver(self, event: Event, commands: Sequence[Command]) -> None:
         """Sends what an event gave to the nodes that it is for."""
         now = self._now_ns()
-        self._act(self.machine.ordered(commands, now))
-        self._act(self.machine.handled(event, commands, now))
+        outputs = self.machine.ordered(commands, now)
+        outputs += self.machine.handled(event, commands, now)
+        self._act(outputs)
 
     def _act(self, outputs: Iterable[Output[AgentSocket]]) -> None:
         """Does what the machine wants done."""
@@ -259,7 +259,7 @@ class Hub:
     def signed(self, order: Deliver | OpenShell) -> bytes:
         """The frame of an order that starts something on nodes; once for a whole gang."""
         data = encode(order)
-        return framed(encode(Signed(order=data, signature=self._key.sign_order(data))))
+        return framed(encode(Signed(order=data, signature=self.key.sign_order(data))))
 
     def push(self, node: int, frame: bytes) -> bool:
         """Sends a frame to a node; False when it is not connected."""

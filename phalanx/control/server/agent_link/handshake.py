@@ -14,11 +14,11 @@ from phalanx.cluster.protocol.events import NodeJoined
 from phalanx.control.server.security.auth import Token
 from phalanx.control.trust.node_key import (
     NodeClaim,
+    claim_proof,
     fingerprint,
     is_public_key,
     link_key,
-    link_proof,
-    signed,
+    proved,
 )
 from phalanx.control.wire.agent_messages import (
     PROTOCOL,
@@ -83,13 +83,15 @@ def _unproved(hub: Hub, token: Token, register: Register, nonce: bytes) -> Rejec
     The token of a node that joined before nodes had keys is bound to the first that is shown.
     """
     key = token.key or register.key
-    asked = NodeClaim(nonce, hub.server_key, token.node, token.machine)
+    asked = NodeClaim(nonce, hub.key.public, token.node, token.machine)
     if register.linked and token.key and not token.unconfirmed:
-        wanted = link_proof(link_key(hub.link_secret, token.id, key), asked)
+        wanted = claim_proof(link_key(hub.link_secret, token.id, key), asked)
         if hmac.compare_digest(wanted, register.proof):
             return None
-        return hub.rejected(RejectCode.UNLINKED, "sign anew: the link key is not known", retry=True)
-    if is_public_key(key) and key == register.key and signed(key, register.proof, asked):
+        return hub.rejected(
+            RejectCode.UNLINKED, "show your key: the link key is not known", retry=True
+        )
+    if is_public_key(key) and key == register.key and proved(hub.key, key, register.proof, asked):
         return None
     text = (
         f"this agent does not have the key that {token.node} joined with: where the node was "

@@ -145,7 +145,7 @@ async def join(call: Call) -> JoinAnswer:
     return JoinAnswer(
         token=secret,
         version=__version__,
-        server_key=hub.server_key.hex(),
+        server_key=hub.key.public.hex(),
         pending=token.pending,
     )
 

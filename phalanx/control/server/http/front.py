@@ -29,6 +29,7 @@ from phalanx.control.wire.agent_messages import AGENT_PATH
 
 if TYPE_CHECKING:
     from phalanx.control.server.agent_link.connection import AgentSocket
+    from phalanx.control.trust.server_key import ServerKey
 
 AGENT_LINE = f"GET {AGENT_PATH} HTTP/1.1\r\n".encode()
 MOST_AGENT_HEAD_BYTES = 16 << 10
@@ -171,8 +172,8 @@ def headers_of(data: bytes) -> Headers | None:
     return headers
 
 
-def accepted(headers: Headers, nonce: bytes, server_key: bytes) -> bytes | None:
-    """The answer to a handshake, with what the agent shall sign.
+def accepted(headers: Headers, nonce: bytes, server: ServerKey) -> bytes | None:
+    """The answer to a handshake, with what the agent shall prove.
 
     None where it asks for something else than we speak.
     """
@@ -189,5 +190,6 @@ def accepted(headers: Headers, nonce: bytes, server_key: bytes) -> bytes | None:
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Accept: " + proof + b"\r\n"
         b"X-Phalanx-Nonce: " + nonce.hex().encode() + b"\r\n"
-        b"X-Phalanx-Server: " + server_key.hex().encode() + b"\r\n\r\n"
+        b"X-Phalanx-Server: " + server.public.hex().encode() + b"\r\n"
+        b"X-Phalanx-Agreement: " + server.agreement.public.hex().encode() + b"\r\n\r\n"
     )

@@ -18,6 +18,7 @@ UNCONFIRMED_HOURS = 1.0  # for an agent to show that it has the key it joined wi
 PENDING_HOURS = 168.0  # for an administrator to decide
 MOST_WAITING = 4  # keys that wait, or tokens that nobody has confirmed, by node
 MOST_PENDING = 10_000  # of all nodes together
+GATHER_SECONDS = 0.01  # that the first of several confirmations waits for the others
 
 
 class NameTakenError(Exception):
@@ -106,7 +107,7 @@ class Joining:
             text = "too many machines ask for this: an administrator decides (`phalanx nodes`)"
             raise AuthError(429, "too_many_pending", text)
 
-    async def confirm(self, token: Token) -> Token:
+    def confirm(self, token: Token) -> asyncio.Future[Token]:
         """A node has shown its key with this token: its older ones are worth nothing now.
 
         Thousands of agents that come for the first time are stored together, not one by one.
@@ -115,10 +116,11 @@ class Joining:
         self._shown.append((token, confirmed))
         if self._confirming is None:
             self._confirming = asyncio.create_task(self._confirm_shown())
-        return await confirmed
+        return confirmed
 
     async def _confirm_shown(self) -> None:
         while self._shown:
+            await asyncio.sleep(GATHER_SECONDS)
             shown, self._shown = self._shown, []
             try:
                 known = await asyncio.to_thread(self._confirm_all, [token for token, _ in shown])
