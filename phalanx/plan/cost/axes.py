@@ -1,8 +1,10 @@
 """Communication of each axis: what a block moves, and how much of it cannot be hidden.
 
 tensor   forward and backward: two gathers and two scatters of [tokens, dim] a dense block (an
-         all-reduce moves as much), one of each where the second half is experts
-context  keys and values pass around a ring beside attention: (c-1) * tokens * kv width * 2
+         all-reduce moves as much), one of each where the second half is experts; one of each
+         around embedding and head, and two numbers a token of the loss
+context  keys and values pass around a ring beside attention: (c-1) * tokens * kv width * 2;
+         in backward they do again, and their gradients all the way home: c times
 expert   tokens travel to their experts and back, once a direction
 data     ZeRO 0: all-reduce of gradients; 1, 2: reduce-scatter, then all-gather of weights;
          3: weights are gathered block by block in forward and in backward
@@ -47,11 +49,17 @@ def block_exposed(
     tensor = _tensor_seconds(split, pricing, moe=moe)
     ring = _ring_seconds(split, pricing)
     forward_ring = left_over(ring, time.attention, pricing)
-    backward_ring = left_over(2 * ring, time.attention_backward, pricing)
+    # Of ``c - 1`` passes forward, backward makes as many and another ``c`` of gradients.
+    passes = (2 * split.context - 1) / np.maximum(1, split.context - 1)
+    backward_ring = left_over(passes * ring, time.attention_backward, pricing)
     expert = _expert_seconds(split, pricing) if moe else np.zeros_like(tensor)
     if pricing.software.overlap_expert:
         expert = left_over(expert, time.forward, pricing)
-    return Exposed(tensor, forward_ring, expert), Exposed(tensor, backward_ring, expert)
+    merge, merge_backward = _merge_seconds(split, pricing)
+    return (
+        Exposed(tensor, forward_ring + merge, expert),
+        Exposed(tensor, backward_ring + merge_backward, expert),
+    )
 
 
 def left_over(
@@ -85,6 +93,22 @@ def _tensor_seconds(split: Split, pricing: Pricing, *, moe: bool) -> Floats:
     return seconds
 
 
+def head_exposed(split: Split, pricing: Pricing) -> Floats:
+    """Of the tensor axis around embedding, head and loss, both directions.
+
+    The embedding's sum is scattered and the head's input gathered, and back; the loss has the
+    largest logit of a token over all ranks, then the sum of its exponentials.
+    """
+    tokens = tokens_of(split, pricing.workload)
+    nbytes = pricing.width * tokens * pricing.workload.model.dim
+    ranks = group(split.tensor, np.ones_like(split.tensor), pricing.machine)
+    rest = (ranks, pricing.machine, pricing.constants)
+    statistics = all_reduce_seconds(4.0 * tokens, *rest) + all_reduce_seconds(8.0 * tokens, *rest)
+    if not pricing.software.sequence_parallel:
+        return 2 * all_reduce_seconds(nbytes, *rest) + statistics
+    return 4 * all_gather_seconds(nbytes, *rest) + statistics
+
+
 def _ring_seconds(split: Split, pricing: Pricing) -> Floats:
     """All steps of the ring in forward; also what gathering keys and values would take."""
     model = pricing.workload.model
@@ -95,6 +119,21 @@ def _ring_seconds(split: Split, pricing: Pricing) -> Floats:
     nbytes = pricing.width * tokens_of(split, pricing.workload) * split.context * width
     ranks = group(split.context, split.tensor, pricing.machine)
     return all_gather_seconds(nbytes, ranks, pricing.machine, pricing.constants)
+
+
+def _merge_seconds(split: Split, pricing: Pricing) -> tuple[Floats, Floats]:
+    """Passes over memory that a ring adds: each of its steps gives a part of the result.
+
+    Parts are summed in fp32 (two are read, one is written): outputs in forward; in backward
+    gradients of queries, keys and values.
+    """
+    model = pricing.workload.model
+    tokens = tokens_of(split, pricing.workload)
+    queries = tokens * model.heads * model.head_dim / split.tensor
+    keys = tokens * 2 * model.kv_heads * model.head_dim / np.minimum(split.tensor, model.kv_heads)
+    steps = np.where(split.context > 1, split.context, 0.0)
+    forward = pricing.memory_seconds(steps * 12.0 * queries)
+    return forward, pricing.memory_seconds(steps * 12.0 * (queries + keys))
 
 
 def _expert_seconds(split: Split, pricing: Pricing) -> Floats:

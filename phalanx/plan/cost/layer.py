@@ -131,7 +131,7 @@ def head_time(split: Split, pricing: Pricing) -> BlockTime:
     total.matmul(tokens, model.vocab / split.tensor, model.dim, narrow)
     logits = tokens * model.vocab / split.tensor
     # Bytes a logit: fused, read and cast once; else fp32 copies for maximum, exponential, sum.
-    passes = 8.0 if pricing.software.chunked_loss else 16.0
+    passes = 8.0 if pricing.software.chunked_loss and pricing.software.fused else 16.0
     bandwidth = pricing.machine.memory_bandwidth * pricing.constants.memory
     nothing = np.zeros_like(tokens)
     return BlockTime(

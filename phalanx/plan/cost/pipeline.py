@@ -2,11 +2,12 @@
 
 A step of m micro-batches over p ranks, each holding v stages, takes
 
-    m * slowest + (p - 1) / v * mean * idle
+    m * slowest + (p - 1) / v * others * idle
 
-where ``slowest`` and ``mean`` are a rank's forward and backward of one micro-batch. ``idle`` is
-1 for GPipe, 1F1B and interleaved, 1/3 for ZB-H1, 0 for ZB-V; DualPipe overlaps the two
-directions of p/2 - 1 micro-batches and has half the ranks to fill.
+where ``slowest`` is the forward and backward of one micro-batch on the rank that takes longest, and
+``others`` the mean over the rest: it waits for them to fill and to drain. ``idle`` is 1 for GPipe,
+1F1B and interleaved, 1/3 for ZB-H1, 0 for ZB-V; DualPipe overlaps the two directions of p/2 - 1
+micro-batches and has half the ranks to fill.
 """
 
 from __future__ import annotations

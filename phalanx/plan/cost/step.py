@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.plan.cost.axes import block_exposed, gathered_block_seconds, left_over, reduced_seconds
+from phalanx.plan.cost.axes import (
+    block_exposed,
+    gathered_block_seconds,
+    head_exposed,
+    left_over,
+    reduced_seconds,
+)
 from phalanx.plan.cost.collectives import send_seconds
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.layer import Pricing, Split, block_time, head_time, tokens_of
@@ -77,8 +83,10 @@ def step_time(
     parts["pipeline"] = _send_seconds(pricing, grid)
     backward = sum(parts.values()) - forward
     mean = mean + parts["pipeline"]
+    p = grid.pipeline
+    others = np.maximum(0.0, p * mean - sum(parts.values())) / np.maximum(1, p - 1)
     parts = {name: m * seconds for name, seconds in parts.items()}
-    parts["bubble"] = idle_share(grid) * mean
+    parts["bubble"] = idle_share(grid) * others
     parts["data"] = parts["data"] + reduced_seconds(grid, elements, forward, backward, pricing)
     parts["optimizer"] = _optimizer_seconds(pricing, grid, elements)
     parts["offload"] = _offload_seconds(pricing, grid, elements, worst, m, forward, backward)
@@ -168,6 +176,7 @@ def _head_parts(pricing: Pricing, grid: Grid) -> _Block:
     parts = {
         "matmul": (time.matmul + time.matmul_backward)[inverse],
         "elementwise": (time.elementwise + time.elementwise_backward)[inverse],
+        "tensor": head_exposed(split, pricing)[inverse],
     }
     elements = held(head_tensors(pricing.workload.model), grid.tensor[first], grid.expert[first])
     return _Block(parts, time.forward[inverse], elements.astype(np.float64)[inverse])

@@ -1,8 +1,8 @@
 """Constants of CPU cores from a few measured steps and collectives.
 
 A step's time is linear in the time of its products and in the time to start a kernel, all else
-being equal: two steps of one mesh that differ in their micro-batch give both. Two collectives of
-different sizes give latency and bandwidth of the link.
+being equal: two steps of one mesh that differ in their micro-batch give both. Attention alone gives
+its own speed, and two collectives of different sizes give latency and bandwidth of the link.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from phalanx.plan.cost.predict import predict
 from phalanx.plan.workload import Mapping, Workload
 
 PRODUCTS, ATTENTION = "cpu:bfloat16", "cpu:flash2"
+LEAST_KERNEL_SECONDS = 1e-5  # what starting an operator takes on any core
 
 
 class MeasuredStep(Struct, frozen=True):
@@ -26,10 +27,11 @@ class MeasuredStep(Struct, frozen=True):
     workload: Workload
     mapping: Mapping
     seconds: float
+    attention_seconds: float  # of all its layers and micro-batches, measured alone
 
 
 class MeasuredLink(Struct, frozen=True, kw_only=True):
-    """All-gathers between two ranks of one machine; bytes are those that each has afterwards."""
+    """Gathers and scattered sums between two ranks of a machine; bytes are those of the whole."""
 
     small_bytes: int
     small_seconds: float
@@ -41,7 +43,7 @@ def cpu_constants(
     steps: tuple[MeasuredStep, MeasuredStep], link: MeasuredLink, on: Cluster, base: Constants
 ) -> Constants:
     """The base constants with products, kernels and the link as they were measured."""
-    constants = _with_link(link, on, base)
+    constants = _with_attention(steps[0], on, _with_link(link, on, base))
 
     def seconds(
         slower: float, kernel_seconds: float
@@ -59,7 +61,10 @@ def cpu_constants(
         rule, fix = "the two steps say the same", "measure two sizes of micro-batch"
         raise ConfigError("steps", [step.seconds for step in steps], rule, fix)
     slower, kernel = np.linalg.solve(matrix, measured - here)
-    return _with_compute(constants, max(0.05, 1 + slower), max(1e-7, usual + kernel))
+    if usual + kernel < LEAST_KERNEL_SECONDS:  # small products are quicker than they are priced
+        kernel = LEAST_KERNEL_SECONDS - usual
+        slower = (measured - here - kernel * matrix[:, 1])[0] / matrix[0, 0]
+    return _with_compute(constants, max(0.05, 1 + slower), usual + kernel)
 
 
 def _with_compute(constants: Constants, slower: float, kernel_seconds: float) -> Constants:
@@ -67,9 +72,16 @@ def _with_compute(constants: Constants, slower: float, kernel_seconds: float) ->
     return structs.replace(
         constants,
         matmul=constants.matmul | {PRODUCTS: constants.matmul[PRODUCTS] / slower},
-        attention=constants.attention | {ATTENTION: constants.attention[ATTENTION] / slower},
         kernel_seconds=kernel_seconds,
     )
+
+
+def _with_attention(step: MeasuredStep, on: Cluster, base: Constants) -> Constants:
+    """Attention as fast as it was measured alone."""
+    at_once = structs.replace(base, kernel_seconds=0.0)
+    priced = predict(step.workload, step.mapping, on, constants=at_once).parts["attention"]
+    share = base.attention[ATTENTION] * priced / step.attention_seconds
+    return structs.replace(base, attention=base.attention | {ATTENTION: share})
 
 
 def _with_link(link: MeasuredLink, on: Cluster, base: Constants) -> Constants:

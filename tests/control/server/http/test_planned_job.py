@@ -70,7 +70,10 @@ def assert_all_derived(spec: JobSpec) -> None:
         if name not in ("exposed_ns", "bubble_ns", "micro_batches"):
             assert getattr(expected, name) > 0, name
     assert expected.exposed_ns + expected.bubble_ns <= expected.step_ns
-    assert (expected.bubble_ns > 0) == (spec.gang.pipeline > 1)
+    full = any(
+        "zero-bubble" in choice for choice in spec.plan.chosen
+    )  # such a pipeline never waits
+    assert (expected.bubble_ns > 0) == (spec.gang.pipeline > 1 and not full)
     for interval in (spec.plan.step_ns, spec.plan.run_seconds, spec.plan.micro_dollars):
         assert interval is not None and interval.low <= interval.mid <= interval.high
     assert spec.plan.step_ns is not None and spec.plan.step_ns.mid == expected.step_ns
