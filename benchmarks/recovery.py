@@ -35,7 +35,7 @@ from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.protocol.timeouts import derive
 from phalanx.testing.local_cluster import TrialCluster
 from phalanx.train import StepRecord, read_records
-from proof.report import report
+from proof.report import FIGURES_VARIABLE, report
 
 HANG_NS = 2_000_000_000  # the least; what is derived from the step is shown
 POLICY = f"[spares]\nnodes = {{spares}}\n[timeouts]\nleast_hang_ns = {HANG_NS}\n{HEALTH}"
@@ -134,7 +134,15 @@ def main() -> int:
     if options.json:
         print(json.dumps({**results, "figures": figures(results)}, indent=2))
         return 0
-    return report(claim_of(set(results), cuda), figures(results))
+    return report(claim_of(set(results), cuda), judged(figures(results), options.times))
+
+
+def judged(found: dict[str, float], times: int) -> dict[str, float]:
+    """Figures to hold against the bars: where all of fewer kills were recovered from, none of those
+    that nobody asked for is missing."""
+    if os.environ.get(FIGURES_VARIABLE):
+        return found
+    return {n: v for n, v in found.items() if not (n.endswith("_recovered") and v >= times)}
 
 
 class Bench:

@@ -126,7 +126,8 @@ def _on_finished(ctx: Context, fact: JobFinished) -> None:
     if gang.only_saves and gang.ending is not None:  # before its agent was told to drain it
         departure.leave(ctx, job, gang.ending, gang.ending_why)
         return
-    departure.leave(ctx, job, JobState.DONE, reason("finished"))
+    why = reason("finished" if job.spec.reports_steps else "program_ended")
+    departure.leave(ctx, job, JobState.DONE, why)
 
 
 def _on_defragment(ctx: Context, fact: Defragment) -> None:

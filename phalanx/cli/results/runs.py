@@ -85,8 +85,10 @@ def _all(server: str, state: Path | None, json: bool) -> list[Run]:
                 if not after:
                     return records
         except ClientError as error:
-            if named or error.status or not RUNS.is_dir():
+            if named or error.status:
                 raise
+            if not RUNS.is_dir():
+                raise ClientError(f"there is no folder {RUNS}/ here, and {error}") from None
     print(f"note: no server answers here; these are the runs in {RUNS}/", file=sys.stderr)
     return _in_folder(RUNS)
 

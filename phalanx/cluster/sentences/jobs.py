@@ -70,6 +70,7 @@ SENTENCES = {
     # lifecycle
     "queued": "in the queue",
     "finished": "did all its steps",
+    "program_ended": "its program ended by itself, without an error",
     # requests
     "no_such_job": "there is no job {job}",
     "job_ended": "job {job} has already ended ({state})",
