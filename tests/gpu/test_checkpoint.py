@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from phalanx.checkpoint import Checkpointer, latest
 from phalanx.checkpoint.keeper.start import home_of
+from phalanx.checkpoint.write import background
 from phalanx.config import Job, check, job_from_table, resolve
 from phalanx.parallel import build_mesh
 from phalanx.train.trainer import Trainer
@@ -128,8 +129,25 @@ def test_a_killed_worker_is_continued_from_the_keepers_memory(tmp_path: Path) ->
 def test_the_memory_of_snapshots_is_pinned(tmp_path: Path) -> None:
     trainer = make_trainer()
     checkpointer = prepared(trainer, tmp_path / "checkpoints", home_of(str(tmp_path)))
-    background = checkpointer._background
-    assert background is not None
-    _, memory = background._kept.slot()
+    assert checkpointer._background is not None
+    _, memory = checkpointer._background._kept.slot()
     assert memory.is_pinned()
     checkpointer.close()
+
+
+def test_a_copy_makes_few_marks_and_the_next_one_uses_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "MARK_BYTES", 1)
+    trainer = make_trainer()
+    trainer.train_step()
+    checkpointer = prepared(trainer, tmp_path / "checkpoints", home_of(str(tmp_path)))
+    made = []
+    for step in (1, 2):
+        checkpointer.save(step, trainer.tensors(), trainer.extra())
+        checkpointer.finish()
+        assert checkpointer._background is not None
+        made.append(list(checkpointer._background._events))
+    checkpointer.close()
+    assert 2 <= len(made[0]) <= background.MOST_MARKS
+    assert made[1] == made[0]
