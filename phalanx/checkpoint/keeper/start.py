@@ -36,11 +36,19 @@ def own_address() -> str:
             return "127.0.0.1"
 
 
+def socket_base() -> Path:
+    """Where this user's sockets lie; root's where nobody else can take the name before it."""
+    if given := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(given)
+    if os.getuid() == 0 and os.access("/run", os.W_OK):
+        return Path("/run/phalanx")
+    return Path(f"/tmp/phalanx-{os.getuid()}")
+
+
 def home_of(name: str) -> Path:
     """The folder of sockets where the keepers of a job's runs on this node are found."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/phalanx-{os.getuid()}"
     digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-    return Path(base) / f"keepers-{digest}-{node_tag()}"
+    return socket_base() / f"keepers-{digest}-{node_tag()}"
 
 
 def node_tag() -> str:

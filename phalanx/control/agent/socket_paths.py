@@ -6,12 +6,13 @@ import hashlib
 import os
 from pathlib import Path
 
+from phalanx.checkpoint.keeper.start import socket_base
+
 
 def runtime_folder(state: Path) -> Path:
     """The folder of the sockets that belong to a state folder."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/phalanx-{os.getuid()}")
     digest = hashlib.blake2b(str(state.absolute()).encode(), digest_size=6).hexdigest()
-    return base / digest
+    return socket_base() / digest
 
 
 def make_runtime_folder(state: Path) -> Path:
