@@ -180,8 +180,10 @@ def test_an_incident_ends_with_the_first_step_of_the_gang_that_formed_again(run:
     run.cluster.wait(lambda: told["generation"] in curve()["value"], "its steps to be stored", 120)
     steps = curve()
     first = steps["time"][steps["value"].index(told["generation"])]
-    assert told["resumed_seconds"] == pytest.approx(first - incident["time"], abs=0.02)
-    assert told["resumed_seconds"] >= told["restored_seconds"] > 0
+    # A busy server may hear that the gang was restored after it has made a step.
+    resumed = max(first - incident["time"], told["restored_seconds"])
+    assert told["resumed_seconds"] == pytest.approx(resumed, abs=0.02)
+    assert told["restored_seconds"] > 0
 
 
 def test_every_rank_of_a_step_is_fetched_from_the_nodes(run: Run, at: Tab) -> None:
