@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
+from benchmarks.agents import frame
+from phalanx import __version__
 from phalanx.cluster.policy import JoinPolicy
+from phalanx.cluster.protocol.messages import Inventory
 from phalanx.control.server.security.auth import Token, Tokens
 from phalanx.control.server.security.joining import Joining
 from phalanx.control.server.store.interface import StoreError, open_store
 from phalanx.control.trust.node_key import KEY_FILE, NodeKey, fingerprint
+from phalanx.control.wire import agent_messages as wire
 from tests.commands import run_phalanx
 from tests.control.servers import PlayedAgent, ServerProcess
 from tests.security.agents import RootAgent, wait_for
@@ -98,6 +103,50 @@ def test_a_signature_is_good_for_one_connection(server: ServerProcess) -> None:
         await thief.once(server.url)
         assert [each.code for each in thief.rejected] == ["wrong_key"]
         honest.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_a_token_that_is_revoked_behind_the_handshake_lets_nobody_in(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        node = await connected(server, "revoked-1")
+        node.task.cancel()  # type: ignore[attr-defined]
+        prove = node.proof
+
+        def revoked_meanwhile(socket: ClientConnection) -> bytes:
+            tokens = server.call("GET", "/v1/tokens")[1]["tokens"]
+            mine = [each["id"] for each in tokens if each["name"] == "revoked-1"]
+            for number in mine:
+                server.call("DELETE", f"/v1/tokens/{number}")
+            return prove(socket)
+
+        node.proof = revoked_meanwhile  # type: ignore[method-assign]
+        await node.once(server.url)
+        assert [each.code for each in node.rejected] == ["replaced"]
+        assert "revoked" in node.rejected[0].message
+
+    play(scenario)
+
+
+def test_an_agent_says_who_it_is_once(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        node = PlayedAgent([server.url], (server.state / "join.token").read_text().strip(), "twice")
+        await node.join(server.url)
+        headers = {"Authorization": f"Bearer {node.token}"}
+        address = server.url.replace("http", "ws", 1) + wire.AGENT_PATH
+        async with connect(address, additional_headers=headers, compression=None) as socket:
+            register = wire.Register(
+                node=node.node,
+                machine=node.machine,
+                inventory=Inventory(),
+                version=__version__,
+                clock_ns=0,
+                key=node.key.public,
+                proof=node.proof(socket),
+            )
+            socket.transport.write(2 * frame(register))  # in one piece, so that both are read
+            first = wire.decode_down(await socket.recv())
+            assert isinstance(first, wire.Rejected) and first.code == "protocol"
 
     play(scenario)
 

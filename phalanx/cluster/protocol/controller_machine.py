@@ -217,6 +217,8 @@ class ControllerMachine(Generic[Connection]):
         for command in commands:
             if not command.target:
                 continue
+            for node in command.target if self._joined else ():
+                self._joined.pop(node, None)  # it has work now: what it says next matters
             self.gather.expect(command)
             self.outbox.send(command, now_ns)
             self.liveness.sent(command, now_ns + self.timeouts.abort_ns)
@@ -232,7 +234,7 @@ class ControllerMachine(Generic[Connection]):
         """The core has taken in an event, which gave these commands."""
         body = event.body
         if isinstance(body, NodeJoined):
-            self._remember_joined(body)
+            self._remember_joined(body, now_ns)
         elif isinstance(body, NodeSilent):
             self._joined.pop(body.node, None)
             if self._view.fleet.state(body.node) is NodeState.DEAD:
@@ -246,9 +248,13 @@ class ControllerMachine(Generic[Connection]):
             self.watch.restored(body.job, body.generation, body.step)
         return outputs
 
-    def _remember_joined(self, fact: NodeJoined) -> None:
+    def _remember_joined(self, fact: NodeJoined, now_ns: int) -> None:
         node, inventory = self._view.fleet.index.get(fact.node.name), fact.inventory
-        if node is not None and not inventory.jobs and not inventory.snapshots:
+        if node is None:
+            return
+        if node not in self.connections:  # it may never come: then it is lost like any other
+            self.liveness.watch(node, now_ns, inventory.incarnation)
+        if not inventory.jobs and not inventory.snapshots:
             self._joined[node] = inventory
 
     def _follow(self, number: int, now_ns: int) -> list[Output[Connection]]:

@@ -22,6 +22,7 @@ from phalanx import __version__
 from phalanx.cluster.protocol.commands import Form
 from phalanx.control.trust.node_key import (
     AGREEMENT_HEADER,
+    LINK_BYTES,
     NONCE_HEADER,
     SERVER_FILE,
     SERVER_HEADER,
@@ -157,7 +158,8 @@ class Uplink:
             return _rejected(first)
         if not isinstance(first, wire.Welcome):
             raise OSError("its first message is no welcome")
-        self._waits, self._link = False, first.link
+        self._waits = False
+        self._link = first.link if len(first.link) == LINK_BYTES else b""
         self._outgoing = asyncio.Queue()
         self._connected, self._connection = True, connection
         sending = asyncio.create_task(_pump(connection, self._outgoing))

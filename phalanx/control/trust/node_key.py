@@ -26,6 +26,8 @@ SERVER_HEADER = "x-phalanx-server"  # the key of the server that asks
 AGREEMENT_HEADER = "x-phalanx-agreement"  # its other public key, to agree on one with
 NONCE_BYTES = 16
 PUBLIC_LETTERS = 64  # 32 bytes as hexadecimal digits
+LINK_BYTES = 32
+PRIME = (1 << 255) - 19  # of the curve: a public key is a number below it
 
 
 class NodeClaim(Struct, frozen=True, array_like=True):
@@ -67,9 +69,15 @@ def node_key(state: Path) -> NodeKey:
 def is_public_key(text: str) -> bool:
     """Whether this can be a node's public key."""
     try:
-        return len(text) == PUBLIC_LETTERS and len(bytes.fromhex(text)) == PUBLIC_LETTERS // 2
+        key = bytes.fromhex(text)
     except ValueError:
         return False
+    # Several numbers and spellings stand for one key: only one of them is its name.
+    return key.hex() == text and len(text) == PUBLIC_LETTERS and _number(key) < PRIME
+
+
+def _number(key: bytes) -> int:
+    return int.from_bytes(key, "little")
 
 
 def fingerprint(public: str) -> str:
@@ -98,4 +106,4 @@ def claim_proof(key: bytes, asked: NodeClaim) -> bytes:
 
 def _keyed(key: bytes, data: bytes) -> bytes:
     """A code that nobody makes without the key; HMAC would take ten times as long here."""
-    return hashlib.blake2b(data, key=key, digest_size=32).digest()
+    return hashlib.blake2b(data, key=key, digest_size=LINK_BYTES).digest()

@@ -10,7 +10,7 @@ from phalanx.cluster.fleet.membership import MessageRefusal
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, TimeoutPolicy
-from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.controller_machine import SEVERAL_NS, ControllerMachine
 from phalanx.cluster.protocol.controller_outputs import (
     AskRanks,
@@ -44,6 +44,7 @@ from phalanx.cluster.protocol.messages import (
     Steps,
     WorkerExited,
 )
+from phalanx.cluster.reasons import Reason
 from tests.cluster.drive import SECOND, Drive
 
 TIMEOUTS = TimeoutPolicy(heartbeat_ns=4 * SECOND, round_trip_ns=SECOND, reconnect_ns=5 * SECOND)
@@ -173,6 +174,24 @@ def test_a_node_that_joined_and_has_left_since_is_seen_again() -> None:
         played.machine.connected(node, "again", 1, played.now_ns)
         seen = NodeSeen(node=node, inventory=idle)
         assert [*played.machine.received(node, seen, played.now_ns)] == [seen], gone
+
+
+def test_a_node_that_was_given_work_before_it_was_seen_is_looked_at() -> None:
+    played, idle = Played(), Inventory(incarnation=1)
+    node = joined(played, idle)
+    why = Reason("test")
+    form = Form(reason=why, job=1, generation=1, nodes=(node,), gpus=())
+    played.machine.ordered([Command(1, 0, 1, (node,), form)], played.now_ns)
+    seen = NodeSeen(node=node, inventory=idle)
+    assert [*played.machine.received(node, seen, played.now_ns)] == [seen]
+
+
+def test_a_node_that_joined_and_never_came_is_lost() -> None:
+    played = Played()
+    played.happens(NodeJoined(node=Node(name="ghost", gpus=8), inventory=Inventory(incarnation=1)))
+    ghost = played.drive.core.view.fleet.index["ghost"]
+    lost = silent(played.tick(played.now_ns + SILENT))
+    assert ghost in [each.node for each in lost]
 
 
 def test_what_a_node_that_joins_still_runs_is_looked_at() -> None:

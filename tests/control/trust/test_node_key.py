@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.control.trust.node_key import NodeClaim, NodeKey, proved
+from phalanx.control.trust.node_key import NodeClaim, NodeKey, is_public_key, proved
 from phalanx.control.trust.server_key import ServerKey
 
 SERVER, NODE, OTHER = ServerKey(b"s" * 32), NodeKey(b"n" * 32), NodeKey(b"o" * 32)
@@ -35,3 +35,11 @@ def test_a_key_with_which_everybody_agrees_is_none(key: bytes) -> None:
     assert not proved(SERVER, key.hex(), NODE.prove(CLAIM, SERVER.agreement.public), CLAIM)
     with pytest.raises(ValueError, match=r"X25519|shared key"):
         NODE.prove(CLAIM, key)
+
+
+def test_a_key_has_one_name() -> None:
+    key = bytearray.fromhex(NODE.public)
+    key[31] |= 0x80  # the same key to X25519
+    assert is_public_key(NODE.public)
+    assert not is_public_key(bytes(key).hex()) and not is_public_key(NODE.public.upper())
+    assert not is_public_key("ff" * 32) and not is_public_key("ab")

@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 
-from phalanx.control.server.agent_link.handshake import bad_register, is_known, let_in, new_node
+from phalanx.control.server.agent_link.handshake import (
+    REVOKED,
+    bad_register,
+    is_known,
+    let_in,
+    new_node,
+)
 from phalanx.control.server.controller import UnavailableError
 from phalanx.control.server.http.front import FIRST_SECONDS, Headers, accepted
 from phalanx.control.server.security.auth import AuthError, Token, bearer, require
-from phalanx.control.server.security.joining import Joining, refuse_elsewhere
+from phalanx.control.server.security.joining import refuse_elsewhere
 from phalanx.control.server.store.interface import StoreError
 from phalanx.control.trust.node_key import NONCE_BYTES
 from phalanx.control.wire.agent_messages import (
@@ -170,6 +176,9 @@ class AgentSocket(asyncio.Protocol):
 
     def _message(self, data: bytes) -> None:
         assert self._hub is not None
+        if self.node < 0 and self._joining is not None:
+            self._refuse(self._hub, "an agent says who it is once, and then waits for its welcome")
+            return
         if self.node < 0:
             self._first(self._hub, data)
             return
@@ -197,7 +206,7 @@ class AgentSocket(asyncio.Protocol):
         if not isinstance(register, Register):
             self._refuse(hub, f"the first message must be Register, not {type(register).__name__}")
             return
-        refused = bad_register(hub, self._token, register, self._nonce)
+        refused = self._worthless(hub) or bad_register(hub, self._token, register, self._nonce)
         if refused is not None:
             if refused.code not in ("pending", "unlinked"):
                 self._audit(403, refused.message)
@@ -214,26 +223,33 @@ class AgentSocket(asyncio.Protocol):
         try:
             if leading is None or leading.hub is not hub:
                 raise UnavailableError("this server leads no more")
-            confirmed = self._confirmed(leading.joining, register.key)
-            if not is_known(hub, register):
+            if self._token.unconfirmed or not self._token.key:
+                bound = structs.replace(self._token, key=register.key)
+                self._token = await leading.joining.confirm(bound)
+            if not is_known(hub, register) and not self._worthless(hub):
                 await hub.controller.order(new_node(register))
-            self._token = await confirmed if confirmed is not None else self._token
-        except (UnavailableError, StoreError):
+        except Exception as error:
+            if not isinstance(error, UnavailableError | StoreError):
+                hub.controller.alarms.raised("agents' first words", error, register.node.name)
             text = "the server cannot store this now"
             self.close(hub.rejected(RejectCode.INTERNAL, text, retry=True))
             return
         finally:
             if not self._transport.is_closing():
                 self._transport.resume_reading()
-        if not self.closed:
+        refused = self._worthless(hub)
+        if refused is not None:
+            self.close(refused)
+        elif not self.closed:
             self._let_in(hub, register)
 
-    def _confirmed(self, joining: Joining, key: str) -> asyncio.Future[Token] | None:
-        """The token, once it is stored that the node has shown its key; None: that it had."""
+    def _worthless(self, hub: Hub) -> Rejected | None:
+        """Why its token, which was good at the handshake, is good no more; None: it is."""
+        leading = self._server.leading
         assert self._token is not None
-        if self._token.unconfirmed or not self._token.key:
-            return joining.confirm(structs.replace(self._token, key=key))
-        return None
+        if leading is None or leading.hub is not hub or leading.tokens.alive(self._token.id):
+            return None
+        return hub.rejected(RejectCode.REPLACED, REVOKED, retry=True)
 
     def _let_in(self, hub: Hub, register: Register) -> None:
         assert self._token is not None

@@ -24,7 +24,7 @@ from phalanx.cluster.protocol.events import Event, EventBody, NodeDescribed
 from phalanx.cluster.protocol.messages import Applied, Heartbeat
 from phalanx.cluster.state import View
 from phalanx.control.server.agent_link.gang_watch import GangWatch
-from phalanx.control.server.agent_link.handshake import bad_node
+from phalanx.control.server.agent_link.handshake import REVOKED, bad_node
 from phalanx.control.server.agent_link.refusals import Refusals
 from phalanx.control.server.controller import Controller
 from phalanx.control.server.http.log_requests import LogRequests
@@ -140,8 +140,7 @@ class Hub:
         """An agent's token is worth nothing any more: its connection ends."""
         for connection in list(self.connections.values()):
             if connection.token == token:
-                text = "this node's token was revoked: join again"
-                connection.close(self.rejected(RejectCode.REPLACED, text, retry=True))
+                connection.close(self.rejected(RejectCode.REPLACED, REVOKED, retry=True))
 
     def receive(self, connection: AgentSocket, message: Up) -> None:
         """A message of an agent."""

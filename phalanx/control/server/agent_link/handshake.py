@@ -40,6 +40,7 @@ logger = logging.getLogger("phalanx.server")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SKEW_NS = 30 * 10**9  # a clock that is further off is worth a warning
 MOST_NUMBER = 1 << 53
+REVOKED = "this node's token was revoked: join again"
 
 
 def bad_register(hub: Hub, token: Token, register: Register, nonce: bytes) -> Rejected | None:
@@ -165,7 +166,7 @@ def let_in(hub: Hub, token: Token, register: Register, connection: AgentSocket) 
         silent_ns=hub.timeouts.silent_ns,
         version=__version__,
         clock_ns=now,
-        link=link_key(hub.link_secret, token.id, register.key),
+        link=link_key(hub.link_secret, token.id, token.key),
     )
     connection.push(framed(encode(welcome)))
     hub.connect(connection, register.inventory.incarnation)
