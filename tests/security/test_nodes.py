@@ -87,7 +87,7 @@ def test_join_token_and_machine_file_do_not_take_over_a_connected_node(
     play(scenario)
 
 
-def test_a_signature_is_good_for_one_connection(server: ServerProcess) -> None:
+def test_a_proof_is_good_for_one_connection(server: ServerProcess) -> None:
     async def scenario() -> None:
         honest = await connected(server, "honest-2")
         seen: list[bytes] = []

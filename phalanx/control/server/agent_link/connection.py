@@ -206,7 +206,7 @@ class AgentSocket(asyncio.Protocol):
         if not isinstance(register, Register):
             self._refuse(hub, f"the first message must be Register, not {type(register).__name__}")
             return
-        refused = self._worthless(hub) or bad_register(hub, self._token, register, self._nonce)
+        refused = self._revoked(hub) or bad_register(hub, self._token, register, self._nonce)
         if refused is not None:
             if refused.code not in ("pending", "unlinked"):
                 self._audit(403, refused.message)
@@ -226,7 +226,7 @@ class AgentSocket(asyncio.Protocol):
             if self._token.unconfirmed or not self._token.key:
                 bound = structs.replace(self._token, key=register.key)
                 self._token = await leading.joining.confirm(bound)
-            if not is_known(hub, register) and not self._worthless(hub):
+            if not is_known(hub, register) and not self._revoked(hub):
                 await hub.controller.order(new_node(register))
         except Exception as error:
             if not isinstance(error, UnavailableError | StoreError):
@@ -237,13 +237,13 @@ class AgentSocket(asyncio.Protocol):
         finally:
             if not self._transport.is_closing():
                 self._transport.resume_reading()
-        refused = self._worthless(hub)
+        refused = self._revoked(hub)
         if refused is not None:
             self.close(refused)
         elif not self.closed:
             self._let_in(hub, register)
 
-    def _worthless(self, hub: Hub) -> Rejected | None:
+    def _revoked(self, hub: Hub) -> Rejected | None:
         """Why its token, which was good at the handshake, is good no more; None: it is."""
         leading = self._server.leading
         assert self._token is not None
