@@ -113,9 +113,7 @@ def alone() -> dict[str, Callable[[], Any]]:
     factor = torch.rand(COMPUTE_SIDE, COMPUTE_SIDE)
     works: dict[str, Callable[[], Any]] = {"compute": lambda: None, "attention": attention_work()}
     for nbytes in (SMALL, LARGE):
-        whole = torch.zeros(
-            4, nbytes // 4 // 4 // 16, 16
-        )  # as of a micro-batch: its sequence is cut
+        whole = torch.zeros(4, nbytes // 256, 16)  # as of a micro-batch, cut along its sequence
         part = whole.chunk(RANKS, dim=1)[0].contiguous()
         works[f"gather {nbytes}"] = partial(gather, part, 1, group)
         works[f"scatter {nbytes}"] = partial(scatter_sum, whole, 1, group)

@@ -138,8 +138,7 @@ def main() -> int:
 
 
 def judged(found: dict[str, float], times: int) -> dict[str, float]:
-    """Figures to hold against the bars: where all of fewer kills were recovered from, none of those
-    that nobody asked for is missing."""
+    """Figures to hold against the bars; a count of kills is none where all were recovered from."""
     if os.environ.get(FIGURES_VARIABLE):
         return found
     return {n: v for n, v in found.items() if not (n.endswith("_recovered") and v >= times)}
