@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from phalanx.control.agent.socket_paths import runtime_folder
-from phalanx.control.backends.local import LocalNode
+from phalanx.control.backends.local import LocalNode, processes_of
 from phalanx.testing.engine_job import EngineJob
 from phalanx.testing.slurm.sandbox import Sandbox
 
@@ -49,6 +49,9 @@ class SlurmJob(EngineJob):
         """Daemon and steps too."""
         at = time.monotonic()
         self.sandbox.kill_node(name)
+        left = processes_of(LocalNode(name, self.state / "nodes" / name))
+        if left:
+            raise RuntimeError(f"{name} was to be dead, and processes of it live: {left}")
         return at
 
     def said(self) -> str:
