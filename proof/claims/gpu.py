@@ -67,6 +67,19 @@ GPU = (
         needs=(Need.CUDA,),
     ),
     Claim(
+        name="plan-gpu",
+        says="Calibrated on the card, the planner predicts steps of other shapes there.",
+        command="python -m benchmarks.plan_gpu",
+        figures=(
+            Figure("shapes", "shapes predicted", at_least=6, timed=False),
+            Figure("within", "predicted within 5 % of the measured step", at_least=6, timed=False),
+            Figure("worst_error", "greatest error of a predicted step", "%"),
+            Figure("mean_error", "mean error", "%"),
+        ),
+        minutes=4,
+        needs=(Need.CUDA,),
+    ),
+    Claim(
         name="state-formats",
         says="Moments in 16 or 8 bits learn as fp32 ones do: 500 steps of the demo's text.",
         command="python -m benchmarks.state_formats",

@@ -259,7 +259,9 @@ def _calibrate_to_runs(runs: Path, out: Path | None, json: bool) -> None:
 def _calibrate_to_device(out: Path | None, json: bool) -> None:
     from phalanx.plan.cost.constants import constants_toml, shipped
     from phalanx.plan.cost.measured import constants_from
-    from phalanx.train.measure.microbench import measure_device  # torch: only where a GPU is timed
+    from phalanx.train.calibrate.microbench import (
+        measure_device,  # torch: only where a GPU is timed
+    )
 
     measured = measure_device()
     constants = constants_from(measured, shipped())

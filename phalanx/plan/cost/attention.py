@@ -2,7 +2,10 @@
 
 Fused kernels work through the lower half of the score matrix at a share of the 16-bit peak:
 
-    forward FLOPs = 2 * tokens * sequence * heads * (key + value width) / 2;  backward 2.5 times
+    forward FLOPs = 2 * tokens * (sequence + depth) * heads * (key + value width) / 2
+
+and backward 2.5 times as many; ``depth`` is what tiles on the diagonal, of which half is thrown
+away, and the ends of rows cost, in tokens of the sequence (measured constants alone have it).
 
 The unfused form multiplies the whole matrix and passes over the scores in memory: softmax and
 dropout forward (9 bytes a score) and backward (11), beside what the products write and read.
@@ -36,20 +39,32 @@ def attention_seconds(split: Split, pricing: Pricing) -> tuple[Floats, Floats]:
     full = 2.0 * tokens * sequence * heads * (model.head_dim + value)
     if pricing.software.attention == "unfused":
         return _unfused(full, tokens * sequence * heads, pricing)
-    rate = attention_rate(pricing.machine, pricing.software.attention, pricing.constants)
-    # Narrow heads leave the exponential as the bottleneck, the more so the faster matmuls are.
-    narrow = NARROW_EXPONENT.get(pricing.machine.family, 0.35)
-    rate *= min(1.0, (model.head_dim / 128) ** narrow)
+    forward_rate, backward_rate = attention_rates(
+        pricing.machine, pricing.software.attention, model.head_dim, pricing.constants
+    )
     gap = pricing.constants.kernel_seconds
-    forward = full / 2 / rate + gap
-    backward = 2.5 * full / 2 / (rate * pricing.constants.attention_backward) + 2 * gap
+    work = full / 2 * (1 + pricing.constants.attention_depth / sequence)
+    forward = work / forward_rate + gap
+    backward = 2.5 * work / backward_rate + 2 * gap
     return forward, backward
 
 
-def attention_rate(machine: Machine, kernel: str, constants: Constants) -> float:
-    """FLOP/s of the fused kernel, forward."""
-    share = constants.attention.get(f"{machine.family}:{kernel}", constants.attention["default"])
-    return machine.peak("bfloat16") * min(1.0, share * float(machine.power**constants.power))
+def attention_rates(
+    machine: Machine, kernel: str, head_dim: int, constants: Constants
+) -> tuple[float, float]:
+    """FLOP/s of the fused kernel for heads of this width, forward and backward."""
+    key, narrow = f"{machine.family}:{kernel}", 1.0
+    share = constants.attention.get(f"{key}:{head_dim}")
+    if share is None:
+        share = constants.attention.get(key, constants.attention["default"])
+        # Narrow heads leave the exponential as the bottleneck, the more so the faster matmuls are.
+        exponent = NARROW_EXPONENT.get(machine.family, 0.35)
+        narrow = min(1.0, (head_dim / 128) ** exponent)
+    forward = machine.peak("bfloat16") * min(1.0, share * float(machine.power**constants.power))
+    backward = constants.attention_backward_of.get(
+        f"{key}:{head_dim}", constants.attention_backward
+    )
+    return forward * narrow, forward * narrow * backward
 
 
 def _unfused(full: Floats, scores: Floats, pricing: Pricing) -> tuple[Floats, Floats]:

@@ -13,8 +13,11 @@ class Constants(Struct, frozen=True, kw_only=True):
     """Fractions of what the data sheet promises, and times that no data sheet gives."""
 
     matmul: dict[str, float]  # "family:precision" -> sustained share of peak in large matmuls
-    attention: dict[str, float]  # "family:kernel" -> share of the 16-bit peak, forward
+    attention: dict[str, float]  # "family:kernel", or with ":head width": share of the peak
     attention_backward: float  # rate of backward over that of forward
+    attention_backward_of: dict[str, float] = {}  # the same by "family:kernel:head width", measured
+    attention_depth: float = 0.0  # tokens of the sequence that the diagonal and ends of rows cost
+    boost: float = 0.0  # how much faster products run while other kernels leave them the power
     memory: float  # share of HBM bandwidth in elementwise passes
     eager: float  # passes over memory without fusion, over those with it
     link: float  # share of NVLink bandwidth in large collectives
@@ -55,7 +58,7 @@ def shipped(family: str = "") -> Constants:
 
 def constants_toml(constants: Constants) -> str:
     """Constants in the form of ``data/constants.toml``."""
-    tables = ("matmul", "attention", "error")
+    tables = [name for name in Constants.__struct_fields__ if _is_table(constants, name)]
     lines = [
         f"{name} = {getattr(constants, name):.6g}"
         for name in Constants.__struct_fields__
@@ -65,3 +68,7 @@ def constants_toml(constants: Constants) -> str:
         lines += ["", f"[{table}]"]
         lines += [f'"{key}" = {value:.4g}' for key, value in getattr(constants, table).items()]
     return "\n".join(lines) + "\n"
+
+
+def _is_table(constants: Constants, name: str) -> bool:
+    return isinstance(getattr(constants, name), dict)

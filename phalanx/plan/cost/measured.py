@@ -1,16 +1,34 @@
-"""Efficiency constants from microbenchmarks of one device."""
+"""Efficiency constants from what one device was timed at: operations, steps of a small model."""
 
 from __future__ import annotations
 
 from msgspec import Struct, structs
 
 from phalanx.config import ConfigError
-from phalanx.hardware import Gpu, lookup
+from phalanx.hardware import ClusterFile, Gpu, lookup, make_cluster
 from phalanx.plan.cost.constants import Constants
+from phalanx.plan.cost.predict import predict
 from phalanx.plan.machine import family_of, power_of
+from phalanx.plan.workload import Mapping, Workload
 
 # The planner's name for the fused kernels of each family that torch chooses today.
 KERNELS = {"volta": "flash", "ampere": "flash2"}
+USUAL_HEAD = 128  # whose share stands for heads that were not measured
+
+
+class MeasuredAttention(Struct, frozen=True, kw_only=True):
+    """Causal attention with heads of one width, FLOP/s."""
+
+    forward: float
+    backward: float
+
+
+class TimedStep(Struct, frozen=True, kw_only=True):
+    """A step of training on one device."""
+
+    workload: Workload
+    mapping: Mapping
+    seconds: float
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -19,10 +37,13 @@ class Measured(Struct, frozen=True, kw_only=True):
     device: str  # as torch names it
     matmul_flops: dict[str, float]  # FLOP/s by precision
     matmul_depth: int  # K of the product that was timed
-    attention_flops: float  # forward, causal, heads of 128
-    attention_backward_flops: float
+    attention: dict[int, MeasuredAttention]  # by head width
+    attention_sequence: int  # of those
+    attention_depth: float  # tokens of the sequence that diagonal and ends of rows cost
+    boost: float  # how much faster products run in a step with hardly any
     memory_bytes_per_second: float
     kernel_seconds: float
+    steps: tuple[TimedStep, ...] = ()  # two that differ in their micro-batches
 
 
 def constants_from(measured: Measured, base: Constants) -> Constants:
@@ -43,15 +64,43 @@ def constants_from(measured: Measured, base: Constants) -> Constants:
         for kind, flops in measured.matmul_flops.items()
     }
     kernel = f"{family}:{KERNELS.get(family, 'flash3')}"
-    attention = _share(measured.attention_flops * undone, _peak(gpu, "bfloat16"))
-    return structs.replace(
+    longer = 1 + measured.attention_depth / measured.attention_sequence
+    attention = {
+        head: _share(rates.forward * longer * undone, _peak(gpu, "bfloat16"))
+        for head, rates in measured.attention.items()
+    }
+    backward = {head: rates.backward / rates.forward for head, rates in measured.attention.items()}
+    constants = structs.replace(
         base,
         matmul=base.matmul | shares,
-        attention=base.attention | {kernel: attention},
-        attention_backward=measured.attention_backward_flops / measured.attention_flops,
+        attention=base.attention
+        | {kernel: attention[USUAL_HEAD]}
+        | {f"{kernel}:{head}": share for head, share in attention.items()},
+        attention_backward=backward[USUAL_HEAD],
+        attention_backward_of={f"{kernel}:{head}": ratio for head, ratio in backward.items()},
+        attention_depth=measured.attention_depth,
+        boost=measured.boost,
         memory=_share(measured.memory_bytes_per_second, gpu.memory_bandwidth),
         kernel_seconds=measured.kernel_seconds,
     )
+    return _with_steps(constants, measured.steps, gpu) if measured.steps else constants
+
+
+def _with_steps(constants: Constants, steps: tuple[TimedStep, ...], gpu: Gpu) -> Constants:
+    """What no term counts, and the host's own time, from two steps of one small model."""
+    on = make_cluster(gpu.key, ClusterFile(gpu=gpu.key, gpus=1, gpus_per_node=1, domain_gpus=1))
+    bare = structs.replace(constants, unmodelled=0.0, step_seconds=0.0)
+    short, long = sorted(steps, key=lambda step: step.seconds)
+    least, most = (
+        predict(step.workload, step.mapping, on, constants=bare).step_seconds
+        for step in (short, long)
+    )
+    if most <= least:
+        rule, fix = "the longer step is predicted no longer", "measure two numbers of micro-batches"
+        raise ConfigError("steps", [short.seconds, long.seconds], rule, fix)
+    scale = max(1.0, (long.seconds - short.seconds) / (most - least))
+    host = max(0.0, short.seconds / scale - least)
+    return structs.replace(constants, unmodelled=scale - 1, step_seconds=host)
 
 
 def _peak(gpu: Gpu, kind: str) -> float:

@@ -1,7 +1,9 @@
 """Times a few large operations on the device at hand, for the planner's constants.
 
 Each operation first runs until the clocks have settled under its own load, then in several
-batches between CUDA events; the median batch counts. A few seconds in all.
+batches between CUDA events; the median batch counts. Products also run between kernels of
+attention, as in a step: where a board's power is the limit, they are faster there than alone. Two
+steps of a small model then show what no term of the step model counts. Half a minute in all.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from phalanx.config import ConfigError
 from phalanx.hardware import lookup
 from phalanx.model import ops
 from phalanx.model.attention import CUDA_BACKENDS
-from phalanx.plan.cost.measured import Measured
+from phalanx.plan.cost.measured import Measured, MeasuredAttention
+from phalanx.train.calibrate.small_step import timed_steps
 
 SIDE = 8192  # of a square product
-HEADS, SEQUENCE, HEAD_DIM = 32, 8192, 128
+HEADS, KEY_HEADS, SEQUENCE, SHORT = 32, 8, 8192, 2048
+HEAD_DIMS = (64, 128)
+MIXED_PRODUCTS = 2  # before each attention, so that they take about half of the time
 MEMORY_ELEMENTS = 2**28
 SMALL_KERNELS = 500
 FREE_BYTES = 6 * 2**30  # that the largest of these takes, with room to spare
@@ -32,15 +37,19 @@ BATCH_SECONDS, BATCHES = 0.05, 9
 def measure_device() -> Measured:
     """Rates of matmul, attention and memory passes, and the time of an empty kernel."""
     _refuse()
-    forward, backward = _attention()
+    rates, depth = _attentions()
+    matmuls = _matmuls()
     return Measured(
         device=torch.cuda.get_device_name(),
-        matmul_flops=_matmuls(),
+        matmul_flops=matmuls,
         matmul_depth=SIDE,
-        attention_flops=forward,
-        attention_backward_flops=backward,
+        attention=rates,
+        attention_sequence=SEQUENCE,
+        attention_depth=depth,
+        boost=_boost(next(iter(matmuls.values()))),
         memory_bytes_per_second=_memory(),
         kernel_seconds=_small_kernel(),
+        steps=timed_steps() if _half() is torch.bfloat16 else (),
     )
 
 
@@ -88,9 +97,14 @@ def _half() -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16
 
 
-def _matmuls() -> dict[str, float]:
+def _sides() -> tuple[torch.Tensor, torch.Tensor]:
     # Normal numbers, not zeros: the power that switching bits draws limits the clock.
     left, right = (torch.randn(SIDE, SIDE, device="cuda").to(_half()) for _ in range(2))
+    return left, right
+
+
+def _matmuls() -> dict[str, float]:
+    left, right = _sides()
     flops = 2 * SIDE**3
     name = "bfloat16" if _half() is torch.bfloat16 else "float16"
     rates = {name: flops / _seconds(lambda: ops.matmul(left, right))}
@@ -106,25 +120,78 @@ def _matmuls() -> dict[str, float]:
     return rates
 
 
-def _attention() -> tuple[float, float]:
-    """Causal attention as the trainer calls it: its kernels, and its layout of heads."""
-    shape = (1, SEQUENCE, HEADS, HEAD_DIM)
-    q, k, v = (
-        torch.randn(shape, device="cuda", dtype=_half(), requires_grad=True) for _ in range(3)
-    )
+class _Attention:
+    """Causal attention as the trainer calls it: its kernels, its layout, grouped heads."""
 
-    def attend() -> torch.Tensor:
-        heads = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    def __init__(self, head_dim: int, sequence: int) -> None:
+        batch = SEQUENCE // sequence
+        self._q, self._k, self._v = (
+            torch.randn(
+                (batch, sequence, heads, head_dim), device="cuda", dtype=_half(), requires_grad=True
+            )
+            for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+        )
+        # Both products, causal half.
+        self.flops = 2 * batch * sequence**2 * HEADS * head_dim
+        self._out = self.forward()
+        self._slope = torch.randn_like(self._out)
+
+    def forward(self) -> torch.Tensor:
+        heads = (t.transpose(1, 2) for t in (self._q, self._k, self._v))
         with sdpa_kernel(CUDA_BACKENDS, set_priority=True):
-            return F.scaled_dot_product_attention(*heads, is_causal=True)
+            return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
 
-    flops = 2 * SEQUENCE**2 * HEADS * HEAD_DIM  # both products, causal half
-    with torch.no_grad():
-        forward = _seconds(attend)
-    out = attend()
-    slope = torch.randn_like(out)
-    backward = _seconds(lambda: torch.autograd.grad(out, (q, k, v), slope, retain_graph=True))
-    return flops / forward, 2.5 * flops / backward
+    def backward(self) -> None:
+        inputs = (self._q, self._k, self._v)
+        torch.autograd.grad(self._out, inputs, self._slope, retain_graph=True)
+
+    def seconds(self) -> tuple[float, float]:
+        with torch.no_grad():
+            forward = _seconds(self.forward)
+        return forward, _seconds(self.backward)
+
+
+def _attentions() -> tuple[dict[int, MeasuredAttention], float]:
+    """Rates by head width, and what a row costs beside its tokens, in tokens."""
+    rates, long, short = {}, 0.0, 0.0
+    for head_dim in HEAD_DIMS:
+        whole = _Attention(head_dim, SEQUENCE)
+        forward, backward = whole.seconds()
+        rates[head_dim] = MeasuredAttention(
+            forward=whole.flops / forward, backward=2.5 * whole.flops / backward
+        )
+        part = _Attention(head_dim, SHORT)
+        long += (forward + backward) / whole.flops
+        short += sum(part.seconds()) / part.flops
+    slower = short / long
+    depth = (slower - 1) / (1 / SHORT - slower / SEQUENCE)
+    return rates, max(0.0, depth)
+
+
+def _boost(alone: float) -> float:
+    """How much faster products would run with all of the board's power to themselves."""
+    left, right = _sides()
+    attention = _Attention(HEAD_DIMS[-1], SEQUENCE)
+
+    def mixed() -> tuple[torch.cuda.Event, ...]:
+        began, computed, ended = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        began.record()
+        for _ in range(MIXED_PRODUCTS):
+            ops.matmul(left, right)
+        computed.record()
+        with torch.no_grad():
+            attention.forward()
+        attention.backward()
+        ended.record()
+        return began, computed, ended
+
+    _seconds(mixed)
+    events = [mixed() for _ in range(BATCHES * 4)]
+    torch.cuda.synchronize()
+    products = sum(began.elapsed_time(computed) for began, computed, _ in events) / 1e3
+    whole = sum(began.elapsed_time(ended) for began, _, ended in events) / 1e3
+    rate = len(events) * MIXED_PRODUCTS * 2 * SIDE**3 / products
+    return max(0.0, (rate / alone - 1) / (1 - products / whole))
 
 
 def _memory() -> float:

@@ -1,0 +1,1 @@
+"""What a device does, timed on it, for the planner."""
