@@ -13,7 +13,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from phalanx.control.server.api import details as api_details
 from phalanx.control.server.api import jobs as api_jobs
@@ -54,6 +55,7 @@ ENDPOINTS = Endpoints(
         *api_plan.ENDPOINTS,
     ]
 )
+RESOURCE = "phalanx.resource"  # what a request was found to be for, in its scope
 LEAST_BODY_BYTES = 1 << 10  # that a request counts as
 KEY = re.compile(r"[A-Za-z0-9._-]{1,128}")
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -78,8 +80,8 @@ def make_app(server: Server) -> Starlette:
     by_path: dict[str, dict[str, Endpoint]] = {}
     for each in ENDPOINTS:
         by_path.setdefault(each.path, {})[each.method] = each
-    routes: list[BaseRoute] = [_Resource(server, path, known) for path, known in by_path.items()]
-    routes += page_files.routes()
+    resources = [_Resource(server, path, known) for path, known in by_path.items()]
+    routes: list[BaseRoute] = [_ByWord(resources), *page_files.routes()]
     routes.append(WebSocketRoute("/v1/live", lambda socket: serve_live(server, socket)))
     shell = "/v1/jobs/{job}/shell"
     routes.append(WebSocketRoute(shell, lambda socket: serve_shell(server, socket)))
@@ -99,6 +101,34 @@ class _Resource(Route):
 
         super().__init__(path, handle, methods=list(known))
         self.methods = set(known)
+
+
+class _ByWord(BaseRoute):
+    """All resources, found by the word behind their version: there are dozens, of few words."""
+
+    def __init__(self, resources: list[_Resource]) -> None:
+        self._resources: dict[str, list[_Resource]] = {}
+        for each in resources:
+            self._resources.setdefault(_word(each.path), []).append(each)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        partial: tuple[Match, Scope] = (Match.NONE, {})
+        for each in self._resources.get(_word(scope["path"]), ()):
+            match, found = each.matches(scope)
+            if match is Match.FULL:
+                return match, {**found, RESOURCE: each}
+            if match is Match.PARTIAL and partial[0] is Match.NONE:
+                partial = match, {**found, RESOURCE: each}
+        return partial
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope[RESOURCE].handle(scope, receive, send)
+
+
+def _word(path: str) -> str:
+    """``jobs`` of /v1/jobs/7, and of paths without a version the first word."""
+    words = path.split("/", 3)
+    return words[2] if len(words) > 2 else words[-1]
 
 
 @ENDPOINTS.add("GET /healthz", ())

@@ -8,6 +8,7 @@ own key knows that one too, and whether it does is seen at a third of the price 
 from __future__ import annotations
 
 import hmac
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 SECRET = "server_key"
 ORDER = b"phalanx order 1\n"  # before an order, so that no other signature passes for one of it
 AGREEMENT = b"phalanx agreement 1"
+MOST_PREPARED = 20_000  # peers that have joined and not come yet
 
 
 class SecretStore(Protocol):
@@ -32,9 +34,21 @@ class KeyAgreement:
     def __init__(self, seed: bytes) -> None:
         self._key = _agreement_key(seed)
         self.public: bytes = self._key.public_key().public_bytes_raw()
+        self._prepared: dict[bytes, bytes] = {}  # agreed keys, by the peer's
+
+    def prepare(self, public: bytes) -> None:
+        """Agree with a peer that is about to come: thousands may come at once."""
+        with suppress(ValueError):
+            self._prepared[public] = self._agree(public)
+        if len(self._prepared) > MOST_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
 
     def with_peer(self, public: bytes) -> bytes:
         """The key that only this side and the peer know; ValueError where that is no public key."""
+        prepared = self._prepared.pop(public, None)
+        return self._agree(public) if prepared is None else prepared
+
+    def _agree(self, public: bytes) -> bytes:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
         return self._key.exchange(X25519PublicKey.from_public_bytes(public))

@@ -142,6 +142,7 @@ async def join(call: Call) -> JoinAnswer:
         )
     except NameTakenError:
         raise ApiError(409, "name_taken", name_taken(name)) from None
+    hub.key.agreement.prepare(bytes.fromhex(key))
     return JoinAnswer(
         token=secret,
         version=__version__,

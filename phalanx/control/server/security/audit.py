@@ -276,6 +276,8 @@ def read_anchor(path: Path) -> AuditHead | None:
 
 def _cut(text: str, field: str) -> str:
     """A text of bounded length; what is left out is counted."""
+    if not text:
+        return text
     most = BOUNDS[field]
     text = text.encode(errors="replace").decode()
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
