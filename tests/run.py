@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from phalanx.testing.fork_server import fork_server
 from tests.side_by_side import SideBySide
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +48,8 @@ def main(arguments: list[str]) -> int:
     sys.dont_write_bytecode = False
     began = time.monotonic()
     plugin = SideBySide(own.processes, stored_seconds())
-    code = pytest.main(options, plugins=[plugin])
+    with tempfile.TemporaryDirectory(prefix="phx-") as folder, fork_server(Path(folder)):
+        code = pytest.main(options, plugins=[plugin])
     if own.store:
         store(plugin.measured)
     spent = sum(plugin.measured.values())

@@ -18,9 +18,7 @@ from pathlib import Path
 
 from phalanx.checkpoint.keeper.frames import Unframer, framed
 from phalanx.control.agent.spawn.job_environment import passed_on
-from phalanx.control.agent.spawn.zygote import preload, run
 from phalanx.control.wire.zygote_messages import Child, Lease, NotStarted, Spawn, decode_from_zygote
-from phalanx.train.rank.gang import die_with_parent
 
 VARIABLE = "PHALANX_FORK_SERVER"  # where it listens
 LEASE_SECONDS = 86_400.0  # it ends with the process that opened it
@@ -30,6 +28,10 @@ ANSWER_SECONDS = 60.0
 @contextmanager
 def fork_server(folder: Path) -> Iterator[None]:
     """A server while the block runs."""
+    # torch: whoever only asks a server starts without it
+    from phalanx.control.agent.spawn.zygote import preload, run
+    from phalanx.train.rank.gang import die_with_parent
+
     path = folder / "fork.sock"
     preload()
     parent, pid = os.getpid(), os.fork()

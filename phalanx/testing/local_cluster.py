@@ -26,6 +26,7 @@ from phalanx.control.agent.socket_paths import runtime_folder
 from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.api_types import Done, Readmit
+from phalanx.testing.fork_server import fork_zygote
 from phalanx.testing.local_processes import worker_pids
 from phalanx.testing.played_network import NodeNamespaces
 
@@ -143,6 +144,7 @@ class TrialCluster:
                 network=self.network,
                 hardware=self._hardware,
             )
+            fork_zygote(self.local.parent_socket, self.local.parent_log)
             self._runner.run(self.local.start())
             self.wait(lambda: len(self.get("/v1/nodes")["nodes"]) == self._nodes, "nodes to join")
         except BaseException:

@@ -74,8 +74,9 @@ class LocalCluster:
         self.state, self.url, self.join_token = state, url, join_token
         self.gpus_per_node = gpus_per_node
         self.nodes = [LocalNode(f"node-{n}", state / "nodes" / f"node-{n}") for n in range(nodes)]
-        path = make_runtime_folder(state) / "parent.sock"
-        self._parent_zygote = ZygoteClient(path, state / "parent.log", lambda end: None)
+        self.parent_socket = make_runtime_folder(state) / "parent.sock"
+        self.parent_log = state / "parent.log"
+        self._parent_zygote = ZygoteClient(self.parent_socket, self.parent_log, lambda end: None)
 
     async def start(self) -> None:
         """Start every node; returns when their agents run (not: when they have joined)."""
