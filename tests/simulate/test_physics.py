@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
+from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.protocol.commands import Restore
 from phalanx.cluster.protocol.events import Event, GangJoined, Submit
 from phalanx.cluster.reasons import Reason
@@ -13,7 +14,6 @@ from phalanx.simulate.runner import played
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.shape import big_job
 from phalanx.simulate.world.fault_injector import FaultInjector
-from phalanx.simulate.world.runs import full_step_ns
 from phalanx.simulate.world.world import World
 
 STEP_SECONDS = 6.3
@@ -94,10 +94,10 @@ def test_half_the_replicas_make_half_the_steps() -> None:
 
 def test_fewer_replicas_share_the_batch_and_the_one_with_most_parts_of_it_decides() -> None:
     spec = JobSpec(name="x", gang=GangShape(replicas=8), expected=Expected(step_ns=1000))
-    assert [full_step_ns(spec, replicas) for replicas in (8, 4, 2, 16)] == [1000, 2000, 4000, 500]
+    assert [shared_step_ns(spec, replicas) for replicas in (8, 4, 2, 16)] == [1000, 2000, 4000, 500]
     parts = Expected(step_ns=1000, micro_batches=4)
     split = JobSpec(name="x", gang=GangShape(replicas=8), expected=parts)
-    assert [full_step_ns(split, replicas) for replicas in (8, 7, 4)] == [1000, 1250, 2000]
+    assert [shared_step_ns(split, replicas) for replicas in (8, 7, 4)] == [1000, 1250, 2000]
 
 
 def test_steps_that_are_thrown_away_are_not_kept() -> None:

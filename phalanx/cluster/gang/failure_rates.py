@@ -56,6 +56,12 @@ def seen(health: HealthState, policy: HealthPolicy, now_ns: int) -> list[SeenFai
     return [_seen(kind, known, policy, now_ns) for kind, known in sorted(health.failures.items())]
 
 
+def per_million_node_days(ctx: Context, kind: str) -> int:
+    """How often nodes of a kind fail: the prior, until some have."""
+    known = ctx.health.failures.get(kind, KindFailures())
+    return _seen(kind, known, ctx.policy.health, ctx.now_ns).per_million_node_days
+
+
 def _seen(kind: str, known: KindFailures, policy: HealthPolicy, now_ns: int) -> SeenFailures:
     since = (now_ns - policy.failure_window_ns) // DAY_NS
     causes: Counter[str] = Counter()

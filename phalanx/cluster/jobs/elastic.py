@@ -27,7 +27,7 @@ from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Scale
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.options import horizon_ns
+from phalanx.cluster.recovery.prices import slower_gpu_ns
 from phalanx.cluster.recovery.recover import occupy
 
 
@@ -116,7 +116,7 @@ def grow(ctx: Context, job: Job, replicas: int) -> None:
     needed = stages * wide
     wanted = _within_limits(ctx, job, (replicas - placement.replicas) // together, needed)
     columns, nodes = _most_columns(ctx, job, wanted, needed)
-    if not columns or not _pays(ctx, job, columns * needed):
+    if not columns or not _pays(ctx, job, placement.replicas + columns * together):
         return
     ctx.ledger.fail(job.id, "resize")
     taken = [occupy(ctx, job, node) for node in nodes]
@@ -225,12 +225,12 @@ def _free_nodes(ctx: Context, job: Job, count: int, *, whole: bool) -> tuple[int
     return None if isinstance(found, PlacementRefusal) else found.nodes
 
 
-def _pays(ctx: Context, job: Job, added_nodes: int) -> bool:
-    """Whether the added GPUs bring more than the pause costs."""
-    expected, shape = job.expected, job.spec.gang
+def _pays(ctx: Context, job: Job, replicas: int) -> bool:
+    """Whether steps of more replicas are so much faster that it is worth the pause."""
+    expected = job.expected
     pause = expected.start_ns + expected.form_ns + expected.restore_peer_ns
     gpus = ctx.ledger.accounts[job.id].gpus
-    return added_nodes * shape.slot_gpus * horizon_ns(ctx, job) > pause * gpus
+    return -slower_gpu_ns(ctx, job, replicas) > pause * gpus
 
 
 def use_capacity(ctx: Context) -> None:

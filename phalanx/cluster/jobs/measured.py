@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import Expected, Job
+from phalanx.cluster.jobs.job import Expected, Job, JobSpec
 from phalanx.cluster.plan_record import Origin
 from phalanx.cluster.protocol.events import Progress
 
@@ -52,6 +52,20 @@ def progressed(job: Job, fact: Progress, steps: int) -> None:
         learn(job, snapshot_ns=stall_ns, checkpoint_ns=stall_ns)
     if fact.flush_ns:
         learn(job, flush_ns=fact.flush_ns)
+
+
+def shared_step_ns(spec: JobSpec, replicas: int) -> int:
+    """A step of so many replicas: they share a batch that stays.
+
+    Where the number of micro-batches is known, the replica with the most of them decides.
+    """
+    expected, wanted = spec.expected, spec.gang.replicas
+    if not replicas or replicas == wanted:
+        return expected.step_ns
+    parts = expected.micro_batches
+    if parts:
+        return expected.step_ns * -(-parts * wanted // replicas) // parts
+    return expected.step_ns * wanted // replicas
 
 
 def waiting_parts_ns(job: Job) -> tuple[int, int]:

@@ -12,9 +12,7 @@ from msgspec import Struct, structs
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.layout import column_of, column_replicas
-from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.jobs.measured import waiting_parts_ns
@@ -27,6 +25,15 @@ from phalanx.cluster.placement.choose import (
 )
 from phalanx.cluster.placement.free_index import array_of
 from phalanx.cluster.policy import MILLION
+from phalanx.cluster.recovery.prices import (
+    horizon_ns,
+    pause_ns,
+    recur_ppm,
+    slower_gpu_ns,
+    step_ns,
+    through_ns,
+    to_come_gpu_ns,
+)
 
 
 class Rung(StrEnum):
@@ -38,6 +45,9 @@ class Rung(StrEnum):
     REQUEUE = "requeue"  # it leaves, and waits for nodes
     REBALANCE = "rebalance"  # a slow replica gets fewer micro-batches
     DEGRADED = "degraded"  # it goes on as it is, slower
+
+
+FIXED_ORDER = (Rung.IN_PLACE, Rung.SWAP, Rung.SHRINK, Rung.REQUEUE)
 
 
 class Option(Struct, frozen=True, kw_only=True):
@@ -76,6 +86,8 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
                     ways.append(option)
     best = min((option.loss_gpu_ns for option in ways), default=None)
     ways.append(_requeued(ctx, job, best, saves=saves))
+    if allowed.order == "fixed":
+        return sorted(ways, key=lambda option: FIXED_ORDER.index(option.rung))
     return sorted(ways, key=lambda option: option.loss_gpu_ns)  # stable: a tie keeps the order
 
 
@@ -107,49 +119,12 @@ def leaving(ctx: Context, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(must), tuple(may)
 
 
-def horizon_ns(ctx: Context, job: Job) -> int:
-    """How long a loss of speed lasts: until a node is repaired, or the job is done."""
-    left = (job.spec.expected.steps - job.step) * step_ns(job)
-    repair = ctx.policy.recovery.repair_ns
-    return min(repair, max(0, left)) if job.spec.expected.steps else repair
-
-
-def step_ns(job: Job) -> int:
-    """A step's time: measured, else expected."""
-    return job.step_ns or job.spec.expected.step_ns
-
-
-def _down_ns(ctx: Context, job: Job, *, started_ns: int, lost: tuple[int, ...]) -> int:
-    """From now to the step that was reached before the failure.
-
-    ``started_ns``: until the last worker that must be started is up; 0: all live.
-    """
-    expected, gang = job.expected, gang_of(job)
-    gone = tuple(node for node in lost if ctx.fleet.state(node) is NodeState.DEAD)
-    step, source = choose_source(ctx, job, job.committed if in_memory(gang, gone) else -1)
-    restore = {
-        "none": 0,
-        "peer": expected.restore_peer_ns,
-        "disk": expected.restore_disk_ns,
-        "remote": expected.restore_remote_ns,
-    }[source]
-    return started_ns + expected.form_ns + restore + (job.step - step) * step_ns(job)
-
-
-def _recur_ppm(ctx: Context, node: int, cause: str) -> int:
-    """Chance that a node fails at once again: every time that it did halves the hope."""
-    since = ctx.now_ns - ctx.policy.health.strike_window_ns
-    times = sum(at > since for at, _ in ctx.health.incidents.get(node, ()))
-    hope = MILLION - Cause.of(cause).recur_ppm
-    return MILLION - (hope >> max(0, times - 1))
-
-
 def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
     gang = gang_of(job)
     gpus = ctx.ledger.accounts[job.id].gpus
     again_ns = job.expected.join_ns(cold=False)
-    down = _down_ns(ctx, job, started_ns=again_ns, lost=()) * gpus
-    recur = max((_recur_ppm(ctx, node, gang.broken[node]) for node in suspects), default=0)
+    down = pause_ns(ctx, job, gpus, started_ns=again_ns) * gpus
+    recur = max((recur_ppm(ctx, node, gang.broken[node]) for node in suspects), default=0)
     # A failure that comes back is paid for again, and again.
     again = down * recur // max(1, MILLION - recur)
     assert job.placement is not None
@@ -214,13 +189,13 @@ def _reshaped(
     ]
     expected = job.expected
     started = expected.join_ns(cold=cold) if cold or ended else expected.rejoin_ns
-    down = _down_ns(ctx, job, started_ns=started, lost=gone)
     replicas = placement.replicas - len(columns) * column_replicas(shape, placement.replicas)
     gpus = shape.gpus(replicas)
-    idle = (shape.gpus(placement.replicas) - gpus) * horizon_ns(ctx, job)
+    loss = pause_ns(ctx, job, gpus, started_ns=started, lost=gone) * gpus
+    loss += slower_gpu_ns(ctx, job, replicas) + to_come_gpu_ns(ctx, job, replicas)
     return Option(
         rung=Rung.SHRINK if columns else Rung.SWAP,
-        loss_gpu_ns=down * gpus + idle,
+        loss_gpu_ns=loss,
         leaving=gone,
         incoming=incoming,
         columns=columns,
@@ -263,10 +238,10 @@ def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> 
 def _requeued(ctx: Context, job: Job, best: int | None, *, saves: bool) -> Option:
     expected, shape = job.expected, job.spec.gang
     gpus = shape.gpus(shape.replicas)
-    down = expected.start_ns + expected.form_ns + expected.restore_remote_ns
+    start_ns = expected.start_ns + expected.form_ns + expected.restore_remote_ns
     saving = expected.checkpoint_ns + expected.flush_ns
-    down += saving if saves else (job.step - job.durable) * step_ns(job)
-    down += ctx.policy.queue.delay_ns
+    again_ns = saving if saves else (job.step - job.durable) * step_ns(job)
+    down = through_ns(ctx, job, gpus, start_ns, again_ns) + ctx.policy.queue.delay_ns
     # Whether there is room elsewhere is worth finding out only if that could decide.
     cheaper = best is None or down * gpus < best
     if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), PlacementRefusal):

@@ -208,6 +208,9 @@ class FaultPart(Section, frozen=True, kw_only=True):
 class PolicyPart(Section, frozen=True, kw_only=True):
     """What the site allows the core to do."""
 
+    order: Literal["predicted", "fixed"] = "predicted"
+    """How a way out of a failure is chosen: the one that is predicted to lose least, or the first
+    that there is of in place, swap, shrink and requeue."""
     swap: bool = True
     """Replace a node by a spare."""
     in_place: bool = True

@@ -76,6 +76,7 @@ def make_policy(scenario: Scenario) -> Policy:
             breaker_nodes_ppm=round(part.quarantine_breaker_share * 1e6),
         ),
         recovery=RecoveryPolicy(
+            order=part.order,
             in_place=part.in_place,
             swap=part.swap,
             shrink=part.shrink,

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
 from phalanx.cluster.protocol.commands import Command
@@ -17,7 +18,7 @@ from phalanx.plan.cost.failures import best_interval, mtbf_seconds
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.scenario.workload import USER_ERROR
 from phalanx.simulate.world.fault_injector import FaultInjector
-from phalanx.simulate.world.runs import Brownouts, GangRun, full_step_ns
+from phalanx.simulate.world.runs import Brownouts, GangRun
 
 if TYPE_CHECKING:
     from phalanx.simulate.world.world import World
@@ -67,7 +68,7 @@ class Gangs:
             generation=body.generation,
             nodes=body.nodes,
             expected=job.spec.expected,
-            full_ns=full_step_ns(job.spec, job.placement.replicas if job.placement else 0),
+            full_ns=shared_step_ns(job.spec, job.placement.replicas if job.placement else 0),
             shares=body.micro_batches,
             formed_ns=self.world.agenda.now_ns,
         )

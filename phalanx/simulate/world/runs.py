@@ -11,27 +11,13 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.cluster.jobs.job import Expected, JobSpec
+from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.protocol.events import Progress
 from phalanx.simulate.world.pace import GangPace
 
 FLUSHES_KEPT = 4  # checkpoints that may be on their way to storage when the speed changes
 
 Phase = Literal["joining", "joined", "restoring", "running", "stopped", "draining"]
-
-
-def full_step_ns(spec: JobSpec, replicas: int) -> int:
-    """A step of so many replicas: they share a batch that stays.
-
-    Where the number of micro-batches is known, the replica with the most of them decides.
-    """
-    expected, wanted = spec.expected, spec.gang.replicas
-    if not replicas or replicas == wanted:
-        return expected.step_ns
-    parts = expected.micro_batches
-    if parts:
-        return expected.step_ns * -(-parts * wanted // replicas) // parts
-    return expected.step_ns * wanted // replicas
 
 
 class Brownouts:

@@ -1,0 +1,137 @@
+"""What a way out costs: its pause, slower steps until a horizon, and the failures to come.
+
+Pure, and in integers. How often a gang fails is the rate of its kind of nodes as it was seen, times
+its GPUs.
+"""
+
+from __future__ import annotations
+
+from phalanx.cluster.causes import Cause
+from phalanx.cluster.context import Context
+from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.gang import failure_rates
+from phalanx.cluster.gang.formation import choose_source
+from phalanx.cluster.gang.losses import in_memory
+from phalanx.cluster.gang.phases import gang_of
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.measured import shared_step_ns
+from phalanx.cluster.policy import DAY_NS, MILLION
+
+MOST_FAILURES_PPM = 16 * MILLION  # during one pause: such a gang would never run again
+
+
+def horizon_ns(ctx: Context, job: Job) -> int:
+    """How long a loss of speed lasts: until a node is repaired, or the job is done."""
+    left = (job.spec.expected.steps - job.step) * step_ns(job)
+    repair = ctx.policy.recovery.repair_ns
+    return min(repair, max(0, left)) if job.spec.expected.steps else repair
+
+
+def step_ns(job: Job) -> int:
+    """A step's time: measured, else expected."""
+    return job.step_ns or job.spec.expected.step_ns
+
+
+def slower_gpu_ns(ctx: Context, job: Job, replicas: int) -> int:
+    """What other numbers of replicas lose until the horizon, of the GPUs that the gang has now.
+
+    They share a batch that stays: where its micro-batches do not divide, one replica less may cost
+    as much as many.
+    """
+    assert job.placement is not None
+    now = shared_step_ns(job.spec, job.placement.replicas)
+    then = shared_step_ns(job.spec, replicas)
+    gpus = job.spec.gang.gpus(job.placement.replicas)
+    return gpus * horizon_ns(ctx, job) * (then - now) // then
+
+
+def failures_ppm(ctx: Context, job: Job, gpus: int, span_ns: int) -> int:
+    """Failures that so many GPUs of a gang expect within a time, in millionths."""
+    assert job.placement is not None
+    kind = ctx.fleet.nodes[job.placement.nodes[0]].kind
+    rate = failure_rates.per_million_node_days(ctx, kind)
+    return rate * gpus * span_ns // (failure_rates.NODE_GPUS * DAY_NS)
+
+
+def until_through_ns(span_ns: int, often_ppm: int) -> int:
+    """How long an attempt takes on average that begins anew with every failure.
+
+    Of failures at random, x of which are expected within its length, that is (e**x - 1) / x times
+    its length; here as a series.
+    """
+    often_ppm = min(often_ppm, MOST_FAILURES_PPM)
+    total = term = span_ns
+    number = 2
+    while term:
+        term = term * often_ppm // (MILLION * number)
+        total += term
+        number += 1
+    return total
+
+
+def pause_ns(
+    ctx: Context, job: Job, gpus: int, *, started_ns: int, lost: tuple[int, ...] = ()
+) -> int:
+    """From now to the step that was reached before the failure, if the next one comes as usual.
+
+    ``started_ns``: until the last worker that must be started is up; 0: all live. ``lost``: nodes
+    that the gang goes on without.
+    """
+    expected, gang = job.expected, gang_of(job)
+    gone = tuple(node for node in lost if ctx.fleet.state(node) is NodeState.DEAD)
+    step, source = choose_source(ctx, job, job.committed if in_memory(gang, gone) else -1)
+    restore = {
+        "none": 0,
+        "peer": expected.restore_peer_ns,
+        "disk": expected.restore_disk_ns,
+        "remote": expected.restore_remote_ns,
+    }[source]
+    return through_ns(
+        ctx, job, gpus, started_ns + expected.form_ns + restore, (job.step - step) * step_ns(job)
+    )
+
+
+def through_ns(ctx: Context, job: Job, gpus: int, start_ns: int, again_ns: int) -> int:
+    """A restart and the steps that it makes again, with the chance that it is interrupted.
+
+    Steps that are safe in memory as soon as they are made are not made a third time.
+    """
+    if not _copied(ctx, job, job.placement.nodes if job.placement else ()):
+        start_ns, again_ns = start_ns + again_ns, 0
+    return until_through_ns(start_ns, failures_ppm(ctx, job, gpus, start_ns)) + again_ns
+
+
+def to_come_gpu_ns(ctx: Context, job: Job, replicas: int) -> int:
+    """What failures until the horizon cost a gang of so many replicas more than the one it is.
+
+    Each costs a pause: a short one where another node has every slot's newest snapshot.
+    """
+    assert job.placement is not None
+    return _to_come(ctx, job, replicas) - _to_come(ctx, job, job.placement.replicas)
+
+
+def _to_come(ctx: Context, job: Job, replicas: int) -> int:
+    expected, shape = job.expected, job.spec.gang
+    each_ns = expected.join_ns(cold=False) + expected.form_ns
+    if _copied(ctx, job, range(shape.slots(replicas))):
+        each_ns += expected.restore_peer_ns + expected.snapshot_steps * step_ns(job) // 2
+    elif expected.checkpoint_steps:
+        each_ns += expected.restore_remote_ns + expected.checkpoint_steps * step_ns(job) // 2
+    else:
+        each_ns += job.step * step_ns(job)
+    gpus = shape.gpus(replicas)
+    return gpus * each_ns * failures_ppm(ctx, job, gpus, horizon_ns(ctx, job)) // MILLION
+
+
+def _copied(ctx: Context, job: Job, slots: tuple[int, ...] | range) -> bool:
+    """Whether a gang of these slots has its newest steps in the memory of two nodes."""
+    snapshots = job.spec.expected.snapshot_steps > 0 and ctx.policy.recovery.peer_memory
+    return snapshots and len(slots) > 1
+
+
+def recur_ppm(ctx: Context, node: int, cause: str) -> int:
+    """Chance that a node fails at once again: every time that it did halves the hope."""
+    since = ctx.now_ns - ctx.policy.health.strike_window_ns
+    times = sum(at > since for at, _ in ctx.health.incidents.get(node, ()))
+    hope = MILLION - Cause.of(cause).recur_ppm
+    return MILLION - (hope >> max(0, times - 1))
