@@ -66,6 +66,39 @@ RECOVERY = (
         needs=QUIET,
     ),
     Claim(
+        name="recovery-choice",
+        says="The way out that is predicted to lose least beats a fixed order of rungs, over 200 "
+        "incidents of each simulated fleet.",
+        command="python -m benchmarks.recovery_choice",
+        figures=(
+            Figure("incidents", "the fewest incidents of a fleet", at_least=200, timed=False),
+            Figure(
+                "gain_mean",
+                "effective time gained over the fixed order, mean of the fleets",
+                "%",
+                at_least=0.0,
+                timed=False,
+            ),
+            Figure(
+                "gain_least",
+                "the same of the fleet that gains least",
+                "%",
+                at_least=-0.01,
+                timed=False,
+            ),
+            Figure(
+                "decision_ms",
+                "the longest decision for a gang of 98,304 GPUs",
+                "ms",
+                at_most=20,
+                regression=0.5,
+            ),
+            Figure("violations", "violations", at_most=0, timed=False),
+        ),
+        minutes=6,
+        needs=QUIET,
+    ),
+    Claim(
         name="endurance",
         says="200 kills of all kinds in twenty minutes leave no trace: the job is done, with the "
         "losses and weights of an undisturbed run, and nothing has grown.",
