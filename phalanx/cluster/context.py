@@ -46,6 +46,13 @@ class KindFailures(Struct, kw_only=True):
     told_rate: int = 0  # that jobs on such nodes were told of; 0: they go by the prior
 
 
+class SeenReturns(Struct, kw_only=True):
+    """Nodes that came back after one cause."""
+
+    count: int = 0
+    away_ns: int = 0  # all of them together
+
+
 class HealthState(Struct, kw_only=True):
     """What the core remembers about nodes beyond their state."""
 
@@ -61,6 +68,7 @@ class HealthState(Struct, kw_only=True):
     doomed: dict[int, str] = {}  # quarantined by a person as soon as they are empty
     failures: dict[str, KindFailures] = {}  # by kind of node
     failures_look_ns: int = 0  # when rates are looked at next although nothing failed; 0: never
+    returns: dict[str, SeenReturns] = {}  # by the cause that took nodes
     renewed: dict[int, Node] = {}  # came back as other machines: described so when they are empty
 
 

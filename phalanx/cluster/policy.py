@@ -159,6 +159,9 @@ class RecoveryPolicy(PolicySection, frozen=True):
     peer_memory: bool = True  # state is restored from the memory of nodes
     # Snapshots in memory of a job that waits for nodes are kept this long; 0: dropped at once.
     keep_memory_ns: int = 600 * SECOND_NS
+    # A gang that lacks nodes may keep its others, idle, for up to this long where the missing ones
+    # are expected sooner; 0: it never waits.
+    wait_ns: int = 1800 * SECOND_NS
     settle_ns: int = 50_000_000  # failures that belong together are gathered this long
     room_retry_ns: int = 30 * SECOND_NS  # pause after a full disk, longer each time
     room_tries: int = 8  # attempts to write a last checkpoint that there is no room for

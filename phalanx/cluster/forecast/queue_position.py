@@ -212,7 +212,7 @@ class QueueView:
             if self._refused(structs.replace(request, closed=closed)):
                 return Obstacle(Way.WINDOW, reason("waits_for_window", name=name, limit=limit))
         for other, promise in self._promises.by_job.items():
-            if other != job.id and (end_ns is None or end_ns > promise.start_ns):
+            if other != job.id and (end_ns is None or end_ns > promise.empty_ns):
                 closed |= self._promises.nodes(other)
                 if self._refused(structs.replace(request, closed=closed)):
                     span = span_of(max(0, promise.start_ns - view.now_ns))
@@ -265,7 +265,7 @@ class QueueView:
         view, bound = self._view, position.demand.bound_ns
         others: list[int] = []
         for number, promise in self._promises.by_job.items():
-            late = bound is None or view.now_ns + bound > promise.start_ns
+            late = bound is None or view.now_ns + bound > promise.empty_ns
             if number == job.id or not late or not self.has(number):
                 continue
             if promise.firm or self.position(view.jobs[number]).place < position.place:

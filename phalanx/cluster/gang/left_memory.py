@@ -14,7 +14,7 @@ from phalanx.cluster.jobs.job import Gang, Job, Kept
 from phalanx.cluster.reasons import Reason, reason
 
 
-def keep(ctx: Context, job: Job) -> Kept | None:
+def keep(ctx: Context, job: Job, keep_ns: int = 0) -> Kept | None:
     """What may stay behind when a job leaves its nodes; None: nothing that is worth it.
 
     How many steps that is only the keepers know: reports are seconds old.
@@ -31,6 +31,7 @@ def keep(ctx: Context, job: Job) -> Kept | None:
         since=gang.kept_from,
         lost=dict(gang.lost),
         token=job.generation,
+        keep_ns=keep_ns or policy.keep_memory_ns,
     )
 
 
@@ -38,9 +39,8 @@ def stay(ctx: Context, job: Job, kept: Kept) -> None:
     """The job has left; its nodes keep what they have until the time is over."""
     job.kept = kept
     ctx.kept[job.id] = None
-    keep_ns = ctx.policy.recovery.keep_memory_ns
-    ctx.wake(ctx.now_ns + keep_ns, "kept", job.id, kept.token)
-    ctx.notify(reason("kept_memory", seconds=keep_ns // 10**9), job=job.id, level="warning")
+    ctx.wake(ctx.now_ns + kept.keep_ns, "kept", job.id, kept.token)
+    ctx.notify(reason("kept_memory", seconds=kept.keep_ns // 10**9), job=job.id, level="warning")
 
 
 def taken_up(ctx: Context, job: Job) -> Gang:
@@ -104,5 +104,5 @@ def expire(ctx: Context, number: int, token: int) -> None:
     """The time is over, unless the job has started since."""
     job = ctx.view.jobs.get(number)
     if job is not None and job.kept is not None and job.kept.token == token:
-        seconds = ctx.policy.recovery.keep_memory_ns // 10**9
+        seconds = (job.kept.keep_ns or ctx.policy.recovery.keep_memory_ns) // 10**9
         give_up(ctx, job, reason("kept_too_long", seconds=seconds))

@@ -16,15 +16,24 @@ from phalanx.cluster.reasons import Reason
 
 
 def leave(
-    ctx: Context, job: Job, state: JobState, why: Reason, *, keep_memory: bool = False
+    ctx: Context,
+    job: Job,
+    state: JobState,
+    why: Reason,
+    *,
+    keep_memory: bool = False,
+    keep_ns: int = 0,
 ) -> None:
     """A job gives its nodes back at once and becomes ``state``; pending: it is queued again.
 
-    ``keep_memory``: it did not want to, and may get the same nodes again soon.
+    ``keep_memory``: it did not want to, and may get the same nodes again soon; ``keep_ns``: they
+    keep it for longer than usual.
     """
     assert job.placement is not None
     nodes = dict.fromkeys(job.placement.nodes + job.placement.spares + gang_of(job).leftover)
-    stays = left_memory.keep(ctx, job) if keep_memory and state == JobState.PENDING else None
+    stays = (
+        left_memory.keep(ctx, job, keep_ns) if keep_memory and state == JobState.PENDING else None
+    )
     if stays is not None:
         holders = tuple(node for node in nodes if node in stays.nodes and node not in stays.lost)
         nodes = dict.fromkeys(node for node in nodes if node not in holders)

@@ -27,7 +27,7 @@ from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Scale
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.prices import slower_gpu_ns
+from phalanx.cluster.recovery.prices import horizon_ns, slower_gpu_ns
 from phalanx.cluster.recovery.recover import occupy
 
 
@@ -230,7 +230,7 @@ def _pays(ctx: Context, job: Job, replicas: int) -> bool:
     expected = job.expected
     pause = expected.start_ns + expected.form_ns + expected.restore_peer_ns
     gpus = ctx.ledger.accounts[job.id].gpus
-    return -slower_gpu_ns(ctx, job, replicas) > pause * gpus
+    return -slower_gpu_ns(job, replicas, horizon_ns(ctx, job)) > pause * gpus
 
 
 def use_capacity(ctx: Context) -> None:

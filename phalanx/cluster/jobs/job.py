@@ -249,6 +249,7 @@ class Kept(Struct, kw_only=True):
     since: int  # checkpoints after this step were written by these very nodes
     lost: dict[int, str]  # nodes whose memory is gone, with the cause
     token: int  # tells whether a timer speaks of this
+    keep_ns: int = 0  # from then on, unless others get the nodes; 0: as the policy says
 
 
 class Loss(Struct, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ class Pass:
     def run(self) -> list[Decision]:
         """All decisions, in order."""
         self._empty_windows()
+        self._complete()
         self._collect()
         self._in_order()
         self.unfinished = len(self._decisions) >= MOST_STARTS
@@ -74,6 +75,13 @@ class Pass:
         if self._policy.backfill_depth:
             self._backfill()
         return self._decisions
+
+    def _complete(self) -> None:
+        """Whoever holds the most of its nodes, and waited for the rest, comes before all others."""
+        for number in [one.job for one in self._promises.by_job.values() if one.waits]:
+            lane, demand, _ = self._waiting.where[number]
+            if not self._gated(number, lane, demand):
+                self._try(self._view.jobs[number], lane, demand)
 
     def _collect(self) -> None:
         """Whoever has waited far too long gets what becomes free, one by one."""
@@ -169,7 +177,7 @@ class Pass:
             promised = self._collected
             for number in self._bind:
                 promise = self._promises.by_job[number]
-                if bound is None or self._view.now_ns + bound > promise.start_ns:
+                if bound is None or self._view.now_ns + bound > promise.empty_ns:
                     promised |= self._promises.nodes(number)
             self._kept[bound] = promised
         return promised
@@ -186,7 +194,7 @@ class Pass:
             # as long as the others' promises assume, or two of them could wait for each other.
             end_ns, closed = now + length_ns(self._view, job), self._collected
             for number, promise in promises.items():
-                if number != job.id and end_ns > promise.start_ns:
+                if number != job.id and end_ns > promise.empty_ns:
                     closed |= self._promises.nodes(number)
         if self._view.reservations:
             until_ns = None if bound is None else now + bound

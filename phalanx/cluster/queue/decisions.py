@@ -56,6 +56,12 @@ class Reserved(Struct, frozen=True, kw_only=True):
     sure: bool = True  # all that runs there has a time limit; False: an estimate
     firm: bool = False  # not even jobs of higher priority may use the nodes
     asked: tuple[int, ...] = ()  # jobs that were told to leave or shrink for it
+    waits: bool = False  # for the rest of its nodes: these have its memory, and stay empty
+
+    @property
+    def empty_ns(self) -> int:
+        """When others must have left the nodes."""
+        return self.made_ns if self.waits else self.start_ns
 
 
 class QueueState(Struct):

@@ -33,6 +33,8 @@ class Promises:
     def hold(self, view: View, promise: Reserved) -> bool:
         """Whether a promise needs no new look yet."""
         policy, now = view.policy.queue, view.now_ns
+        if promise.waits:
+            return now < promise.start_ns
         if self.nodes(promise.job) & ~free_index_of(view.fleet).healthy:
             return False
         if promise.asked:

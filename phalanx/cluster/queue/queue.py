@@ -11,13 +11,17 @@ where they cannot be in its way.
 
 from __future__ import annotations
 
-from phalanx.cluster.jobs.horizon import leave_ns
+import numpy as np
+from msgspec import structs
+
+from phalanx.cluster.jobs.horizon import NEVER_NS, leave_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.free_index import Nodes
+from phalanx.cluster.placement.request import request_of
 from phalanx.cluster.queue import wakes
 from phalanx.cluster.queue.claims import collected, collector
 from phalanx.cluster.queue.cycle import Pass
-from phalanx.cluster.queue.decisions import Decision, QueueState
+from phalanx.cluster.queue.decisions import Decision, QueueState, Reserved
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import Lane, PriorityOrder, base_parts
 from phalanx.cluster.state import View
@@ -85,6 +89,25 @@ class Queue:
             front.add(lane, lane.entries)
         return front.first_priority()
 
+    def wait_for_rest(self, view: View, job: Job, nodes: tuple[int, ...], until_ns: int) -> None:
+        """Keeps nodes for a pending job that lacks some others, for a time."""
+        promise = Reserved(
+            job=job.id, start_ns=until_ns, nodes=nodes, made_ns=view.now_ns, firm=True, waits=True
+        )
+        self.promises.make(promise)
+
+    def free_ns(self, view: View, job: Job, count: int) -> int | None:
+        """When so many more slots of a job will be free, by the ends of what runs; None: never."""
+        closed = self.kept_from(view, job)
+        request = structs.replace(request_of(job, 0, view.policy), closed=closed)
+        nodes, times = self._index.ends.horizon(view).free_at(view, request)
+        others = [job.id not in view.fleet.held[node] for node in nodes.tolist()]
+        times = times[np.asarray(others, np.bool_)]
+        if len(times) < count:
+            return None
+        at_ns = int(np.partition(times, count - 1)[count - 1])
+        return at_ns if at_ns < NEVER_NS else None
+
     def closed_to(self, view: View, job: Job | None) -> Nodes:
         """Nodes promised to others than a job (None: to anybody): not for it to grow on.
 
@@ -110,7 +133,7 @@ class Queue:
         ranks = self._index.ranks(view)
         mine = self.priority(view, job, job.queued_ns)
         for other, promise in self.promises.by_job.items():
-            in_time = end_ns is not None and end_ns <= promise.start_ns
+            in_time = end_ns is not None and end_ns <= promise.empty_ns
             if in_time or other not in self.waiting.where:
                 continue
             lane, demand, queued_ns = self.waiting.where[other]

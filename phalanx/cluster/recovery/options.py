@@ -12,7 +12,9 @@ from msgspec import Struct, structs
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.layout import column_of, column_replicas
+from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.jobs.measured import waiting_parts_ns
@@ -26,7 +28,9 @@ from phalanx.cluster.placement.choose import (
 from phalanx.cluster.placement.free_index import array_of
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.recovery.prices import (
+    failures_ppm,
     horizon_ns,
+    missing_ns,
     pause_ns,
     recur_ppm,
     slower_gpu_ns,
@@ -42,6 +46,7 @@ class Rung(StrEnum):
     IN_PLACE = "in_place"  # the same nodes form again
     SWAP = "swap"  # others take the places of nodes that leave
     SHRINK = "shrink"  # it goes on with fewer replicas
+    WAIT = "wait"  # it leaves, its nodes stay empty for it, and it waits for the missing ones
     REQUEUE = "requeue"  # it leaves, and waits for nodes
     REBALANCE = "rebalance"  # a slow replica gets fewer micro-batches
     DEGRADED = "degraded"  # it goes on as it is, slower
@@ -71,6 +76,7 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
     must, may = leaving(ctx, job)
     allowed = ctx.policy.recovery
     ways: list[Option] = []
+    missing_by_ns: int | None = 0
     if allowed.in_place and not must:
         ways.append(_in_place(ctx, job, may))
     for gone in dict.fromkeys(((*must, *may), must)):
@@ -79,13 +85,16 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
         incoming = _incoming(ctx, job, gone) if allowed.swap else ()
         if len(incoming) == len(gone):
             ways.append(_reshaped(ctx, job, gone, incoming, ()))
-        elif allowed.shrink:
-            for partly in dict.fromkeys((incoming, ())):
-                option = _shrunk(ctx, job, gone, partly)
-                if option is not None:
-                    ways.append(option)
+            continue
+        missing_by_ns = missing_ns(ctx, job, gone, len(gone) - len(incoming))
+        for partly in dict.fromkeys((incoming, ())) if allowed.shrink else ():
+            option = _shrunk(ctx, job, gone, partly, missing_by_ns)
+            if option is not None:
+                ways.append(option)
+    if not ways and not saves and allowed.order == "predicted":
+        ways += _waiting(ctx, job, (*must, *may), missing_by_ns)
     best = min((option.loss_gpu_ns for option in ways), default=None)
-    ways.append(_requeued(ctx, job, best, saves=saves))
+    ways.append(_requeued(ctx, job, best, missing_by_ns, saves=saves))
     if allowed.order == "fixed":
         return sorted(ways, key=lambda option: FIXED_ORDER.index(option.rung))
     return sorted(ways, key=lambda option: option.loss_gpu_ns)  # stable: a tie keeps the order
@@ -179,6 +188,7 @@ def _reshaped(
     gone: tuple[int, ...],
     incoming: tuple[tuple[int, int], ...],
     columns: tuple[int, ...],
+    missing_by_ns: int | None = None,
 ) -> Option:
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
@@ -192,7 +202,11 @@ def _reshaped(
     replicas = placement.replicas - len(columns) * column_replicas(shape, placement.replicas)
     gpus = shape.gpus(replicas)
     loss = pause_ns(ctx, job, gpus, started_ns=started, lost=gone) * gpus
-    loss += slower_gpu_ns(ctx, job, replicas) + to_come_gpu_ns(ctx, job, replicas)
+    if columns:  # until it grows back
+        slow_ns = horizon_ns(ctx, job)
+        if missing_by_ns is not None:
+            slow_ns = min(slow_ns, max(missing_by_ns, ctx.policy.recovery.grow_after_ns))
+        loss += slower_gpu_ns(job, replicas, slow_ns) + to_come_gpu_ns(ctx, job, replicas, slow_ns)
     return Option(
         rung=Rung.SHRINK if columns else Rung.SWAP,
         loss_gpu_ns=loss,
@@ -205,7 +219,11 @@ def _reshaped(
 
 
 def _shrunk(
-    ctx: Context, job: Job, gone: tuple[int, ...], incoming: tuple[tuple[int, int], ...]
+    ctx: Context,
+    job: Job,
+    gone: tuple[int, ...],
+    incoming: tuple[tuple[int, int], ...],
+    missing_by_ns: int | None,
 ) -> Option | None:
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
@@ -225,7 +243,27 @@ def _shrunk(
     useful = tuple(
         pair for pair in incoming if column_of(shape, placement.replicas, pair[0]) not in columns
     )
-    return _reshaped(ctx, job, gone, useful, columns)
+    return _reshaped(ctx, job, gone, useful, columns, missing_by_ns)
+
+
+def _waiting(
+    ctx: Context, job: Job, gone: tuple[int, ...], missing_by_ns: int | None
+) -> list[Option]:
+    """Leaving, with all that the other nodes have in memory, until the missing ones are there."""
+    gang, expected, placement = gang_of(job), job.expected, job.placement
+    assert placement is not None
+    most_ns = ctx.policy.recovery.wait_ns
+    if missing_by_ns is None or missing_by_ns > most_ns or gang.ending is not None:
+        return []
+    if left_memory.keep(ctx, job) is None or not in_memory(gang, gone):
+        return []
+    gpus = job.spec.gang.gpus(placement.replicas)
+    # Whoever fails meanwhile is waited for as well.
+    again_ns = missing_by_ns * failures_ppm(ctx, job, gpus, missing_by_ns) // MILLION
+    start_ns = expected.join_ns(cold=True) + expected.form_ns + expected.restore_peer_ns
+    redo_ns = (job.step - job.committed) * step_ns(job)
+    down = missing_by_ns + again_ns + through_ns(ctx, job, gpus, start_ns, redo_ns)
+    return [Option(rung=Rung.WAIT, loss_gpu_ns=down * gpus, leaving=gone)]
 
 
 def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> list[Option]:
@@ -235,7 +273,9 @@ def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> 
     return options(ctx, structs.replace(job, gang=without), saves=True)
 
 
-def _requeued(ctx: Context, job: Job, best: int | None, *, saves: bool) -> Option:
+def _requeued(
+    ctx: Context, job: Job, best: int | None, missing_by_ns: int | None, *, saves: bool
+) -> Option:
     expected, shape = job.expected, job.spec.gang
     gpus = shape.gpus(shape.replicas)
     start_ns = expected.start_ns + expected.form_ns + expected.restore_remote_ns
@@ -245,7 +285,8 @@ def _requeued(ctx: Context, job: Job, best: int | None, *, saves: bool) -> Optio
     # Whether there is room elsewhere is worth finding out only if that could decide.
     cheaper = best is None or down * gpus < best
     if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), PlacementRefusal):
-        down += ctx.policy.recovery.repair_ns
+        repair_ns = ctx.policy.recovery.repair_ns
+        down += repair_ns if missing_by_ns is None else min(missing_by_ns, repair_ns)
     return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus)
 
 

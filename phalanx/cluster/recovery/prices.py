@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
+from phalanx.cluster.fleet import returns
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.gang.formation import choose_source
@@ -15,6 +16,8 @@ from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.jobs.measured import shared_step_ns
+from phalanx.cluster.placement.free_index import free_index_of
+from phalanx.cluster.placement.request import request_of, tensor_slots
 from phalanx.cluster.policy import DAY_NS, MILLION
 
 MOST_FAILURES_PPM = 16 * MILLION  # during one pause: such a gang would never run again
@@ -32,8 +35,8 @@ def step_ns(job: Job) -> int:
     return job.step_ns or job.spec.expected.step_ns
 
 
-def slower_gpu_ns(ctx: Context, job: Job, replicas: int) -> int:
-    """What other numbers of replicas lose until the horizon, of the GPUs that the gang has now.
+def slower_gpu_ns(job: Job, replicas: int, span_ns: int) -> int:
+    """What other numbers of replicas lose within a time, of the GPUs that the gang has now.
 
     They share a batch that stays: where its micro-batches do not divide, one replica less may cost
     as much as many.
@@ -42,7 +45,7 @@ def slower_gpu_ns(ctx: Context, job: Job, replicas: int) -> int:
     now = shared_step_ns(job.spec, job.placement.replicas)
     then = shared_step_ns(job.spec, replicas)
     gpus = job.spec.gang.gpus(job.placement.replicas)
-    return gpus * horizon_ns(ctx, job) * (then - now) // then
+    return gpus * span_ns * (then - now) // then
 
 
 def failures_ppm(ctx: Context, job: Job, gpus: int, span_ns: int) -> int:
@@ -67,6 +70,30 @@ def until_through_ns(span_ns: int, often_ppm: int) -> int:
         total += term
         number += 1
     return total
+
+
+def missing_ns(ctx: Context, job: Job, gone: tuple[int, ...], count: int) -> int | None:
+    """Until so many nodes are likely to be there for a gang that lost some; None: nobody can say.
+
+    Some come back that are away, or what runs on others ends, whichever is sooner. A tensor group
+    across nodes needs its own ones back: others are in other NVLink domains.
+    """
+    if tensor_slots(job.spec.gang) > 1:
+        return returns.expected_ns(ctx, gone, count)
+    request = request_of(job, 0, ctx.policy)
+    suiting = free_index_of(ctx.fleet).suiting(
+        request.shape, request.constraint, request.partition, request.barred
+    )
+    kinds = ctx.fleet.columns.node_class
+    away = [
+        node
+        for node in returns.away(ctx)
+        if kinds[node] in suiting and all(number == job.id for number in ctx.fleet.held[node])
+    ]
+    back_ns = returns.expected_ns(ctx, away, count)
+    free_ns = ctx.queue.free_ns(ctx.view, job, count)
+    ends = [] if free_ns is None else [max(0, free_ns - ctx.now_ns)]
+    return min(ends + ([] if back_ns is None else [back_ns]), default=None)
 
 
 def pause_ns(
@@ -101,16 +128,17 @@ def through_ns(ctx: Context, job: Job, gpus: int, start_ns: int, again_ns: int) 
     return until_through_ns(start_ns, failures_ppm(ctx, job, gpus, start_ns)) + again_ns
 
 
-def to_come_gpu_ns(ctx: Context, job: Job, replicas: int) -> int:
-    """What failures until the horizon cost a gang of so many replicas more than the one it is.
+def to_come_gpu_ns(ctx: Context, job: Job, replicas: int, span_ns: int) -> int:
+    """What failures within a time cost a gang of so many replicas more than the one it is.
 
     Each costs a pause: a short one where another node has every slot's newest snapshot.
     """
     assert job.placement is not None
-    return _to_come(ctx, job, replicas) - _to_come(ctx, job, job.placement.replicas)
+    now = _to_come(ctx, job, job.placement.replicas, span_ns)
+    return _to_come(ctx, job, replicas, span_ns) - now
 
 
-def _to_come(ctx: Context, job: Job, replicas: int) -> int:
+def _to_come(ctx: Context, job: Job, replicas: int, span_ns: int) -> int:
     expected, shape = job.expected, job.spec.gang
     each_ns = expected.join_ns(cold=False) + expected.form_ns
     if _copied(ctx, job, range(shape.slots(replicas))):
@@ -120,7 +148,7 @@ def _to_come(ctx: Context, job: Job, replicas: int) -> int:
     else:
         each_ns += job.step * step_ns(job)
     gpus = shape.gpus(replicas)
-    return gpus * each_ns * failures_ppm(ctx, job, gpus, horizon_ns(ctx, job)) // MILLION
+    return gpus * each_ns * failures_ppm(ctx, job, gpus, span_ns) // MILLION
 
 
 def _copied(ctx: Context, job: Job, slots: tuple[int, ...] | range) -> bool:

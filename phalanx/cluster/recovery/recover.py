@@ -138,11 +138,16 @@ def recover(ctx: Context, job: Job) -> None:
         loss=best.loss_gpu_ns // 10**9,
         other=_others(ways),
     )
-    if best.rung is Rung.REQUEUE:
-        job.preemptions += 1
+    if best.rung in (Rung.REQUEUE, Rung.WAIT):
+        job.preemptions += best.rung is Rung.REQUEUE
         gone = _doubtful(ctx, job, tuple(gang.broken))
         ending, told = (gang.ending, gang.ending_why) if gang.ending else (JobState.PENDING, why)
-        leave(ctx, job, ending, told, keep_memory=True)
+        wait_ns = ctx.policy.recovery.wait_ns if best.rung is Rung.WAIT else 0
+        leave(ctx, job, ending, told, keep_memory=True, keep_ns=wait_ns)
+        if wait_ns and job.kept is not None:
+            gone_too = {**job.kept.lost, **dict.fromkeys(best.leaving)}
+            rest = tuple(node for node in job.kept.nodes if node not in gone_too)
+            ctx.queue.wait_for_rest(ctx.view, job, rest, ctx.now_ns + wait_ns)
         settle_nodes(ctx, gone)
         return
     reshape(ctx, job, best, why)

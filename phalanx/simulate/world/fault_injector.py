@@ -40,6 +40,12 @@ class FaultInjector:
         elif run.phase in ("joining", "restoring"):
             run.token += 1
 
+    def wipe_kept(self, nodes: list[int]) -> None:
+        """Nodes lose what they keep for jobs that wait."""
+        for job in self.gangs.memory:
+            if job not in self.gangs.runs:
+                self.gangs.wiped.setdefault(job, {}).update(dict.fromkeys(nodes))
+
     def announce(self, job: int, incident: Incident, nodes: list[int], delay_ns: int) -> None:
         """The core will be told of a fault."""
         run = self.gangs.runs.get(job)

@@ -233,21 +233,21 @@ class Gangs:
         left = known is None or known.placement is None  # though its nodes may keep its memory
         if left or (not body.keep_snapshots and set(run.nodes) <= set(command.target)):
             self._finish_with(run)
-            self._leave(body.job)
+            self._leave(body.job, keeps=body.keep_snapshots)
 
-    def _leave(self, job: int) -> None:
-        """A job has no nodes any more."""
-        self.runs.pop(job, None)
-        self.memory.pop(job, None)
-        self.wiped.pop(job, None)
-        self.living.pop(job, None)
-        self._had.pop(job, None)
+    def _leave(self, job: int, *, keeps: bool = False) -> None:
+        """A job has no nodes any more; they may keep its memory."""
+        for table in (self.runs, self.living, self._had):
+            table.pop(job, None)
         known, now = self.world.view.jobs.get(job), self.world.agenda.now_ns
+        over = known is None or known.ended
+        for table in (self.memory, self.wiped) if over or not keeps else ():
+            table.pop(job, None)
         if known is not None:
             account = self.world.core.ledger.accounts.get(job)
             kept = account.reached if account is not None else 0
             self.world.record.left(known, now - self._since.pop(job, now), kept)
-        if known is None or known.ended:
+        if over:
             self.durable.pop(job, None)
             self.saved.pop(job, None)
 

@@ -139,6 +139,8 @@ class World:
         faults = self.gangs.faults
         for job in jobs:
             faults.apply(job, incident, nodes)
+        if incident.symptom == "silent":
+            faults.wipe_kept(nodes)
         if incident.symptom in ("silent", "cut"):
             for node in nodes:
                 self.agenda.after(delay, self.silent, node, incident)

@@ -69,14 +69,14 @@ def test_a_restart_that_takes_long_is_likely_to_be_interrupted():
 def test_one_replica_less_costs_as_much_as_its_micro_batches_say():
     drive = Drive(8)
     job = drive.running(gang=WIDE, expected=SHARED)
-    ctx, day = drive.core._ctx, 64 * DAY
-    assert prices.slower_gpu_ns(ctx, job, 8) == 0
+    day = 64 * DAY
+    assert prices.slower_gpu_ns(job, 8, DAY) == 0
     # 32 micro-batches over 7 replicas: one of them has five, and steps take 5/4 as long.
-    assert prices.slower_gpu_ns(ctx, job, 7) == day - day * 4 // 5
-    assert prices.slower_gpu_ns(ctx, job, 4) == day // 2
+    assert prices.slower_gpu_ns(job, 7, DAY) == day - day * 4 // 5
+    assert prices.slower_gpu_ns(job, 4, DAY) == day // 2
     plain = drive.core.view.jobs[job.id]
     plain.spec = structs.replace(plain.spec, expected=EXPECTED)
-    assert prices.slower_gpu_ns(ctx, job, 7) == pytest.approx(8 * DAY, rel=1e-6)
+    assert prices.slower_gpu_ns(job, 7, DAY) == pytest.approx(8 * DAY, rel=1e-6)
 
 
 def test_a_gang_that_has_lost_speed_already_loses_no_more_with_the_next_replica():
@@ -85,15 +85,15 @@ def test_a_gang_that_has_lost_speed_already_loses_no_more_with_the_next_replica(
     drive.tell(NodeSilent(node=job.placement.nodes[0]))
     drive.wait(SECOND)
     assert job.placement.replicas == 7
-    assert prices.slower_gpu_ns(drive.core._ctx, job, 7) == 0
-    assert prices.slower_gpu_ns(drive.core._ctx, job, 6) > 0  # six micro-batches
+    assert prices.slower_gpu_ns(job, 7, DAY) == 0
+    assert prices.slower_gpu_ns(job, 6, DAY) > 0  # six micro-batches
 
 
 def test_failures_to_come_cost_more_where_nobody_has_a_second_copy():
     drive = Drive(8, often_failing(1_000_000))
     job = drive.running(gang=WIDE)
     ctx = drive.core._ctx
-    two, one = (prices.to_come_gpu_ns(ctx, job, replicas) for replicas in (2, 1))
+    two, one = (prices.to_come_gpu_ns(ctx, job, replicas, DAY) for replicas in (2, 1))
     assert two < 0  # fewer nodes fail less often, and hold up fewer
     assert one > two
 
