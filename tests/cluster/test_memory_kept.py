@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Held, Node
+from phalanx.cluster.jobs.job import GangShape, Job, Placement
+from phalanx.cluster.placement.choose import PlacementRequest, place
+from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Command, Form, Stop
-from phalanx.cluster.protocol.events import GangJoined, NodeSilent
+from phalanx.cluster.protocol.events import GangJoined, JobFinished, NodeSilent
 from phalanx.cluster.protocol.gather import Gather
 from phalanx.cluster.protocol.keeper_state import KeptSteps
 from phalanx.cluster.protocol.messages import (
@@ -18,7 +23,7 @@ from phalanx.cluster.protocol.messages import (
     WorkerExited,
 )
 from phalanx.cluster.reasons import reason
-from tests.cluster.drive import SECOND, Drive
+from tests.cluster.drive import SECOND, SHAPE, Drive
 
 
 def joined_step(kept: tuple[int, ...], shift: int, *answers: Joined) -> int:
@@ -181,3 +186,52 @@ def test_a_checkpoint_that_was_made_after_the_last_report_is_not_forgotten():
     drive.wait(SECOND)
     drive.tell(structs.replace(joined, job=job.id, generation=job.generation))
     assert drive.last_restore().step == 200
+
+
+def queued_again(drive: Drive, nodes: int) -> tuple[Job, tuple[int, ...], Job]:
+    """A job that lacks a node and waits, its nodes, and another one that keeps it from starting."""
+    shape = structs.replace(SHAPE, replicas=nodes)
+    other = drive.running(gang=shape)
+    job = drive.running(gang=shape)
+    before = job.placement.nodes
+    drive.tell(NodeSilent(node=before[0]))
+    drive.wait(SECOND)
+    assert job.state == "pending" and job.kept is not None
+    return job, before[1:], other
+
+
+def test_a_job_that_starts_again_goes_where_its_memory_is():
+    # Eight nodes in two leaves: when the other job ends, its leaf alone has room for all of it.
+    drive = Drive(8)
+    job, holders, other = queued_again(drive, 4)
+    done = JobFinished(job=other.id, generation=other.generation, step=other.step)
+    drive.tell(done, SECOND)
+    drive.wait(SECOND)
+    assert job.state == "forming" and set(holders) < set(job.placement.nodes)
+    drive.run(job)
+    assert (drive.last_restore().step, drive.last_restore().source) == (150, "peer")
+
+
+def test_a_gang_of_one_node_goes_back_to_it():
+    drive = Drive(4)
+    place = placed(drive, GangShape(replicas=1, tensor=8, slot_gpus=8), holders=(2,))
+    assert place.nodes == (2,)
+
+
+def test_memory_that_cannot_be_used_keeps_nobody_from_starting():
+    fleet = Fleet(Node(name=f"n{i}", domain=f"d{i // 2}") for i in range(6))
+    drive = Drive(fleet=fleet)
+    wide = GangShape(replicas=2, tensor=16, slot_gpus=8)
+    # Nodes 1 and 2 have it, but a tensor group needs both nodes of a domain.
+    assert placed(drive, wide, holders=(1, 2)).nodes == (0, 1, 2, 3)
+    drive.core.view.fleet.take(9, 0, Held(0xFF, 8, 0))
+    assert placed(drive, wide, holders=(1, 2)).nodes == (2, 3, 4, 5)
+
+
+def placed(drive: Drive, shape: GangShape, holders: tuple[int, ...]) -> Placement:
+    asked = PlacementRequest(
+        job=1, shape=shape, replicas=shape.replicas, holders=set_of_nodes(holders)
+    )
+    found = place(drive.core.view.fleet, asked)
+    assert isinstance(found, Placement)
+    return found

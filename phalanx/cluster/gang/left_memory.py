@@ -88,8 +88,7 @@ def give_up(ctx: Context, job: Job, why: Reason, also: tuple[int, ...] = ()) -> 
     if kept is None:
         return
     del ctx.kept[job.id]
-    holders = tuple(node for node in kept.nodes if node not in kept.lost)
-    stop_on(ctx, job, tuple(dict.fromkeys(holders + also)), keep_snapshots=False)
+    stop_on(ctx, job, tuple(dict.fromkeys(kept.holders + also)), keep_snapshots=False)
     if not job.ended:
         tell_left(ctx, job, why, again=True)
 

@@ -251,6 +251,11 @@ class Kept(Struct, kw_only=True):
     token: int  # tells whether a timer speaks of this
     keep_ns: int = 0  # from then on, unless others get the nodes; 0: as the policy says
 
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """Nodes that still have something."""
+        return tuple(node for node in self.nodes if node not in self.lost)
+
 
 class Loss(Struct, frozen=True, kw_only=True):
     """Committed steps that are gone, and why."""

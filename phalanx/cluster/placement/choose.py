@@ -56,7 +56,11 @@ def place(fleet: Fleet, request: PlacementRequest) -> Placement | PlacementRefus
     classes = free_index.suiting(shape, request.constraint, request.partition, request.barred)
     closed = request.closed | set_of_nodes(request.avoid)
     if shape.slots(request.replicas) == 1 and not request.spares:
-        best = free_index.best_fit(shape, classes, closed)
+        best = None
+        if request.holders:
+            best = free_index.best_fit(shape, classes, closed | ~request.holders)
+        if best is None:
+            best = free_index.best_fit(shape, classes, closed)
         if best is None:
             return _refusal(fleet, free_index, request, classes, 0)
         mask = lowest_bits(fleet.free_mask(best), shape.slot_gpus)
@@ -71,11 +75,32 @@ def place(fleet: Fleet, request: PlacementRequest) -> Placement | PlacementRefus
             keep = worse == 0
             nodes, worse = nodes[keep], worse[keep]
     # Within a leaf: lemons last, and the fullest nodes first, so that empty ones stay whole.
-    cells = cells_of(fleet, nodes, wide, worse * 64 + fleet.columns.free_gpus[nodes])
+    last = worse * 64 + fleet.columns.free_gpus[nodes]
+    cells = cells_of(fleet, nodes, wide, last)
     if len(cells.nodes) < needed:
         return _refusal(fleet, free_index, request, classes, len(cells.nodes))
+    if request.holders:
+        among = _with_memory(fleet, request, nodes, last, needed * wide)
+        with_memory = cells_of(fleet, nodes[among], wide, last[among])
+        if len(with_memory.nodes) >= needed:
+            cells = with_memory
     chosen, cost_ns = _choose(fleet, request, cells, needed)
     return _placement(fleet, request, chosen, cost_ns, nodes)
+
+
+def _with_memory(
+    fleet: Fleet, request: PlacementRequest, nodes: Column, last: Column, count: int
+) -> Column:
+    """Which of some nodes to take so that most of them have the job's memory: as indices.
+
+    The others are those that stand nearest to these: in the same leaves, then in the same pods.
+    """
+    columns = fleet.columns
+    without = 1 - _flags(request.holders, len(fleet))[nodes]
+    mine = nodes[without == 0]
+    leaf = ~np.isin(columns.leaf[nodes], columns.leaf[mine])
+    pod = ~np.isin(columns.pod[nodes], columns.pod[mine])
+    return np.sort(np.lexsort((nodes, last, leaf, pod, without))[:count])
 
 
 def _with_capacity(

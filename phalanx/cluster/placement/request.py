@@ -28,6 +28,7 @@ class PlacementRequest(Struct, frozen=True, kw_only=True):
     warm_since_ns: int = 0  # spares that it was given later may still start their workers
     closed: Nodes = 0  # as ``avoid``: the set of nodes kept for others
     own: Nodes = 0  # spares of the job, which count as free
+    holders: Nodes = 0  # nodes that keep its newest steps in memory: it had better go there
     fabric: FabricPolicy = FabricPolicy()
 
 

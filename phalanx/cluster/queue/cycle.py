@@ -13,7 +13,7 @@ from phalanx.cluster.jobs.horizon import leave_ns, length_ns
 from phalanx.cluster.jobs.job import Job, JobState, Placement
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.placement.choose import place
-from phalanx.cluster.placement.free_index import Nodes, free_index_of
+from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.claims import (
     collected,
@@ -237,7 +237,10 @@ class Pass:
     def _place(self, job: Job, demand: Demand, closed: Nodes) -> Placement | None:
         """A place for all replicas, or for as many as there is room for, if it is elastic."""
         most = self._index.limits.most_replicas(self._view, job, demand)
-        request = structs.replace(demand.request, job=job.id, closed=closed, replicas=most)
+        holders = set_of_nodes(job.kept.holders) if job.kept is not None else 0
+        request = structs.replace(
+            demand.request, job=job.id, closed=closed, replicas=most, holders=holders
+        )
         placement = place(self._view.fleet, request)
         if isinstance(placement, Placement):
             return placement

@@ -145,8 +145,7 @@ def recover(ctx: Context, job: Job) -> None:
         wait_ns = ctx.policy.recovery.wait_ns if best.rung is Rung.WAIT else 0
         leave(ctx, job, ending, told, keep_memory=True, keep_ns=wait_ns)
         if wait_ns and job.kept is not None:
-            gone_too = {**job.kept.lost, **dict.fromkeys(best.leaving)}
-            rest = tuple(node for node in job.kept.nodes if node not in gone_too)
+            rest = tuple(node for node in job.kept.holders if node not in best.leaving)
             ctx.queue.wait_for_rest(ctx.view, job, rest, ctx.now_ns + wait_ns)
         settle_nodes(ctx, gone)
         return
