@@ -158,7 +158,7 @@ class QueueView:
             if way is Way.COLLECTED:
                 times.append(self._promises.by_job[self._collector].start_ns)
             promise = self.promise(job.id)
-            if promise is not None:
+            if promise is not None and not promise.waits:
                 return self._kept(job, promise)
         else:
             for limit, name in _limits(position.lane):

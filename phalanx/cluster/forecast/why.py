@@ -119,6 +119,11 @@ class WaitExplainer:
         if way is Way.NO_ROOM and queue.ranks.entitled(position.lane.team, position.demand.gpus):
             obstacle = self._with_borrowers(position.lane.team, obstacle)
         promise = queue.promise(job.id)
+        if promise is not None and promise.waits and way is Way.NO_ROOM:
+            span = span_of(promise.start_ns - view.now_ns)
+            facts: dict[str, Fact] = {"problem": obstacle.problem, "span": span}
+            facts["nodes"] = len(promise.nodes)
+            return reason("waits_for_rest", **facts)
         if promise is None or way is Way.NOTHING or isinstance(when, UnknownStart):
             return obstacle.why
         span = about(when - view.now_ns)
@@ -128,7 +133,7 @@ class WaitExplainer:
             return obstacle.why
         count = len(promise.nodes)
         kept = f"{count} are" if count > 1 else "a node is"
-        facts: dict[str, Fact] = {
+        facts = {
             "problem": obstacle.problem,
             "nodes": count,
             "kept": kept,

@@ -67,7 +67,7 @@ def promise_start(
         new = Reserved(
             job=job.id, start_ns=slot[0], nodes=chosen, made_ns=now, sure=sure, firm=firm
         )
-    if old is not None and not old.asked and old.start_ns > now:
+    if old is not None and not (old.asked or old.waits) and old.start_ns > now:
         late = _not_before(nodes, free_ns * 0, len(fleet), old.nodes, 1).astype(np.bool_)
         ready = int((late & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
         better = (

@@ -45,11 +45,12 @@ class Pass:
         self._decisions: list[Decision] = []
         self._leaving: dict[int, None] = {}  # jobs that were told to in this pass
         # Promises that bind in this pass: firm ones from the start, others when it comes to them.
-        # One for which others were asked to leave is void when they should have been gone.
+        # One for which others were asked to leave is void when they should have been gone, and one
+        # that waits for the rest of its nodes when it has waited long enough.
         self._bind: dict[int, None] = {
             number: None
             for number, one in self._promises.by_job.items()
-            if one.firm and (not one.asked or self._promises.hold(view, one))
+            if one.firm and (not (one.asked or one.waits) or self._promises.hold(view, one))
         }
         self._collector = 0  # the job that gets every node that becomes free; 0: none does
         self._collected: Nodes = 0

@@ -52,6 +52,7 @@ class Rung(StrEnum):
     DEGRADED = "degraded"  # it goes on as it is, slower
 
 
+LEAVES = (Rung.WAIT, Rung.REQUEUE)  # it gives its nodes back
 FIXED_ORDER = (Rung.IN_PLACE, Rung.SWAP, Rung.SHRINK, Rung.REQUEUE)
 
 
@@ -91,7 +92,7 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
             option = _shrunk(ctx, job, gone, partly, missing_by_ns)
             if option is not None:
                 ways.append(option)
-    if not ways and not saves and allowed.order == "predicted":
+    if (must or may) and not ways and not saves and allowed.order == "predicted":
         ways += _waiting(ctx, job, (*must, *may), missing_by_ns)
     best = min((option.loss_gpu_ns for option in ways), default=None)
     ways.append(_requeued(ctx, job, best, missing_by_ns, saves=saves))

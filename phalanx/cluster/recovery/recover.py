@@ -21,7 +21,7 @@ from phalanx.cluster.jobs.lifecycle import drop_spare, held_gpus, spare_gpus
 from phalanx.cluster.placement.choose import held_by
 from phalanx.cluster.protocol.commands import Abort, Rebalance
 from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.recovery.options import Option, Rung, degraded_ways, options, slow_ways
+from phalanx.cluster.recovery.options import LEAVES, Option, Rung, degraded_ways, options, slow_ways
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, back_off_ns
 
 MORE_SAVES = 1  # times that a gang which is to leave forms again to save what it has
@@ -125,7 +125,7 @@ def recover(ctx: Context, job: Job) -> None:
         failure_rates.interrupted(ctx, gang.interrupted, gang.cause)
         gang.interrupted = None
     ways = options(ctx, job)
-    if ways[0].rung is Rung.REQUEUE and _merely_emptied(ctx, job):
+    if ways[0].rung in LEAVES and _merely_emptied(ctx, job):
         _leave_in_order(ctx, job)
         ways = options(ctx, job)
     if gang.ending is not None:  # it forms, wherever it can, only to save what it has in memory
@@ -138,13 +138,13 @@ def recover(ctx: Context, job: Job) -> None:
         loss=best.loss_gpu_ns // 10**9,
         other=_others(ways),
     )
-    if best.rung in (Rung.REQUEUE, Rung.WAIT):
+    if best.rung in LEAVES:
         job.preemptions += best.rung is Rung.REQUEUE
         gone = _doubtful(ctx, job, tuple(gang.broken))
         ending, told = (gang.ending, gang.ending_why) if gang.ending else (JobState.PENDING, why)
         wait_ns = ctx.policy.recovery.wait_ns if best.rung is Rung.WAIT else 0
         leave(ctx, job, ending, told, keep_memory=True, keep_ns=wait_ns)
-        if wait_ns and job.kept is not None:
+        if wait_ns and job.kept is not None and job.id in ctx.view.pending:
             rest = tuple(node for node in job.kept.holders if node not in best.leaving)
             ctx.queue.wait_for_rest(ctx.view, job, rest, ctx.now_ns + wait_ns)
         settle_nodes(ctx, gone)

@@ -26,6 +26,8 @@ SENTENCES = {
     "overdue": "it should have ended by now",
     "no_end": "{problem}; nobody can say when those end that hold what it needs",
     # why
+    "waits_for_rest": "{problem}; its own (so many: {nodes}) have its newest steps in memory and"
+    " are for nobody else, for {span} at most; it starts as soon as the others are there",
     "promised": "{problem}; {kept} kept for it, and it starts in {span} at the latest",
     "promised_about": "{problem}; {kept} kept for it, and it starts in {span} ({doubt})",
     "others_leave": "{jobs} jobs are asked to leave for it, and it starts in {span}",

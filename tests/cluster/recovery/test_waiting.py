@@ -8,7 +8,13 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, RecoveryPolicy
-from phalanx.cluster.protocol.events import Cancel, JobFinished, NodeRepaired, NodeSilent
+from phalanx.cluster.protocol.events import (
+    Cancel,
+    DrainNode,
+    JobFinished,
+    NodeRepaired,
+    NodeSilent,
+)
 from phalanx.cluster.protocol.messages import CheckResult
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
@@ -47,6 +53,32 @@ def test_it_waits_for_a_node_that_is_expected_back_soon_and_keeps_its_others():
     drive.run(job)
     assert (drive.last_restore().step, drive.last_restore().source) == (150, "peer")
     drive.core.ledger.check(drive.core.view)
+
+
+def test_it_says_what_it_waits_for_and_for_how_long():
+    drive = Drive(2, SOON)
+    job, _ = lacks_a_node(drive)
+    found = explain(drive.core.queue, drive.core.view, job.id)
+    assert "its own (so many: 1) have its newest steps in memory" in str(found.reason)
+    assert "for 30 min at most" in str(found.reason)
+    assert found.estimated_start_ns is None  # that they are kept so long promises nothing
+
+
+def test_a_job_that_a_person_holds_keeps_no_nodes():
+    drive = Drive(2, SOON)
+    job = drive.running()
+    job.held = True  # it is to stay out as soon as it leaves
+    drive.tell(NodeSilent(node=job.placement.nodes[1]))
+    drive.wait(SECOND)
+    assert job.state == "pending" and drive.submit(gang=ONE).state == "forming"
+
+
+def test_nodes_that_a_person_wants_empty_are_left_in_order():
+    drive = Drive(2, SOON)
+    job = drive.running()
+    drive.tell(DrainNode(node=job.placement.nodes[1], deadline_ns=0, request="d"))
+    drive.wait(SECOND)
+    assert job.state == "draining"  # it saves what it has, and does not wait with it in memory
 
 
 def test_it_comes_before_others_that_want_the_node_that_is_back():
