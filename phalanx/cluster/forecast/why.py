@@ -62,6 +62,12 @@ class WaitExplainer:
 
     def _why(self, job: Job, when: When) -> Reason:
         """What keeps a job: of several things the first that must change."""
+        rest = self._estimates.queue.promise(job.id)
+        if rest is not None and rest.waits:
+            obstacle = self._estimates.queue.obstacle(job)
+            if obstacle.way is Way.NO_ROOM:
+                span, nodes = span_of(rest.start_ns - self._view.now_ns), len(rest.nodes)
+                return reason("waits_for_rest", problem=obstacle.problem, nodes=nodes, span=span)
         if isinstance(when, UnknownStart) and _is_its_own(when, job):
             return when.why  # not even a person who holds it can let it start
         if job.held:
@@ -119,11 +125,6 @@ class WaitExplainer:
         if way is Way.NO_ROOM and queue.ranks.entitled(position.lane.team, position.demand.gpus):
             obstacle = self._with_borrowers(position.lane.team, obstacle)
         promise = queue.promise(job.id)
-        if promise is not None and promise.waits and way is Way.NO_ROOM:
-            span = span_of(promise.start_ns - view.now_ns)
-            facts: dict[str, Fact] = {"problem": obstacle.problem, "span": span}
-            facts["nodes"] = len(promise.nodes)
-            return reason("waits_for_rest", **facts)
         if promise is None or way is Way.NOTHING or isinstance(when, UnknownStart):
             return obstacle.why
         span = about(when - view.now_ns)
@@ -133,7 +134,7 @@ class WaitExplainer:
             return obstacle.why
         count = len(promise.nodes)
         kept = f"{count} are" if count > 1 else "a node is"
-        facts = {
+        facts: dict[str, Fact] = {
             "problem": obstacle.problem,
             "nodes": count,
             "kept": kept,
