@@ -93,9 +93,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/recovery_choice.json"))
     asked = parser.parse_args()
-    rows = [compared(*fleet) for fleet in FLEETS]
-    for row in rows:
-        print(json.dumps(row))
+    rows = []
+    for fleet in FLEETS:
+        rows.append(compared(*fleet))
+        print(json.dumps(rows[-1]), flush=True)
     taken = decision_ms(()) + decision_ms(("fleet.spare_nodes=0",))
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps({"fleets": rows, "decision_ms": taken}, indent=2) + "\n")

@@ -241,8 +241,8 @@ class Gangs:
             table.pop(job, None)
         known, now = self.world.view.jobs.get(job), self.world.agenda.now_ns
         over = known is None or known.ended
-        for table in (self.memory, self.wiped) if over or not keeps else ():
-            table.pop(job, None)
+        for kept_by in (self.memory, self.wiped) if over or not keeps else ():
+            kept_by.pop(job, None)
         if known is not None:
             account = self.world.core.ledger.accounts.get(job)
             kept = account.reached if account is not None else 0
