@@ -13,7 +13,7 @@ from phalanx.cluster.fleet import renewal
 from phalanx.cluster.gang import draining, formation, losses, progress
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs import budget, departure, elastic, requests, submission
+from phalanx.cluster.jobs import budget, departure, elastic, replan, requests, submission
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import JobState
 from phalanx.cluster.placement.choose import defragment
@@ -43,6 +43,7 @@ from phalanx.cluster.protocol.events import (
     QuarantineNode,
     RaiseBudget,
     ReadmitNode,
+    Replan,
     Requeue,
     Scale,
     SetQuota,
@@ -107,9 +108,10 @@ def _on_progress(ctx: Context, fact: Progress) -> None:
 def _on_drained(ctx: Context, fact: GangDrained) -> None:
     job = draining.on_drained(ctx, fact)
     if job is not None:
-        gang = gang_of(job)
-        assert gang.ending is not None
+        gang, placement = gang_of(job), job.placement
+        assert gang.ending is not None and placement is not None
         departure.leave(ctx, job, gang.ending, gang.ending_why)
+        replan.start_again(ctx, job, gang, placement)
 
 
 def _on_finished(ctx: Context, fact: JobFinished) -> None:
@@ -174,6 +176,7 @@ HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     Requeue: requests.requeue,
     Hold: requests.hold,
     Scale: elastic.on_scale,
+    Replan: replan.on_replan,
     RaiseBudget: budget.on_raise,
     DrainNode: nodes.on_drain,
     ReadmitNode: nodes.on_readmit,

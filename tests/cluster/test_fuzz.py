@@ -14,7 +14,7 @@ from msgspec import structs
 
 from phalanx.cluster.causes import CAUSES
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec
+from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec, SpecChange
 from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Check, Drain, Form, Restore
 from phalanx.cluster.protocol.events import (
@@ -37,6 +37,7 @@ from phalanx.cluster.protocol.events import (
     Progress,
     QuarantineNode,
     ReadmitNode,
+    Replan,
     Requeue,
     Scale,
     SlowRank,
@@ -220,6 +221,7 @@ class World:
                 Cancel(job=number),
                 Requeue(job=number),
                 Hold(job=number, held=rng.random() < 0.5),
+                self.replan(job),
                 GangStuck(
                     job=number,
                     generation=generation,
@@ -236,6 +238,17 @@ class World:
                 GangJoined(job=number, generation=generation, step=-1, empty=nodes[:1]),
             )
         )
+
+    def replan(self, job) -> Replan:
+        shape, stages = job.spec.gang, self.rng.choice((1, 2))
+        gang = structs.replace(
+            shape, replicas=self.rng.randrange(1, 5), least_replicas=0, most_replicas=0
+        )
+        if shape.slot_gpus:
+            gang = structs.replace(gang, pipeline=stages)
+        spares = self.rng.choice((0, 1))
+        spec = structs.replace(job.spec, gang=gang, payload=str(stages), spares=spares)
+        return Replan(job=job.id, change=SpecChange(spec=spec))
 
     def of_node(self, node: int) -> object:
         rng = self.rng

@@ -31,6 +31,8 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     _learn(job, fact)
     if current and steps > 0 and job.agent_ends:
         job.agent_ends = ()  # its start ends no agents
+    if current and steps > 0:
+        job.former = None  # it can be what it was changed to
     if current and steps > 0 and passed > 0:
         if ctx.ledger.accounts[job.id].step - steps == gang.restored:
             job.first_step_ns = max(job.first_step_ns, passed)

@@ -11,7 +11,7 @@ from phalanx.cluster.gang.phases import gang_of, timeouts_of
 from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.jobs.leave_cause import FOR_OTHERS, LeaveCause
-from phalanx.cluster.jobs.lifecycle import end, let_in, release
+from phalanx.cluster.jobs.lifecycle import end, let_in, release, take_over_change
 from phalanx.cluster.reasons import Reason
 
 
@@ -48,6 +48,7 @@ def leave(
             # The next allocation has the whole limit again, and is waited for like the first.
             job.ran_ns = job.waited_ns = 0
         job.state = JobState.PENDING
+        take_over_change(ctx, job)
         let_in(ctx, job)
         job.why = job.why if job.held else why
     else:

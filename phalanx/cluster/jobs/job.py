@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.cluster.plan_record import PlanRecord
+from phalanx.cluster.plan_record import PlanInterval, PlanRecord
 from phalanx.cluster.protocol.messages import Source
 from phalanx.cluster.reasons import Reason
 from phalanx.plan.cost.traffic import AxisTraffic
@@ -175,6 +175,17 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
         return self.array.width or self.array.count
 
 
+class SpecChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another submission in the place of one whose job lives, and who wants it."""
+
+    spec: JobSpec
+    by: str = ""
+    settings: tuple[str, ...] = ()  # that differ, as a job file says them
+    before: str = ""  # the mapping that it had, in words
+    step_ns: PlanInterval | None = None  # that is predicted from its own steps
+    taken_back: bool = False  # it is what the job was, which made no step as anything else
+
+
 class JobState(StrEnum):
     """Where a job is in its life."""
 
@@ -338,6 +349,8 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     evidence: tuple[str, ...] = ()  # last failures, newest last
     revised: Expected | None = None  # what is expected since some of it was measured
     measured: tuple[str, ...] = ()  # fields of it that were
+    change: SpecChange | None = None  # carried out when it has left its nodes with its state safe
+    former: JobSpec | None = None  # what it was, until it has made a step as changed
 
     @property
     def expected(self) -> Expected:

@@ -14,6 +14,7 @@ class LeaveCause(Code):
     RECLAIMED = "reclaimed"
     TURN = "turn"
     WINDOW = "window_opens"
+    REPLANNED = "replanned"
     NO_ROOM_TO_SAVE = "room_never"
     STORAGE_FAILED = "storage_ended"
     STORAGE_FAILED_WITH_LOSS = "storage_never"

@@ -68,13 +68,30 @@ def release(ctx: Context, job: Job) -> None:
     ctx.look_at_queue(capacity=True)
 
 
+def take_over_change(ctx: Context, job: Job) -> None:
+    """A job that holds no nodes becomes what it was asked to become.
+
+    Not where nodes keep its last steps in memory, which another mapping could not find there.
+    """
+    change, job.change = job.change, None
+    if change is None:
+        return
+    if job.kept is not None:
+        ctx.notify(reason("change_dropped"), job=job.id, level="warning")
+        return
+    job.former = None if change.taken_back else job.spec
+    job.spec, job.wanted = change.spec, 0
+    # What was measured was measured of another mapping.
+    job.step_ns, job.revised, job.measured, job.dispute = 0, None, (), None
+
+
 def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
     """The end of a job that holds nothing any more; lets in those that waited for it."""
     if job.id in ctx.view.pending:
         withdraw(ctx, job)
     job.state, job.why, job.eligible = state, why, False
     left_memory.give_up(ctx, job, why)
-    job.ended_ns = ctx.now_ns
+    job.ended_ns, job.change, job.former = ctx.now_ns, None, None
     dependencies.withdrawn(ctx, job)
     level: Level = "error" if state == JobState.FAILED else "info"
     ctx.notify(why, job=job.id, level=level)

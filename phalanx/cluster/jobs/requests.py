@@ -28,7 +28,7 @@ def requeue(ctx: Context, fact: Requeue) -> None:
     job = known(ctx, fact.job, fact.request)
     if job is None:
         return
-    if _refused_as_ending(ctx, job, fact.request):
+    if refused_as_ending(ctx, job, fact.request):
         return
     if fact.hold and job.state in (JobState.PENDING, JobState.DRAINING):
         hold(ctx, Hold(job=job.id, request=fact.request, operator=fact.operator))
@@ -53,7 +53,7 @@ def hold(ctx: Context, fact: Hold) -> None:
         why = reason("not_pending", job=job.id, state=job.state)
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
-    if fact.held and _refused_as_ending(ctx, job, fact.request):
+    if fact.held and refused_as_ending(ctx, job, fact.request):
         return
     if not fact.held and job.operator_hold is not None and not fact.operator:
         why = reason("operator_holds", job=job.id, why=str(job.operator_hold))
@@ -69,7 +69,7 @@ def hold(ctx: Context, fact: Hold) -> None:
     ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
 
 
-def _refused_as_ending(ctx: Context, job: Job, request: str) -> bool:
+def refused_as_ending(ctx: Context, job: Job, request: str) -> bool:
     """Whether a job ends for good as soon as its state is safe: too late to keep it."""
     gang = job.gang
     if gang is None or gang.ending is None or gang.ending == JobState.PENDING:

@@ -111,11 +111,19 @@ def create(ctx: Context, spec: JobSpec) -> int:
 
 def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
     """Why a submission is refused; None: it is accepted."""
+    return (
+        senseless(ctx, spec)
+        or _too_many_jobs(ctx, spec)
+        or dependencies.refused(ctx, spec)
+        or _over_budget(spec)
+        or admit(ctx.view, spec)
+    )
+
+
+def senseless(ctx: Context, spec: JobSpec) -> Reason | None:
+    """What is wrong with a submission whatever else there is on the site; None: nothing."""
     for key, value, rule in _bad_fields(spec, ctx.policy.queue.most_array):
         return reason("bad_field", key=key, value=str(value), rule=rule)
-    many = _too_many_jobs(ctx, spec)
-    if many is not None:
-        return many
     try:
         constraint = parse(spec.constraint)
         derive(ctx.policy.timeouts, spec.expected)
@@ -125,7 +133,7 @@ def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
     missing = unknown(constraint, known)
     if missing:
         return reason("unknown_feature", features=", ".join(missing))
-    return dependencies.refused(ctx, spec) or _over_budget(spec) or admit(ctx.view, spec)
+    return None
 
 
 def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, str]]:

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.jobs.job import JobSpec, SpecChange
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.messages import (
     CheckResult,
@@ -82,6 +82,14 @@ class Scale(Body, frozen=True, tag=True):
 
     job: int
     replicas: int
+    request: str = ""
+
+
+class Replan(Body, frozen=True, tag=True):
+    """Another mapping for a job: it saves its state at a step boundary and goes on from there."""
+
+    job: int
+    change: SpecChange
     request: str = ""
 
 
@@ -353,7 +361,7 @@ class Tick(Body, frozen=True, tag=True):
     """A deadline has come."""
 
 
-JobOrder = Submit | SubmitWorkflow | Cancel | Requeue | Hold | Scale | RaiseBudget
+JobOrder = Submit | SubmitWorkflow | Cancel | Requeue | Hold | Scale | Replan | RaiseBudget
 NodeOrder = DrainNode | ReadmitNode | QuarantineNode
 SiteOrder = SetQuota | SetReservation | Answer | Defragment
 EventBody = (

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.jobs.horizon import NEVER_NS, leave_ns
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import Job, Placement
 from phalanx.cluster.placement.free_index import Nodes
 from phalanx.cluster.placement.request import request_of
 from phalanx.cluster.queue import wakes
@@ -57,6 +57,11 @@ class Queue:
         """A pending job was cancelled or held."""
         self.sync(view)
         self._index.forget(job.id)
+
+    def start_at_once(self, view: View, job: Job, placement: Placement) -> None:
+        """A pending job has a place before the others are looked at. Takes its nodes."""
+        self.sync(view)
+        self._index.start(view, job, placement)
 
     def schedule(self, view: View) -> list[Decision]:
         """What to start, stop or resize now. Takes the nodes of what it starts."""

@@ -15,7 +15,7 @@ from phalanx.cluster.gang.phases import gang_of, last_call_ns, timeouts_of, toke
 from phalanx.cluster.gang.way_taken import WayTaken
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.departure import depart_safely, leave
-from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, Placement
+from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, Placement, SpecChange
 from phalanx.cluster.jobs.leave_cause import STORAGE_GONE, LeaveCause
 from phalanx.cluster.jobs.lifecycle import drop_spare, held_gpus, spare_gpus
 from phalanx.cluster.placement.choose import held_by
@@ -81,12 +81,25 @@ def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
     For that it forms once more, makes no step, writes its state and leaves: see ``on_ready``.
     """
     gang = gang_of(job)
+    if job.former is not None:
+        _take_back(ctx, job, why)
+        return
     if LeaveCause.of(why) in STORAGE_GONE or not unsaved(job):
         leave(ctx, job, JobState.FAILED, why)
         return
     broken(ctx, job, node, cause, lost=False)
     ctx.notify(reason("saves_first", why=str(why)), job=job.id, level="error")
     gang.ending, gang.ending_why = JobState.FAILED, why
+
+
+def _take_back(ctx: Context, job: Job, why: Reason) -> None:
+    """A changed job has made no step: it becomes what it was, and goes on from its checkpoint."""
+    assert job.former is not None
+    job.change, job.former = SpecChange(spec=job.former, taken_back=True), None
+    job.retries_used = job.failed_formations = job.failures_there = 0
+    told = reason("change_taken_back", why=str(why))
+    ctx.notify(told, job=job.id, level="error")
+    leave(ctx, job, JobState.PENDING, told)
 
 
 def _saves_again(ctx: Context, job: Job) -> bool:

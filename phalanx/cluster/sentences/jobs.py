@@ -71,6 +71,19 @@ SENTENCES = {
     "queued": "in the queue",
     "finished": "did all its steps",
     "program_ended": "its program ended by itself, without an error",
+    # replan
+    "replanned": "changes at a step boundary ({settings}), asked for by {by}: from {before} to"
+    " {after}",
+    "no_change": "job {job} is so already: nothing was changed",
+    "change_no_place": "nothing was changed, since the gang has no place as it would be: {why}",
+    "change_at_limit": "it would take {more} GPUs more, and team {team} with class of service {qos}"
+    " may take {left}",
+    "change_unsafe": "the last steps of job {job} are only in memory of nodes that it left: ask"
+    " again once it runs",
+    "change_waits": "its state is safe, but there is no place for it as changed: {why}; it waits",
+    "change_dropped": "goes on as it was: it left its nodes before its state was safe, so the"
+    " change was not carried out; ask again once it runs",
+    "changed_again": "job {job} is being changed already ({settings}): ask again once it runs",
     # requests
     "no_such_job": "there is no job {job}",
     "job_ended": "job {job} has already ended ({state})",

@@ -46,6 +46,8 @@ SENTENCES = {
     "in the memory of its nodes. Make room: it is written again in {seconds} s "
     "(attempt {times} of {tries} failed)",
     # recover
+    "change_taken_back": "goes on as it was before the change, since it made no step as changed:"
+    " {why}",
     "parted": "ranks lost each other {times} times at step {step}: they meet again in "
     "{seconds} s; last: {evidence}",
     "saves_first": "{why}. It is given up; first it forms once more to save its newest steps",
