@@ -44,8 +44,9 @@ PANELS = {
         "shell": "Open a shell in a job's environment on a node.",
         "profile": "Trace steps of a running job, for Perfetto.",
         "cancel": "End a job.",
-        "scale": "Give an elastic job another number of replicas.",
+        "scale": "Give a job another number of replicas.",
         "what-if": "Say what a change would make of a job.",
+        "replan": "Change the mapping of a job that runs, at a step boundary.",
     },
     "Results": {
         "runs": "List, show, compare, export and annotate runs.",

@@ -15,27 +15,31 @@ from phalanx.plan.search.what_if import JobChange, JobOutcome, WhatIf
 
 app = typer.Typer()
 
+Gpus = Annotated[int, typer.Option(min=0, help="GPUs; 0: as many as now.")]
+Interval = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints; 0: as now.")]
+Spares = Annotated[int, typer.Option(min=-1, help="Spare nodes; -1: as now.")]
+Precision = Annotated[
+    Literal["", "float32", "float16", "bfloat16", "fp8"], typer.Option(help="Number format.")
+]
+Search = Annotated[bool, typer.Option("--search", help="The best mapping there is.")]
+
 
 @app.command()
 def what_if(
     job: JobNumber,
     overrides: Set = None,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs; 0: as many as now.")] = 0,
-    interval: Annotated[
-        float, typer.Option(min=0, help="Seconds between checkpoints; 0: as now.")
-    ] = 0.0,
-    spares: Annotated[int, typer.Option(min=-1, help="Spare nodes; -1: as now.")] = -1,
-    precision: Annotated[
-        Literal["", "float32", "float16", "bfloat16", "fp8"], typer.Option(help="Number format.")
-    ] = "",
-    search: Annotated[bool, typer.Option("--search", help="The best mapping there is.")] = False,
+    gpus: Gpus = 0,
+    interval: Interval = 0.0,
+    spares: Spares = -1,
+    precision: Precision = "",
+    search: Search = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
     """Say what a change would make of a job: step, MFU, hours, dollars, goodput, beside now.
 
-    The job's own steps calibrate the answer. Nothing is carried out.
+    The job's own steps calibrate the answer. Nothing is carried out: `phalanx replan` does that.
     """
     change = JobChange(
         settings=tuple(overrides or ()),
@@ -49,7 +53,12 @@ def what_if(
         answer = client.post(f"/v1/jobs/{job}/what-if", change, WhatIf)
     if json:
         print_json(answer)
-        return
+    else:
+        print_answer(answer)
+
+
+def print_answer(answer: WhatIf) -> None:
+    """Now and then, side by side."""
     made = table("", "NOW", "THEN")
     now, then = _cells(answer.now), _cells(answer.then)
     for name, text in now.items():

@@ -24,21 +24,21 @@ class Expectations:
 
     def __init__(self, helper: Helper) -> None:
         self._helper = helper
-        self._known: dict[int, planning.JobPlan] = {}
+        self._known: dict[int, tuple[str, planning.JobPlan]] = {}  # with what the job ran then
 
     async def of(self, leading: Leading, job: Job) -> planning.JobPlan:
         """What is expected of a job on the nodes that it has, or had at last.
 
         BusyError or TooLongError where the planner has no time for it.
         """
-        known = self._known.get(job.id)
-        if known is not None:
-            return known
+        work, known = job.spec.payload, self._known.get(job.id)
+        if known is not None and known[0] == work:
+            return known[1]
         nodes = leading.controller.memory.placed.get(job.id, ())
         if not nodes:
             return planning.JobPlan(problem="it was not placed yet")
         plan = await self._made(job, leading.core.view.fleet.nodes[nodes[0]].kind)
-        self._known[job.id] = plan
+        self._known[job.id] = work, plan
         if plan.prediction is not None:
             leading.run_history.planned(job.id, msgspec.to_builtins(plan.prediction))
         return plan

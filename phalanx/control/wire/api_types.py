@@ -147,7 +147,10 @@ class Workflow(In, frozen=True):
 
 
 class Replicas(In, frozen=True):
-    replicas: Annotated[int, Meta(ge=1, le=1_000_000)]
+    """Another size: one of these."""
+
+    replicas: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    gpus: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class Budget(In, frozen=True):

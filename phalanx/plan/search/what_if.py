@@ -8,6 +8,7 @@ top of it where another mapping is predicted.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from msgspec import Struct, structs
 
@@ -83,22 +84,61 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     calibration: float  # measured over predicted step; 1 where nothing was measured
 
 
+class PricedChange(NamedTuple):
+    """An answer, and the job that would run."""
+
+    answer: WhatIf
+    job: Job  # resolved
+    ranks: int
+
+
 def what_if(running: Running, change: JobChange, constants: Constants | None = None) -> WhatIf:
     """Price a change; ConfigError where the job could not run so."""
+    return priced(running, change, constants).answer
+
+
+def priced(running: Running, change: JobChange, constants: Constants | None = None) -> PricedChange:
+    """The same with the changed job, so that it may be carried out."""
     job = resolve(job_from_table(parse_toml(running.toml)), running.ranks)
     before = plan_job(job, running.devices, constants=constants)
     own = running.steps
     ratio = own.seconds / before.step_seconds.mid if own.seconds else 1.0
     now = _outcome(before, running, job.train.steps, ratio, change=JobChange(), measured=True)
     other, ranks = _changed(running.toml, job, running.ranks, change)
-    on = structs.replace(running.devices, gpus=ranks)
+    on = _sized(running.devices, ranks)
     if change.search:
         other, _ = with_open_axes_chosen(_all_open(other, ranks), on, constants=constants)
     after = plan_job(other, on, constants=constants)
     same = after.mapping == before.mapping and after.workload == before.workload
     then = _outcome(after, running, other.train.steps, ratio, change=change, measured=same)
-    chosen = setting_changes(job, other)
-    return WhatIf(now=now, then=then, changed=chosen, calibration=ratio)
+    changed = _told(setting_changes(job, other), change)
+    if change.interval_seconds:  # the job file counts in steps
+        every = max(1, round(change.interval_seconds / then.step_seconds.mid))
+        checkpoint = structs.replace(other.checkpoint, every=every)
+        other = structs.replace(other, checkpoint=checkpoint)
+    answer = WhatIf(now=now, then=then, changed=changed, calibration=ratio)
+    return PricedChange(answer, other, ranks)
+
+
+def _sized(devices: Cluster, gpus: int) -> Cluster:
+    """So many of the same devices; cores of one machine stay in one domain."""
+    if devices.gpu.family == "cpu":
+        return structs.replace(devices, gpus=gpus, domain_gpus=gpus)
+    return structs.replace(devices, gpus=gpus)
+
+
+def _told(mapping: tuple[str, ...], change: JobChange) -> tuple[str, ...]:
+    """What differs from now: of the mapping, and what else was asked for."""
+    keys = {each.partition(" = ")[0] for each in mapping}
+    asked = [tuple(each.partition("=")[::2]) for each in change.settings]
+    told = [f"{key} = {value}" for key, value in asked if key not in (*keys, "parallel.data")]
+    if change.precision:
+        told.append(f"precision = {change.precision}")
+    if change.interval_seconds:
+        told.append(f"a checkpoint every {change.interval_seconds:g} s")
+    if change.spares >= 0:
+        told.append(f"spares = {change.spares}")
+    return (*mapping, *told)
 
 
 def _changed(toml: str, job: Job, ranks: int, change: JobChange) -> tuple[Job, int]:

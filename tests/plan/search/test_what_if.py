@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from msgspec import structs
 
 from phalanx.config import ConfigError, job_from_table, resolve, to_toml
-from phalanx.hardware import cluster
-from phalanx.plan.search.what_if import JobChange, OwnSteps, Running, what_if
+from phalanx.hardware import ClusterFile, cluster, make_cluster
+from phalanx.plan import plan_job
+from phalanx.plan.search.what_if import JobChange, OwnSteps, Running, priced, what_if
 
 TABLE = {
     "name": "x",
@@ -58,6 +60,28 @@ def test_settings_precision_spares_and_interval_change_what_they_are_about() -> 
     assert spared.then.dollars.mid == pytest.approx(2 * spared.now.dollars.mid)
     rare = what_if(whole, JobChange(interval_seconds=40_000.0))
     assert rare.then.goodput < rare.now.goodput and rare.then.hours.mid > rare.now.hours.mid
+
+
+def test_the_job_that_would_run_comes_with_the_answer() -> None:
+    whole = running()
+    found = priced(whole, JobChange(settings=("parallel.tensor=4", "parallel.zero=2")))
+    assert (found.ranks, found.job.parallel.tensor, found.job.parallel.data) == (256, 4, 16)
+    assert found.answer.changed[-1] == "parallel.zero = 2"
+    saves = priced(whole, JobChange(interval_seconds=300.0, spares=1))
+    assert saves.job.checkpoint.every == 5, "steps of 60 s"
+    assert saves.answer.changed == ("a checkpoint every 300 s", "spares = 1")
+    assert priced(whole, JobChange(gpus=128)).ranks == 128
+
+
+def test_cores_of_one_machine_stay_in_one_domain_however_many_they_are() -> None:
+    table = {"name": "x", "model": {"preset": "tiny"}, "train": {"steps": 9, "device": "cpu"}}
+    job = resolve(job_from_table({**table, "parallel": {"zero": 1}}), 1)
+    described = ClusterFile(gpu="cpu", gpus=1, gpus_per_node=1, domain_gpus=1)
+    one = Running(toml=to_toml(job), ranks=1, devices=make_cluster("cpu-1", described))
+    two = structs.replace(described, gpus=2, domain_gpus=2)
+    grown = what_if(one, JobChange(gpus=2)).then.step_seconds.mid
+    whole = resolve(job_from_table({**table, "parallel": {"zero": 1}}), 2)
+    assert grown == plan_job(whole, make_cluster("cpu-2", two)).step_seconds.mid
 
 
 def test_the_search_proposes_nothing_slower() -> None:

@@ -24,6 +24,7 @@ from phalanx.cluster.protocol.events import (
 from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
 from phalanx.control.server.http.job_rights import may_change_budget, refuse_unconfirmed, rightful
 from phalanx.control.server.http.log_requests import LogLocation
+from phalanx.control.server.http.replanned_job import carry_out, needs_replan, wanted_replicas
 from phalanx.control.server.http.views import (
     event_out,
     job_detail,
@@ -40,6 +41,7 @@ from phalanx.control.server.store.interface import (
     event_of,
 )
 from phalanx.control.wire import api_types as t
+from phalanx.plan.search.what_if import JobChange
 
 logger = logging.getLogger("phalanx.server")
 
@@ -170,8 +172,16 @@ async def release_job(call: Call) -> t.Done:
 
 @_job("POST /v1/jobs/{job}/scale", body=t.Replicas)
 async def scale_job(call: Call) -> t.Done:
-    """Give an elastic job another number of replicas."""
-    return await call.order(Scale(job=call.job().id, replicas=call.body.replicas))
+    """Give a job another number of replicas.
+
+    An elastic one changes while it runs; another one saves its state and goes on with them.
+    """
+    job = call.job()
+    replicas = wanted_replicas(job, call.body)
+    if not needs_replan(job, replicas):
+        return await call.order(Scale(job=job.id, replicas=replicas))
+    change = JobChange(gpus=job.spec.gang.ranks(replicas))
+    return await carry_out(call, change)
 
 
 @_job("POST /v1/jobs/{job}/budget", body=t.Budget)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, structs
 
-from phalanx.config import ConfigError
-from phalanx.control.server.helper_process import BusyError, TooLongError
-from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
-from phalanx.control.server.http.live_change import own_steps, price_change, running_job
+from phalanx.control.server.http.endpoints import (
+    EVERYBODY,
+    WRITERS,
+    ApiError,
+    Call,
+    Endpoints,
+    in_time,
+)
+from phalanx.control.server.http.replanned_job import carry_out, priced_change
 from phalanx.control.wire import api_types as t
 from phalanx.observe import planning, scenarios
 from phalanx.plan.question.request import PlanRequest
 from phalanx.plan.search.what_if import JobChange, WhatIf
-
-T = TypeVar("T")
 
 SHOWN = 200  # results in a list
 Quantity = Annotated[str, Meta(pattern=r"^[0-9.]*[kKMGTB]?$", max_length=16)]
@@ -55,7 +57,7 @@ class SimulateIn(t.In, frozen=True):
 
 
 class WhatIfIn(t.In, frozen=True):
-    """A change of a job that runs; nothing is carried out."""
+    """A change of a job that runs."""
 
     settings: Annotated[tuple[Setting, ...], Meta(max_length=64)] = ()  # of its job file
     gpus: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: as many as now
@@ -109,7 +111,7 @@ async def plan(call: Call) -> planning.Planned:
     )
     if body.model.endswith(".toml") or body.gpu.endswith(".toml"):
         raise ApiError(400, "bad_request", "the server reads no files for others: name a model")
-    return await _helped(call, planning.plan, request)
+    return await call.helped(planning.plan, request)
 
 
 @ENDPOINTS.add("GET /v1/jobs/{job}/plan", EVERYBODY, params=t.JobPath)
@@ -118,23 +120,24 @@ async def job_plan(call: Call) -> planning.JobPlan:
 
     To compare with what is measured.
     """
-    return await _in_time(call.server.expectations.of(call.leading, call.job()))
+    return await in_time(call.server.expectations.of(call.leading, call.job()))
 
 
 @ENDPOINTS.add("POST /v1/jobs/{job}/what-if", EVERYBODY, params=t.JobPath, body=WhatIfIn)
 async def what_if(call: Call) -> WhatIf:
     """Say what would become of a job that is changed; nothing is carried out."""
-    job, core, body = call.job(), call.leading.core, call.body
-    steps = await call.server.read(own_steps, call.server.metrics, job)
-    try:
-        running = running_job(core, job, steps)
-    except ConfigError as error:
-        raise ApiError(409, "not_planned", str(error)) from None
-    change, state = JobChange(**structs.asdict(body)), call.server.options.state
-    answer = await _helped(call, price_change, running, change, state)
-    if isinstance(answer, str):
-        raise ApiError(409, "bad_change", answer)
-    return answer
+    return (await priced_change(call, asked_change(call.body))).answer
+
+
+@ENDPOINTS.add("POST /v1/jobs/{job}/replan", WRITERS, params=t.JobPath, body=WhatIfIn, audited=True)
+async def replan(call: Call) -> t.Done:
+    """Change the mapping of a job at a step boundary; what cannot run so is refused before."""
+    return await carry_out(call, asked_change(call.body))
+
+
+def asked_change(body: WhatIfIn) -> JobChange:
+    """The change as the planner takes it."""
+    return JobChange(**structs.asdict(body))
 
 
 @ENDPOINTS.add("GET /v1/simulations", EVERYBODY)
@@ -167,7 +170,7 @@ async def simulate(call: Call) -> ResultOut:
     if body.scenario not in scenarios.names():
         known = ", ".join(scenarios.names())
         raise ApiError(404, "no_such_scenario", f"no scenario {body.scenario}; there are {known}")
-    report = await _helped(call, scenarios.run, body.scenario, body.gpus, body.days, body.seed)
+    report = await call.helped(scenarios.run, body.scenario, body.gpus, body.days, body.seed)
     name = re.sub(r"[^A-Za-z0-9.-]", "-", f"{body.scenario}-{body.gpus}-{body.days:g}d-{body.seed}")
     await call.server.read(scenarios.write, _folder(call), name, report)
     return ResultOut(name=name, report=report)
@@ -175,16 +178,3 @@ async def simulate(call: Call) -> ResultOut:
 
 def _folder(call: Call) -> Path:
     return call.server.options.state / "simulations"
-
-
-async def _helped(call: Call, function: Callable[..., T], *args: Any) -> T:
-    return await _in_time(call.server.helper.call(function, *args))
-
-
-async def _in_time(work: Awaitable[T]) -> T:
-    try:
-        return await work
-    except BusyError as error:
-        raise ApiError(429, "too_many_requests", str(error), 2.0) from None
-    except TooLongError as error:
-        raise ApiError(422, "too_long", str(error)) from None

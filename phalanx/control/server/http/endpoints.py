@@ -10,12 +10,15 @@ from msgspec import Struct
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.events import EventBody
 from phalanx.control.server.controller import ReusedError
+from phalanx.control.server.helper_process import BusyError, TooLongError
 from phalanx.control.server.security.auth import AuthError, Token, may_see
 from phalanx.control.wire.api_types import Done, Role
 
 if TYPE_CHECKING:
     from phalanx.control.server.leading import Leading
     from phalanx.control.server.process import Server
+
+T = TypeVar("T")
 
 EVERYBODY: tuple[Role, ...] = ("admin", "user", "read")
 WRITERS: tuple[Role, ...] = ("admin", "user")
@@ -70,6 +73,10 @@ class Call(Struct):
             raise ApiError(404, "no_such_node", f"there is no node {name}")
         return found
 
+    async def helped(self, function: Callable[..., T], *args: Any) -> T:
+        """What a function answers that would hold the server up: the helper process is asked."""
+        return await in_time(self.server.helper.call(function, *args))
+
     async def order(self, body: EventBody) -> Done:
         """Has an order stored and handled; refused ones are a conflict with the state."""
         key = f"{self.token.id}:{self.key}" if self.key else ""
@@ -86,6 +93,16 @@ class Call(Struct):
             sequence=outcome.sequence,
             jobs=outcome.jobs,
         )
+
+
+async def in_time(work: Awaitable[T]) -> T:
+    """What the helper process answers; ApiError where it has no time for it."""
+    try:
+        return await work
+    except BusyError as error:
+        raise ApiError(429, "too_many_requests", str(error), 2.0) from None
+    except TooLongError as error:
+        raise ApiError(422, "too_long", str(error)) from None
 
 
 Handler = Callable[[Call], Awaitable[object]]

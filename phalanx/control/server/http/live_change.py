@@ -7,31 +7,38 @@ from pathlib import Path
 
 import numpy as np
 
+from phalanx import config
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.placement.catalogued import CPU
-from phalanx.config import ConfigError, job_from_table, resolve
+from phalanx.config import ConfigError, job_from_table, resolve, to_toml
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.http.planned_job import constants_for, site_of
 from phalanx.control.wire.payload import PayloadError, Train, decode_payload
-from phalanx.observe.store import query
 from phalanx.observe.store.metric_store import MetricStore
-from phalanx.observe.store.recorder import JOB_TABLES, owner_of
-from phalanx.plan.search.what_if import JobChange, OwnSteps, Running, WhatIf, what_if
+from phalanx.observe.store.recorder import owner_of
+from phalanx.plan.search.what_if import JobChange, OwnSteps, PricedChange, Running, priced
 
 STEPS_LOOKED_AT = 200
 LEAST_STEPS = 8  # to know their spread
 
 
 def own_steps(store: MetricStore, job: Job) -> OwnSteps:
-    """What the newest steps of a job took. Reads the store: not in the server's loop."""
-    found = query.series(
-        store, owner_of(job.id), JOB_TABLES, ["step_seconds"], (0, 1 << 62), STEPS_LOOKED_AT
-    ).series
-    values = [each for each in found["step_seconds"].value if each] if found else []
-    newest = np.log(np.array(values[-STEPS_LOOKED_AT:], dtype=np.float64))
+    """What the newest steps of a job took. Reads the store: not in the server's loop.
+
+    Only of the generation that runs: one before may have had another mapping.
+    """
+    known, gang = OwnSteps(seconds=job.step_ns / 1e9, done=job.step), job.gang
+    tables = store.find(owner_of(job.id), "scalars")
+    if gang is None or gang.phase != "running" or not tables:
+        return known
+    _, last_ns, _ = store.span(tables[-1], 0)
+    since_ns = max(gang.since_ns, last_ns - 2 * STEPS_LOOKED_AT * (job.step_ns or SECOND_NS))
+    rows = store.read(tables[-1], "step_seconds", 0, since_ns, 1 << 62)
+    values = rows.values["mean"][-STEPS_LOOKED_AT:, 0].astype(np.float64)
+    newest = np.log(values[values > 0])
     if len(newest) < LEAST_STEPS:
-        return OwnSteps(seconds=job.step_ns / 1e9, done=job.step)
+        return known
     # Quartiles: the step with a validation in it is no measure of the others.
     low, middle, high = np.quantile(newest, (0.25, 0.5, 0.75))
     return OwnSteps(
@@ -48,14 +55,14 @@ def running_job(core: Core, job: Job, steps: OwnSteps) -> Running:
     if not isinstance(work, Train):
         rule = "is a program of its own: the planner cannot see inside"
         raise ConfigError("job", job.id, rule, "ask about a job that was submitted as a job file")
-    described = resolve(job_from_table(parse_toml(work.toml)), work.world_size)
+    described, ranks = _as_it_runs(job, work)
     site = site_of(core, job.spec, described)
     if site.devices is None:
         raise ConfigError("job", job.id, site.problem, "describe its nodes' GPUs")
     every = job.spec.expected.checkpoint_steps
     return Running(
-        toml=work.toml,
-        ranks=work.world_size,
+        toml=to_toml(described),
+        ranks=ranks,
         devices=site.devices,
         node_gpus=max(1, job.spec.gang.slot_gpus),
         spares=job.spec.spares,
@@ -64,10 +71,23 @@ def running_job(core: Core, job: Job, steps: OwnSteps) -> Running:
     )
 
 
-def price_change(running: Running, change: JobChange, state: Path) -> WhatIf | str:
+def _as_it_runs(job: Job, work: Train) -> tuple[config.Job, int]:
+    """What a job runs, on how many ranks: an elastic one may have other replicas than it says."""
+    described = resolve(job_from_table(parse_toml(work.toml)), work.world_size)
+    replicas = job.placement.replicas if job.placement is not None else job.wanted_replicas
+    if replicas == job.spec.gang.replicas:
+        return described, work.world_size
+    settings = [f"parallel.data={replicas}"]
+    if described.parallel.zero == 0:
+        settings.append("parallel.replicate=1")  # follows from the replicas
+    ranks = job.spec.gang.ranks(replicas)
+    return resolve(job_from_table(parse_toml(work.toml), settings), ranks), ranks
+
+
+def price_change(running: Running, change: JobChange, state: Path) -> PricedChange | str:
     """The answer, with the constants of the site; in words where the job could not run so."""
     try:
         constants = constants_for(state, cpu=running.devices.gpu.key == CPU)
-        return what_if(running, change, constants)
+        return priced(running, change, constants)
     except ConfigError as error:
         return str(error)

@@ -1,0 +1,54 @@
+"""``phalanx replan``: another mapping for a job that runs, carried out at a step boundary."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.connection import connected, print_done
+from phalanx.cli.jobs.what_if import Gpus, Interval, Precision, Search, Spares, print_answer
+from phalanx.cli.options import JobNumber, Json, ServerUrl, Set, State
+from phalanx.cli.output import print_json
+from phalanx.control.wire.api_types import Done
+from phalanx.plan.search.what_if import JobChange, WhatIf
+
+app = typer.Typer()
+
+
+@app.command()
+def replan(
+    job: JobNumber,
+    overrides: Set = None,
+    gpus: Gpus = 0,
+    interval: Interval = 0.0,
+    spares: Spares = -1,
+    precision: Precision = "",
+    search: Search = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Carry it out.")] = False,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Change the mapping of a job that runs, at a step boundary and without losing a step.
+
+    Without --apply it only says what would become of the job. What has no place or does not fit
+    into memory is refused before anything stops.
+    """
+    change = JobChange(
+        settings=tuple(overrides or ()),
+        gpus=gpus,
+        interval_seconds=interval,
+        spares=spares,
+        precision=precision,
+        search=search,
+    )
+    with connected(server, json, state) as client:
+        answer = client.post(f"/v1/jobs/{job}/what-if", change, WhatIf)
+        if not json:
+            print_answer(answer)
+        elif not apply:
+            print_json(answer)
+        if apply:
+            done = client.post(f"/v1/jobs/{job}/replan", change, Done)
+            print_done(f"job {job}", done, json)

@@ -1,0 +1,154 @@
+"""A change of a job that lives, carried out: priced, refused where it cannot run, then ordered."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx import config
+from phalanx.cluster.core import Core
+from phalanx.cluster.jobs.job import SECOND_NS, Expected, GangShape, Job, JobSpec, SpecChange
+from phalanx.cluster.plan_record import PlanInterval
+from phalanx.cluster.protocol.events import Replan
+from phalanx.config import ConfigError, to_toml
+from phalanx.control.server.http.endpoints import ApiError, Call
+from phalanx.control.server.http.live_change import own_steps, price_change, running_job
+from phalanx.control.server.http.planned_job import planned, site_of
+from phalanx.control.server.http.submission import slot_of
+from phalanx.control.wire import api_types as t
+from phalanx.control.wire.payload import Train, decode_payload, encode_payload
+from phalanx.plan.search.what_if import JobChange, JobOutcome, PricedChange, WhatIf
+
+# What a run may change and still be the same run; all else would make it another one.
+CHANGEABLE = (
+    "parallel.",
+    "memory.",
+    "precision.",
+    "train.micro_batch",
+    "train.compile",
+    "train.cpu_threads",
+    "checkpoint.every",
+    "checkpoint.interval",
+    "checkpoint.memory_every",
+    "checkpoint.mode",
+)
+
+
+async def priced_change(call: Call, change: JobChange) -> PricedChange:
+    """What a change would make of the job in the path; ApiError where it could not run so."""
+    job, core = call.job(), call.leading.core
+    steps = await call.server.read(own_steps, call.server.metrics, job)
+    try:
+        running = running_job(core, job, steps)
+    except ConfigError as error:
+        raise ApiError(409, "not_planned", str(error)) from None
+    found = await call.helped(price_change, running, change, call.server.options.state)
+    if isinstance(found, str):
+        raise ApiError(409, "bad_change", found)
+    return found
+
+
+async def carry_out(call: Call, change: JobChange) -> t.Done:
+    """Has a job changed at its next step boundary; refused before anything stops."""
+    _refuse_another_run(change)
+    job, before = call.job(), call.job().spec
+    found = await priced_change(call, change)
+    _refuse_too_large(found.answer.then)
+    spec = changed_spec(before, found, _node_gpus(call.leading.core, job))
+    if change.spares >= 0:
+        spec = structs.replace(spec, spares=change.spares)
+    site = site_of(call.leading.core, spec, found.job, call.server.options.state)
+    spec = await call.server.read(planned, spec, found.job, site)
+    if job.spec is not before:
+        raise ApiError(409, "changed_meanwhile", f"job {job.id} was changed meanwhile: ask again")
+    order = Replan(job=job.id, change=_change(spec, found.answer, call.token.name))
+    return await call.order(order)
+
+
+def wanted_replicas(job: Job, asked: t.Replicas) -> int:
+    """The replicas of a job that are asked for, as such or as GPUs."""
+    if bool(asked.replicas) == bool(asked.gpus):
+        raise ApiError(400, "bad_request", "say either replicas or gpus")
+    each = job.spec.gang.replica_ranks
+    if asked.gpus % each:
+        text = f"a replica of job {job.id} has {each} GPUs: {asked.gpus} are not whole replicas"
+        raise ApiError(409, "not_divisible", text)
+    return asked.replicas or asked.gpus // each
+
+
+def needs_replan(job: Job, replicas: int) -> bool:
+    """Whether so many replicas are another mapping, which the gang cannot resize itself to."""
+    shape = job.spec.gang
+    if not job.spec.reports_steps or not shape.slot_gpus:
+        return False
+    return not shape.floor <= replicas <= shape.ceiling
+
+
+def changed_spec(spec: JobSpec, found: PricedChange, node_gpus: int) -> JobSpec:
+    """A submission with the gang and the work of a changed job."""
+    work = decode_payload(spec.payload)
+    assert isinstance(work, Train)
+    gang = _gang(spec.gang, found.job, found.ranks, node_gpus)
+    payload = structs.replace(work, toml=to_toml(found.job), world_size=found.ranks)
+    return structs.replace(spec, gang=gang, payload=encode_payload(payload))
+
+
+def _gang(old: GangShape, job: config.Job, ranks: int, node_gpus: int) -> GangShape:
+    """The shape of a changed gang: as much of a node a slot as there was, where that comes out."""
+    axes, usual = job.parallel, slot_of(old.ranks(old.replicas), node_gpus)
+    kept = old.slot_gpus != usual and ranks % max(1, old.slot_gpus) == 0
+    slot = old.slot_gpus if kept else slot_of(ranks, node_gpus)
+    return structs.replace(
+        old,
+        replicas=axes.data,
+        least_replicas=min(old.least_replicas, axes.data),
+        most_replicas=max(old.most_replicas, axes.data) if old.most_replicas else 0,
+        tensor=axes.tensor,
+        context=axes.context,
+        pipeline=axes.pipeline,
+        slot_gpus=slot,
+    )
+
+
+def _node_gpus(core: Core, job: Job) -> int:
+    fleet, placement = core.view.fleet, job.placement
+    if placement is not None:
+        return fleet.nodes[placement.nodes[0]].gpus
+    return max((known.gpus for known in fleet.classes), default=1)
+
+
+def _change(spec: JobSpec, answer: WhatIf, by: str) -> SpecChange:
+    """The order's content, with the step that the job's own steps let expect."""
+    step = answer.then.step_seconds
+    low, mid, high = (max(1, int(each * SECOND_NS)) for each in (step.low, step.mid, step.high))
+    return SpecChange(
+        spec=structs.replace(spec, expected=_calibrated(spec.expected, mid)),
+        by=by,
+        settings=answer.changed,
+        before=answer.now.mapping,
+        step_ns=PlanInterval(low, mid, high),
+    )
+
+
+def _calibrated(expected: Expected, step_ns: int) -> Expected:
+    """What is expected, with a step as the job's own steps let expect it, and its parts alike."""
+    exposed = expected.exposed_ns * step_ns // expected.step_ns
+    bubble = expected.bubble_ns * step_ns // expected.step_ns
+    return structs.replace(expected, step_ns=step_ns, exposed_ns=exposed, bubble_ns=bubble)
+
+
+def _refuse_another_run(change: JobChange) -> None:
+    for setting in change.settings:
+        key = setting.partition("=")[0]
+        if not key.startswith(CHANGEABLE):
+            known = ", ".join(each + "*" if each.endswith(".") else each for each in CHANGEABLE)
+            text = f"{key} would make it another run: a job that runs may change {known}"
+            raise ApiError(409, "another_run", text)
+
+
+def _refuse_too_large(then: JobOutcome) -> None:
+    if then.memory_bytes > then.memory_limit:
+        needed, there = then.memory_bytes / 2**30, then.memory_limit / 2**30
+        text = (
+            f"nothing was changed: {then.mapping} needs {needed:.1f} GiB of {there:.1f} GiB a GPU"
+        )
+        raise ApiError(409, "too_large", text)

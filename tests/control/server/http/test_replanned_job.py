@@ -1,0 +1,141 @@
+"""What the server makes of a change before it orders it: the changed submission, or a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.protocol.events import Replan
+from phalanx.control.server.http import replanned_job as module
+from phalanx.control.server.http.endpoints import ApiError
+from phalanx.control.wire.api_types import Done, Replicas
+from phalanx.control.wire.payload import Script, Train, decode_payload, encode_payload
+from phalanx.observe.store.metric_store import MetricStore
+from phalanx.plan.search.what_if import JobChange
+from tests.cluster.drive import Drive
+
+TOML = """
+name = "x"
+[model]
+preset = "llama3-8b"
+[data]
+source = "synthetic"
+[memory]
+recompute = "full"
+[train]
+steps = 1000
+global_batch = 32
+device = "cuda"
+"""
+GANG = GangShape(replicas=16, slot_gpus=8)
+
+
+class Asked:
+    """A request about the job of a core, as far as a change looks at it."""
+
+    class token:  # noqa: N801
+        name = "ada"
+
+    def __init__(self, drive: Drive, job: Job, folder: Path) -> None:
+        self._job, self.ordered = job, []
+        self.leading: Any = type("Leading", (), {"core": drive.core})
+        self.server: Any = self
+        self.options: Any = type("Options", (), {"state": folder})
+        self.metrics = MetricStore(folder / "metrics.sqlite")
+
+    def job(self) -> Job:
+        return self._job
+
+    async def read(self, function: Any, *given: Any) -> Any:
+        return function(*given)
+
+    helped = read
+
+    async def order(self, body: Any) -> Done:
+        self.ordered.append(body)
+        return Done(accepted=True, message="", sequence=1)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Any:
+    drive = Drive()
+    work = Train(toml=TOML, world_size=16, environment={"A": "1"})
+    job = drive.running(gang=GANG, payload=encode_payload(work), user="ada", spares=1)
+    return Asked(drive, job, tmp_path)
+
+
+def carry_out(asked: Any, change: JobChange) -> Replan:
+    asyncio.run(module.carry_out(asked, change))
+    (order,) = asked.ordered
+    assert isinstance(order, Replan)
+    return order
+
+
+def test_the_order_holds_the_changed_submission_and_what_is_expected(asked: Any) -> None:
+    order = carry_out(asked, JobChange(settings=("parallel.tensor=4",), spares=0))
+    spec, before = order.change.spec, asked.job().spec
+    assert (spec.gang.tensor, spec.gang.replicas, spec.gang.slot_gpus) == (4, 4, 8)
+    assert spec.user == before.user and spec.spares == 0 and spec.retries == before.retries
+    work = decode_payload(spec.payload)
+    assert isinstance(work, Train) and work.world_size == 16 and work.environment == {"A": "1"}
+    assert "tensor = 4" in work.toml
+    assert order.change.by == "ada" and order.change.before.startswith("data 16")
+    assert order.change.settings == ("parallel.tensor = 4", "parallel.data = 4", "spares = 0")
+    step = order.change.step_ns
+    assert step is not None and step.low < step.mid < step.high
+    assert spec.expected.step_ns == step.mid, "calibrated by steps of 5 s"
+    assert spec.expected.exposed_ns + spec.expected.bubble_ns <= step.mid
+    assert spec.plan is not None and spec.plan.mapping.startswith("tensor 4 x data 4")
+    assert {axis.axis for axis in spec.gang.traffic} == {"data", "tensor"}
+
+
+def test_fewer_ranks_take_the_part_of_a_node_that_they_need(asked: Any) -> None:
+    order = carry_out(asked, JobChange(gpus=4))
+    assert (order.change.spec.gang.replicas, order.change.spec.gang.slot_gpus) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (JobChange(settings=("model.layers=2",)), "another_run", "model.layers would make it"),
+        (JobChange(settings=("train.seed=2",)), "another_run", "train.seed would make it"),
+        (JobChange(settings=("parallel.tensor=3",)), "bad_change", "parallel.tensor"),
+        (JobChange(settings=("memory.recompute=none",), gpus=1), "too_large", "GiB of 8"),
+    ],
+    ids=str,
+)
+def test_what_cannot_run_is_refused_before_it_is_ordered(
+    asked: Any, change: JobChange, code: str, words: str
+) -> None:
+    with pytest.raises(ApiError, match=words) as refused:
+        asyncio.run(module.carry_out(asked, change))
+    assert refused.value.code == code and not asked.ordered
+
+
+def test_a_size_is_said_in_replicas_or_in_gpus(asked: Any) -> None:
+    job = asked.job()
+    wide = structs.replace(job, spec=structs.replace(job.spec, gang=GangShape(tensor=4)))
+    assert module.wanted_replicas(wide, Replicas(replicas=3)) == 3
+    assert module.wanted_replicas(wide, Replicas(gpus=12)) == 3
+    for bad in (Replicas(), Replicas(replicas=1, gpus=4), Replicas(gpus=6)):
+        with pytest.raises(ApiError):
+            module.wanted_replicas(wide, bad)
+
+
+def test_only_a_trainers_job_beyond_its_bounds_is_changed(asked: Any) -> None:
+    spec = asked.job().spec
+    elastic = structs.replace(GANG, least_replicas=8)
+
+    def needs(replicas: int, **fields: object) -> bool:
+        job = structs.replace(asked.job(), spec=structs.replace(spec, **fields))
+        return module.needs_replan(job, replicas)
+
+    assert needs(8) and needs(32) and not needs(16)
+    assert not needs(8, gang=elastic) and needs(4, gang=elastic)
+    program = encode_payload(Script(argv=("true",)))
+    assert not needs(8, payload=program, reports_steps=False)
