@@ -372,6 +372,39 @@ def test_a_slider_asks_the_planner_again(run: Run, at: Tab) -> None:
     at.page.get_by_role("alert").get_by_text("tensor").wait_for()
 
 
+def test_a_change_is_asked_about_and_carried_out(run: Run, at: Tab) -> None:
+    """What would become of the job beside now; then the gang goes on with another mapping."""
+    generation = run.cluster.job(run.job)["generation"]
+    at.sign_in(run.token, f"job/{run.job}")
+    at.page.fill("input[aria-label='Micro-batch']", "1")
+    at.page.click("section[aria-label='What if'] button:has-text('Ask')")
+    at.wait_for_text("train.micro_batch = 1; its steps take")
+    said = at.page.inner_text("section[aria-label='What if']")
+    assert "tokens per second" in said and "micro-batch 1" in said
+    at.page.fill("input[aria-label='Micro-batch']", "2")
+    assert not at.page.is_visible("text=Carry it out"), "another question is not answered yet"
+    at.page.fill("input[aria-label='Micro-batch']", "1")
+    at.page.click("section[aria-label='What if'] button:has-text('Ask')")
+    at.page.click("text=Carry it out")
+    at.wait_for_text("changes at a step boundary (train.micro_batch = 1)")
+
+    def goes_on() -> bool:
+        shown = run.cluster.job(run.job)
+        return bool(shown["generation"] > generation and shown["state"] == "running")
+
+    run.cluster.wait(goes_on, "the changed job to run", 180)
+    run.wait_steps(3)
+
+
+def test_a_change_that_cannot_run_says_why(run: Run, chrome: Any) -> None:
+    with tab(chrome, run.cluster.url) as opened:
+        opened.sign_in(run.token, f"job/{run.job}")
+        opened.page.fill("input[aria-label='Tensor']", "3")
+        opened.page.click("section[aria-label='What if'] button:has-text('Ask')")
+        opened.wait_for_text("parallel.tensor")
+        assert not opened.page.is_visible("text=Carry it out")
+
+
 def test_a_small_simulation_is_played_and_shown(run: Run, at: Tab) -> None:
     at.sign_in(run.token, "simulate")
     at.page.select_option("select", "llama3-54d")

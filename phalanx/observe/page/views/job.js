@@ -13,6 +13,7 @@ import { RankRecords } from "../lib/rankrecords.js";
 import { meshNode } from "../lib/mesh.js";
 import { state } from "../lib/state.js";
 import { MEASURED_NAMES, waterfall } from "../lib/waterfall.js";
+import { WhatIf } from "../lib/whatif.js";
 
 const CURVES = [
   ["loss", "Loss", "", short], ["grad_norm", "Gradient norm", "", short],
@@ -65,6 +66,8 @@ export function jobView({ rest: [id] }) {
   const saves = table(["step", "where", "proof"]);
   const noSave = empty("None yet", "Steps that it can go back to, and what proves each.");
   const savesCard = card("Checkpoints", "", h("div", {}, noSave, saves), "half flush");
+  const whatIf = new WhatIf(number);
+  const whatIfCard = card("What if", "what a change would make of it, calibrated by its own steps", whatIf.node);
   const logs = new LogPane(number);
   const spec = h("pre", { class: "log" });
   let logOpen = false;
@@ -86,7 +89,7 @@ export function jobView({ rest: [id] }) {
     h("div", { class: "title" }, h("a", { href: "#/jobs" }, "Jobs"), h("span", { class: "faint" }, "/"), title, now, why),
     h("div", { class: "grid" },
       card("Now", "", figures.node), incidentCard, planCard, ...curveCards, card("More curves", "", moreBox), heatCard,
-      meshCard, savesCard, card("Where it comes from", "", h("div", {}, run.node, h("details", { class: "fold" }, h("summary", {}, "As submitted"), spec))),
+      meshCard, savesCard, whatIfCard, card("Where it comes from", "", h("div", {}, run.node, h("details", { class: "fold" }, h("summary", {}, "As submitted"), spec))),
       card("Logs", "read from the node that runs the rank", logs.node)));
 
   async function refresh() {
@@ -127,6 +130,7 @@ export function jobView({ rest: [id] }) {
     meshCard.note(job.nodes.length || !held.length ? "which rank holds what, and where" : "which rank held what, and where, at last");
     meshBox.replaceChildren(held.length ? meshNode(gang, job.replicas, held, (name) => states.get(name)) : empty("Not placed yet", waiting));
     showSaves(kept.saved);
+    whatIfCard.hidden = Boolean(job.ended_ns) || detail.spec.reports_steps === false;
     setText(spec, JSON.stringify(detail.spec, null, 1));
     if (!logOpen && job.started_ns) { logOpen = true; logs.open(); }
   }
