@@ -47,6 +47,20 @@ TRAINING = (
         needs=QUIET,
     ),
     Claim(
+        name="what-if",
+        says="Twelve changes of a job that runs are asked about, then carried out: the measured "
+        "step lies in the 80 % interval of the answer, and no step is lost.",
+        command="python -m benchmarks.what_if",
+        figures=(
+            Figure("changes", "changes carried out", at_least=12, timed=False),
+            Figure("inside", "measured steps inside the 80 % interval", at_least=9),
+            Figure("steps_wrong", "steps lost or made twice", at_most=0, timed=False),
+            Figure("answer", "the slowest answer for a 16,384-GPU job", "s", at_most=1.0),
+        ),
+        minutes=10,
+        needs=QUIET,
+    ),
+    Claim(
         name="overlap",
         says="Communication hides behind compute: DDP's buckets and FSDP's prefetched gathers.",
         command="python -m benchmarks.overlap --rounds 5",
