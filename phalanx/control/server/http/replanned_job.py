@@ -7,6 +7,7 @@ from msgspec import structs
 from phalanx import config
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import SECOND_NS, Expected, GangShape, Job, JobSpec, SpecChange
+from phalanx.cluster.placement.catalogued import CPU
 from phalanx.cluster.plan_record import PlanInterval
 from phalanx.cluster.protocol.events import Replan
 from phalanx.config import ConfigError, to_toml
@@ -52,7 +53,8 @@ async def carry_out(call: Call, change: JobChange) -> t.Done:
     _refuse_another_run(change)
     job, before = call.job(), call.job().spec
     found = await priced_change(call, change)
-    _refuse_too_large(found.answer.then)
+    if found.job.train.device != CPU:  # a core has no memory of its own
+        _refuse_too_large(found.answer.then)
     spec = changed_spec(before, found, _node_gpus(call.leading.core, job))
     if change.spares >= 0:
         spec = structs.replace(spec, spares=change.spares)
