@@ -8,7 +8,12 @@ from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
 from phalanx.config.ramp import BatchRamp, batch_ramp, constant_batch
-from phalanx.config.resolve import default_world_size, resolve, resolve_model
+from phalanx.config.resolve import (
+    default_world_size,
+    resolve,
+    resolve_model,
+    verification_interval,
+)
 from phalanx.config.rules.job import check
 from phalanx.config.rules.mesh import micro_batches, takes_unequal_shares
 from phalanx.config.rules.same_model import ModelDifference, model_differences
@@ -87,4 +92,5 @@ __all__ = [
     "resolve_model",
     "takes_unequal_shares",
     "to_toml",
+    "verification_interval",
 ]

@@ -9,6 +9,8 @@ from phalanx.config.load import unknown_preset
 from phalanx.config.presets import PRESETS
 from phalanx.config.schema import Job, Model, Parallel
 
+LEAST_VERIFIED_ZERO = 2  # below, gradients of several micro-batches are reduced together
+VERIFY_EVERY = 200  # a micro-batch more in so many steps: half a percent at most
 VIRTUAL_STAGES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
 
 
@@ -29,6 +31,19 @@ def resolve_model(model: Model) -> Model:
     if moe is not None and moe.shared_experts and not moe.shared_ffn:
         moe = structs.replace(moe, shared_ffn=moe.shared_experts * moe.ffn)
     return structs.replace(model, kv_heads=kv_heads, head_dim=head_dim, moe=moe)
+
+
+def verification_interval(job: Job) -> int:
+    """Steps between recomputations of gradients; 0: none. ``job`` is resolved.
+
+    Replicas compare their weights: where nothing else is said, it is for those who have none.
+    """
+    axes, every = job.parallel, job.train.verify_every
+    split = max(axes.tensor, axes.pipeline, axes.context, axes.expert) > 1
+    sharded = axes.data > 1 and axes.replicate == 1 and axes.zero >= LEAST_VERIFIED_ZERO
+    if every < 0:
+        return VERIFY_EVERY if sharded and not split else 0
+    return every
 
 
 def default_world_size(job: Job, devices: int) -> int:

@@ -23,6 +23,7 @@ from phalanx.config.section import (
     Megabytes,
     Minutes,
     Natural,
+    NaturalOrAuto,
     NonNegative,
     Positive,
     Ranks,
@@ -347,6 +348,8 @@ class Train(Section, frozen=True, kw_only=True):
     """On CUDA too, survivors of a broken gang keep their processes (NCCL: not verified)."""
     compare_every: Natural = 1
     """Steps between comparisons of replicated weights, under an agent; 0: never."""
+    verify_every: NaturalOrAuto = -1
+    """Under an agent, steps until all recompute a rank's gradient; 0: never, -1: 200 if sharded."""
     collective_timeout_seconds: Seconds = 600.0
     """How long a collective may wait before the peer counts as lost."""
     first_step_minutes: Minutes = 0.0

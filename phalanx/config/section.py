@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 # Upper bounds refuse slips of the hand, such as a zero too many; they lie well above any job.
 Count = Annotated[int, Meta(ge=1, le=10**15)]
 Natural = Annotated[int, Meta(ge=0, le=10**15)]
+NaturalOrAuto = Annotated[int, Meta(ge=-1, le=10**15)]
 Layers = Annotated[int, Meta(ge=0, le=10_000)]
 Width = Annotated[int, Meta(ge=0, le=10_000_000)]
 Heads = Annotated[int, Meta(ge=0, le=100_000)]

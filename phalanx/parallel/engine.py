@@ -20,6 +20,7 @@ from phalanx.model import Router, Transformer, fill, initial_std, key_of
 from phalanx.parallel.context import apply_context_parallel, local_positions
 from phalanx.parallel.expert import apply_expert_parallel, share_balance_statistics
 from phalanx.parallel.fsdp import DdpGradients, apply_fsdp, sync_gradients
+from phalanx.parallel.gradient_sums import GradientSums
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.pipeline import Pipeline, stages_of_rank
 from phalanx.parallel.precision import MainGradients, cast_parameters, compute_dtype
@@ -155,6 +156,7 @@ class Engine:
         self.weights = list(self._draw_weights(job.train.seed))
         self._prepare_buffers()
         self.main_gradients = self._main_gradients()
+        self.gradient_sums: GradientSums | None = None  # made when somebody asks for one
         self.ddp: DdpGradients | None = None
         self.pipeline: Pipeline | None = None
         if mesh.uses_ddp:
@@ -176,13 +178,35 @@ class Engine:
                 return self.pipeline.train(tokens, labels, documents)
         total = torch.zeros((), device=self.mesh.device)
         for i, (tokens, labels, documents) in enumerate(inputs):
-            with self._synchronization(last=i == len(inputs) - 1):
+            with self._synchronization(last=i == len(inputs) - 1), self._summation(i):
                 with timer.phase("forward"):
                     loss = self._module(tokens, labels, documents)
                 with timer.phase("backward"):
                     loss.backward()
             total += loss.detach().squeeze(0)
         return total
+
+    def sum_gradients(self) -> GradientSums:
+        """What adds up gradients before they are reduced; of FSDP, and of whole models only."""
+        if self.gradient_sums is None:
+            assert self.mesh.uses_fsdp and self.pipeline is None
+            self.gradient_sums = GradientSums(self.parts[0], self.mesh.device)
+        return self.gradient_sums
+
+    def recompute(self, batch: Batch, token_weight: Tensor) -> Tensor:
+        """What the gradients of a micro-batch add up to, before a step; they are thrown away.
+
+        Nothing that the step computes or counts changes by it. Collective: weights are gathered.
+        """
+        sums, loads = self.sum_gradients(), self._router_loads()
+        kept = [load.clone() for load in loads]
+        self._begin(token_weight, train=True)
+        with self._synchronization(last=True), sums.taken(discard=True):
+            self._module(*self._to_device(batch)).backward()
+        self.clear_gradients()
+        for load, before in zip(loads, kept, strict=True):
+            load.copy_(before)
+        return sums.total.clone()
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch], token_weight: Tensor) -> Tensor:
@@ -235,6 +259,14 @@ class Engine:
         if isinstance(self.parts[0], FSDPModule):
             sync_gradients(self.parts[0], self.job.parallel.zero, last=last)
         return nullcontext()
+
+    def _summation(self, micro_batch: int) -> AbstractContextManager[None]:
+        sums = self.gradient_sums
+        return nullcontext() if sums is None else sums.of(micro_batch)
+
+    def _router_loads(self) -> list[Tensor]:
+        modules = [module for part in self.parts for module in part.modules()]
+        return [module.load for module in modules if isinstance(module, Router)]
 
     def _to_device(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Move a micro-batch, cut to the positions that this rank holds."""

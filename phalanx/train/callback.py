@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from phalanx.checkpoint import Checkpointer
     from phalanx.config import Job
+    from phalanx.data import Batch
     from phalanx.train.rank.orders import StepOrders, WriteLease
     from phalanx.train.report.records import CheckpointRecord
     from phalanx.train.report.run_folder import RunFolder
@@ -46,6 +49,13 @@ class Callback:
     def before_step(self, run: TrainingRun) -> None:
         """Step ``run.step + 1`` is about to be made; its batch has not been asked for."""
 
+    def before_forward(self, run: TrainingRun, batches: list[Batch], token_weight: Tensor) -> None:
+        """Step ``run.step + 1`` has its data, and no gradient yet.
+
+        ``batches`` are this rank's micro-batches; ``token_weight`` [] is that of one token in the
+        loss, on the device.
+        """
+
     def before_update(self, run: TrainingRun) -> None:
         """Gradients are summed over all ranks, and the optimizer is about to change the state.
 
@@ -68,7 +78,7 @@ class Callback:
         """
 
 
-Hook = Literal["before_step", "before_update", "after_step", "save"]
+Hook = Literal["before_step", "before_forward", "before_update", "after_step", "save"]
 
 
 class CallbackConflict(Exception):  # noqa: N818 - a mistake of whoever attaches
@@ -96,6 +106,9 @@ class Callbacks:
 
     def before_step(self, run: TrainingRun) -> None:
         self._call("before_step", run)
+
+    def before_forward(self, run: TrainingRun, batches: list[Batch], token_weight: Tensor) -> None:
+        self._call("before_forward", run, batches, token_weight)
 
     def before_update(self, run: TrainingRun) -> None:
         self._call("before_update", run)

@@ -16,8 +16,14 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint import Extra, Manifest
-from phalanx.config import BatchRamp, Job, batch_ramp, takes_unequal_shares
-from phalanx.data import Feed, StepBatches
+from phalanx.config import (
+    BatchRamp,
+    Job,
+    batch_ramp,
+    takes_unequal_shares,
+    verification_interval,
+)
+from phalanx.data import Batch, Feed, StepBatches
 from phalanx.model import Router
 from phalanx.parallel import Engine, LossScale, Mesh, all_sum, update_expert_biases
 from phalanx.train.measure.timing import StepTimer
@@ -63,8 +69,8 @@ class StepVote(NamedTuple):
 NO_WISHES = StepVote()
 
 
-def _nothing() -> None:
-    """Before an update that nobody waits for."""
+def _nothing(*_: object) -> None:
+    """Before what nobody waits for."""
 
 
 class Trainer:
@@ -92,16 +98,21 @@ class Trainer:
         self.unsaved = False  # the state that it continues from is in memory alone
 
     def train_step(
-        self, vote: StepVote = NO_WISHES, before_update: Callable[[], None] = _nothing
+        self,
+        vote: StepVote = NO_WISHES,
+        before_update: Callable[[], None] = _nothing,
+        before_forward: Callable[[list[Batch], Tensor], None] = _nothing,
     ) -> StepOutcome:
         """One optimizer step over the next global batch.
 
         ``before_update`` is called before any of the state changes: a copy of it may still run.
+        ``before_forward`` gets this rank's micro-batches and the weight of one of their tokens.
         """
         with self.timer.phase("data"):
             batches = self.feed.next(self.cursor)
         tokens = self.agreement.start(batches.real_tokens, batches.damaged, *vote)
         token_weight = self.loss_scale.value / tokens.clamp(min=1)  # without labels: nothing to do
+        before_forward(batches.micro_batches, token_weight)
         loss = self.engine.run(batches.micro_batches, token_weight, self.timer)
         with self.timer.phase("optimizer"):
             outcome = self._update(loss, batches, tokens == 0, before_update)
@@ -363,8 +374,9 @@ def configure_torch(job: Job, device: torch.device) -> None:
     elif not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         # Segments that grow leave next to nothing that cannot be used again.
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    if job.train.deterministic:
+    if job.train.deterministic or verification_interval(job):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if job.train.deterministic:
         torch.use_deterministic_algorithms(True)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, latest
 from phalanx.config import Job, to_toml
-from phalanx.data import DataExhausted
+from phalanx.data import Batch, DataExhausted
 from phalanx.parallel import build_mesh
 from phalanx.train import CheckpointRecord
 from phalanx.train.callback import Callback, CallbackConflict, Callbacks, TrainingRun
@@ -54,6 +54,9 @@ class Noted(Callback):
     def before_step(self, run: TrainingRun) -> None:
         self._said.append(f"{self._name} before {run.step + 1}")
 
+    def before_forward(self, run: TrainingRun, batches: list[Batch], token_weight: Tensor) -> None:
+        self._said.append(f"{self._name} forward")
+
     def before_update(self, run: TrainingRun) -> None:
         self._said.append(f"{self._name} update")
 
@@ -82,11 +85,13 @@ def test_two_callbacks_are_layers_around_the_step() -> None:
     both = Callbacks([Noted(said, "outer"), Noted(said, "inner")])
     both.begin(NO_RUN)
     both.before_step(NO_RUN)
+    both.before_forward(NO_RUN, [], torch.ones(()))
     both.before_update(NO_RUN)
     both.after_step(NO_RUN, NO_OUTCOME)
     assert both.end(NO_RUN, None) is None
     assert said == [
         *("outer begin", "inner begin", "outer before 1", "inner before 1"),
+        *("outer forward", "inner forward"),
         *("outer update", "inner update", "inner after 0", "outer after 0"),
         *("outer end None", "inner end None"),
     ]
@@ -118,10 +123,14 @@ def test_what_is_no_callback_is_refused() -> None:
         Callbacks([print])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("hook", ["begin", "before_step", "before_update", "after_step", "save"])
+HOOKS = ["begin", "before_step", "before_forward", "before_update", "after_step", "save"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
 def test_an_error_keeps_its_type_and_names_the_callback(hook: str) -> None:
     callbacks = Callbacks([broken(hook, OverflowError("too much"))])
-    more = {"after_step": (NO_OUTCOME,), "save": (NO_OUTCOME,)}.get(hook, ())
+    arguments = {"after_step": (NO_OUTCOME,), "save": (NO_OUTCOME,)}
+    more = (arguments | {"before_forward": ([], torch.ones(()))}).get(hook, ())
     with pytest.raises(OverflowError) as caught:
         getattr(callbacks, hook)(NO_RUN, *more)
     info = classify(caught.value, rank=1, step=3)
@@ -202,8 +211,8 @@ def test_a_run_calls_its_hooks_in_order_and_ends_after_its_saves(tmp_path: Path)
     assert info.reason == "done" and info.checkpoint.endswith("step-00000002")
     assert said == [
         "mine begin",
-        *("mine before 1", "mine update", "mine after 1", "mine save 1"),
-        *("mine before 2", "mine update", "mine after 2", "mine save 2"),
+        *("mine before 1", "mine forward", "mine update", "mine after 1", "mine save 1"),
+        *("mine before 2", "mine forward", "mine update", "mine after 2", "mine save 2"),
         "mine end None",
     ]
 

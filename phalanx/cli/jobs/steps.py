@@ -14,7 +14,9 @@ from phalanx.cli.tables import add_row, print_table, table
 
 app = typer.Typer()
 
-PARTS = ("own", "data", "forward", "backward", "optimizer", "snapshot", "peer_wait")
+PARTS = (
+    *("own", "data", "verification", "forward", "backward", "optimizer", "snapshot", "peer_wait"),
+)
 
 
 @app.command()

@@ -8,7 +8,7 @@ import msgspec
 
 from phalanx.config.errors import ConfigError, ConfigProblem, problem
 from phalanx.config.presets import PRESETS
-from phalanx.config.resolve import resolve
+from phalanx.config.resolve import LEAST_VERIFIED_ZERO, resolve
 from phalanx.config.rules.accepted import with_accepted_fix
 from phalanx.config.rules.backend import backend_problems
 from phalanx.config.rules.data import data_problems
@@ -42,7 +42,7 @@ def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
         problems += mesh_problems(job, world_size)
         problems += _precision(job)
     apart = (text_problems, data_problems, backend_problems)
-    for rules in (*apart, _memory, _optimizer, _schedule, _train, _start):
+    for rules in (*apart, _memory, _optimizer, _schedule, _train, _verification, _start):
         problems += rules(job)
     return problems
 
@@ -312,6 +312,29 @@ def _train(job: Job) -> Iterator[ConfigProblem]:
             list(traced),
             f"must be [first, last) within train.steps ({job.train.steps}), first below last",
             f"nearest: [0, {min(3, job.train.steps)}]",
+        )
+
+
+def _verification(job: Job) -> Iterator[ConfigProblem]:
+    axes, every = job.parallel, job.train.verify_every
+    if every <= 0:
+        return
+    for axis in ("tensor", "pipeline", "context", "expert"):
+        if (size := getattr(axes, axis)) > 1:
+            yield problem(
+                "train.verify_every",
+                every,
+                f"has every rank compute a whole micro-batch of another, and with parallel.{axis} "
+                f"= {size} a rank computes a part of one",
+                f"set it to 0, or parallel.{axis} = 1",
+            )
+    if axes.zero < LEAST_VERIFIED_ZERO:
+        yield problem(
+            "train.verify_every",
+            every,
+            "compares what each micro-batch hands to the reduce-scatter, and parallel.zero = "
+            f"{axes.zero} has none for each",
+            "set it to 0, or parallel.zero = 3",
         )
 
 

@@ -35,7 +35,8 @@ def compute_seconds(record: StepRecord) -> float:
         return parts.own
     if parts.exposed_communication is None:
         return float("nan")
-    waited = parts.data + parts.snapshot + parts.exposed_communication
+    beside = parts.snapshot + parts.verification  # the latter is the same work for all
+    waited = parts.data + beside + parts.exposed_communication
     return max(0.0, record.step_seconds - waited)
 
 

@@ -12,7 +12,9 @@ import torch
 from phalanx.train.measure.waits import PeerWaits, ThreadWaits
 from phalanx.train.report.records import StepParts
 
-Phase = Literal["data", "forward", "backward", "optimizer", "snapshot", "tracing", "report"]
+Phase = Literal[
+    *("data", "verification", "forward", "backward", "optimizer", "snapshot", "tracing", "report")
+]
 
 # In these the host itself waits, so the host's clock is the one that counts.
 HOST_PHASES = frozenset({"data", "snapshot", "tracing", "report"})

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.parallel.gradient_sums import BITS
 from phalanx.train.callback import Callback, TrainingRun
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from phalanx.train.trainer import StepOutcome, Trainer
 
 LEAST_CUDA_EVERY = 10  # reading the sums waits for the device
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Copies = tuple[tuple[int, int], ...]  # (rank, fingerprint) of every replica of a block
 
@@ -29,8 +29,10 @@ Copies = tuple[tuple[int, int], ...]  # (rank, fingerprint) of every replica of 
 class ReplicaDivergence(Exception):  # noqa: N818 - it is a finding, told to whoever decides
     """Replicas disagree, or were asked what they came to: ``copies``.
 
-    ``changed``: ranks whose weights changed between two updates.
+    ``changed``: ranks that are known to be wrong, as their weights changed between two updates.
     """
+
+    subject = "replicas"
 
     def __init__(
         self,
@@ -40,8 +42,8 @@ class ReplicaDivergence(Exception):  # noqa: N818 - it is a finding, told to who
         changed: tuple[int, ...] = (),
     ) -> None:
         alike = len({said for _, said in copies}) == 1
-        found = "replicas agree this time" if alike else "replicas disagree"
-        super().__init__(f"{found} at step {step}; they agreed at step {clean_step}")
+        found = "agree this time" if alike else "disagree"
+        super().__init__(f"{self.subject} {found} at step {step}; they agreed at step {clean_step}")
         self.step, self.clean_step, self.copies, self.changed = step, clean_step, copies, changed
 
 

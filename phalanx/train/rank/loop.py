@@ -42,9 +42,10 @@ def make_steps(run: TrainingRun) -> bool:
     """One after the other; returns whether all ranks agreed to stop before the last."""
     trainer, callbacks, last = run.trainer, run.callbacks, run.job.train.steps
     before_update = partial(callbacks.before_update, run)
+    before_forward = partial(callbacks.before_forward, run)
     while trainer.step < last:
         callbacks.before_step(run)
-        outcome = trainer.train_step(vote(run), before_update)
+        outcome = trainer.train_step(vote(run), before_update, before_forward)
         run.orders.stop.started()  # from here on there is something to save
         callbacks.after_step(run, outcome)
         if outcome.stop:

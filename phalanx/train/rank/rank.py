@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, latest
-from phalanx.config import Job
+from phalanx.config import Job, verification_interval
 from phalanx.data import Feed
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train.callback import Callback
@@ -29,6 +29,7 @@ from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.measure.memory import device_memory_error
 from phalanx.train.measure.profile import ProfileAsk
 from phalanx.train.optim.fingerprint import Fingerprints, ReplicaDivergence
+from phalanx.train.optim.verification import GradientVerification
 from phalanx.train.rank import loop
 from phalanx.train.rank.diagnose import classify
 from phalanx.train.rank.drill import ordered_drill
@@ -272,9 +273,6 @@ class Rank:
     ) -> ExitInfo:
         trainer = self._trainer
         assert trainer is not None
-        # Replicas that differ are for somebody else to judge.
-        every = self.job.train.compare_every
-        prints = [Fingerprints(trainer, every, point.told)] if formation.supervised else []
         sinks = Sinks(self._open_sinks(formation, folder))
         try:
             run = loop.attach(
@@ -283,7 +281,7 @@ class Rank:
                 sinks,
                 checkpointer,
                 self._orders,
-                callbacks=[*prints, *self._callbacks],
+                callbacks=[*self._comparisons(formation, trainer, point), *self._callbacks],
                 innermost=[] if self._drill is None else [self._drill],
                 ask=self._ask,
                 lease=self._orders.write_lease(),
@@ -294,6 +292,16 @@ class Rank:
             sinks.close()
         lost = {f"{sink} failed": error for sink, error in sinks.failures.items()}
         return msgspec.structs.replace(info, details={**info.details, **self._notes, **lost})
+
+    def _comparisons(
+        self, formation: Formation, trainer: Trainer, point: RestorePoint
+    ) -> list[Callback]:
+        """Ranks that come to different numbers are for somebody else to judge."""
+        if not formation.supervised:
+            return []
+        prints = Fingerprints(trainer, self.job.train.compare_every, point.told)
+        told = (0, 0) if prints.active else point.told  # else it is weights that they disagreed on
+        return [prints, GradientVerification(trainer, verification_interval(self.job), told)]
 
     def _open_sinks(self, formation: Formation, folder: RunFolder) -> list[Sink]:
         own = open_sinks(self.job, folder) if self._rank == 0 else []

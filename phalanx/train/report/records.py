@@ -31,6 +31,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     backward: float = 0.0
     optimizer: float = 0.0
     snapshot: float = 0.0
+    verification: float = 0.0  # another rank's micro-batch, computed again
     exposed_communication: float | None = None  # None: unknown; lies within the parts above
     peer_wait: float | None = None  # blocked in collectives; None: unknown; within the parts above
     own: float | None = None  # the rank's own work: no waits for peers, data, cores; None: unknown

@@ -39,6 +39,24 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
     (1, ["runs=s3://bucket/runs"], "runs", "a folder of this machine", "archive.url"),
     (1, ["checkpoint.archive.url=s4://b"], "checkpoint.archive.url", '"s4"', "known: s3"),
     (1, ["optimizer.spike_factor=0.5"], "optimizer.spike_factor", "skip ordinary", "nearest: 2"),
+    *(
+        (
+            2,
+            ["train.verify_every=5", f"parallel.{axis}=2"],
+            "train.verify_every",
+            rule,
+            "set it to 0",
+        )
+        for axis, rule in (
+            ("tensor", "with parallel.tensor = 2 a rank computes a part"),
+            ("pipeline", "with parallel.pipeline = 2"),
+            ("context", "with parallel.context = 2"),
+        )
+    ),
+    (
+        *(2, ["train.verify_every=5", "parallel.zero=1"], "train.verify_every"),
+        *("parallel.zero = 1 has none for each", "parallel.zero = 3"),
+    ),
     (6, ["parallel.data=4"], "world size", "1 * 4 * 1 * 1 = 4", "parallel.data = 6"),
     (7, ["parallel.tensor=2"], "world size", "= 6", "start 6 ranks"),
     (8, ["parallel.tensor=8"], "parallel.tensor", "model.kv_heads (4)", "nearest: 4"),
