@@ -59,7 +59,7 @@ class Cause(StrEnum):
         "a peer was lost (another rank says why)", "outside",
     )
     DISPUTED = (
-        "disputed", "software", "keep", 300_000, "replicas disagree, and nobody knows who errs"
+        "disputed", "software", "keep", 300_000, "ranks disagree, and nobody knows who errs"
     )
     GAVE_WAY = (
         "gave_way", "software", "replace", 300_000, "it or its replica errs: a third one is asked"

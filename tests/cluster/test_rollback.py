@@ -214,7 +214,7 @@ def test_where_all_contradict_themselves_nobody_is_named_and_the_job_stops_in_th
     disputes(drive, job, 1, 2)
     disputes(drive, job, 3, 4)
     disputes(drive, job, 5, 6)
-    assert job.state == "failed" and "replicas disagree" in job.evidence[-1]
+    assert job.state == "failed" and "ranks disagree" in job.evidence[-1]
     states = [drive.core.view.fleet.state(node) for node in pair]
     assert NodeState.QUARANTINED not in states
 

@@ -140,18 +140,46 @@ def test_a_flipped_bit_is_found_voted_on_and_undone(disturbed: Disturbed, tmp_pa
     ends_as_if_nothing_happened(cluster, job, tmp_path, expected)
 
 
+SHARDED = ("parallel.pipeline=1", "parallel.zero=3", "train.verify_every=1")
+
+
+def test_a_wrong_gradient_is_recomputed_and_its_node_leaves(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    three = ("parallel.data=3", "train.global_batch=12", *SHARDED)
+    expected = undisturbed(tmp_path, 60, *three)
+    cluster, job, commits = disturbed(*three, nodes=3, spares=1)
+    reach(cluster, commits, 5)
+    culprit = cluster.node_of(1, job)
+    cluster.order_fault(culprit, job, "backward-0")
+    with explained(cluster, job):
+        cluster.wait(lambda: commits.first_after(1), "recovery from a wrong gradient", 120)
+    (fact,) = cluster.events("Corruption", job)
+    assert fact["step"] == fact["clean_step"] + 1
+    states = {node["name"]: node["state"] for node in cluster.get("/v1/nodes")["nodes"]}
+    assert states[culprit.name] == "quarantined"
+    assert culprit.name not in cluster.job(job)["nodes"]
+    ends_as_if_nothing_happened(cluster, job, tmp_path, expected)
+
+
 PAIR = ("parallel.data=2", "parallel.pipeline=1", "parallel.zero=0")
+DISPUTES = {
+    "weights": (PAIR, "err-0"),
+    "gradients": (("parallel.data=2", *SHARDED), "backward-0"),
+}
 
 
 @pytest.mark.soak
-def test_of_two_replicas_a_third_names_the_one_that_always_errs(
-    disturbed: Disturbed, tmp_path: Path
+@pytest.mark.parametrize("numbers", DISPUTES)
+def test_of_two_ranks_a_third_names_the_one_that_always_errs(
+    numbers: str, disturbed: Disturbed, tmp_path: Path
 ) -> None:
-    expected = undisturbed(tmp_path, 80, *PAIR)
-    cluster, job, commits = disturbed(*PAIR, nodes=2, spares=2, steps=80)
+    settings, fault = DISPUTES[numbers]
+    expected = undisturbed(tmp_path, 80, *settings)
+    cluster, job, commits = disturbed(*settings, nodes=2, spares=2, steps=80)
     reach(cluster, commits, 5)
     culprit, honest = cluster.node_of(0, job), cluster.node_of(1, job)
-    cluster.order_fault(culprit, job, "err-0")
+    cluster.order_fault(culprit, job, fault)
     with explained(cluster, job):
         cluster.wait(
             lambda: culprit.name not in (cluster.job(job)["nodes"] or [culprit.name]),

@@ -325,7 +325,7 @@ class LossSpike(Body, frozen=True, tag=True):
 
 
 class Corruption(Body, frozen=True, tag=True):
-    """Replicas disagree, or make a step again that they disagreed on.
+    """Replicas, or ranks that computed the same gradients, disagree, or tell of a step made again.
 
     ``nodes``: the culprits, where a vote named them. ``claims``: where it could not, what each
     holder of the block came to. The job goes back and makes the step again, then with somebody

@@ -238,7 +238,10 @@ class Busy(Message, frozen=True, tag=True):
 
 
 class ReplicasDiffer(Message, frozen=True, tag=True):
-    """Replicas of a block of weights disagree, or were asked about a step; all of them say so."""
+    """Replicas of a block of weights, or ranks that computed the same gradients, disagree.
+
+    Or they were asked about a step. All of them say so.
+    """
 
     node: int
     job: int
@@ -247,7 +250,9 @@ class ReplicasDiffer(Message, frozen=True, tag=True):
     clean_step: int
     world: int
     copies: tuple[tuple[int, int], ...]  # (rank, fingerprint) of each
-    changed: tuple[int, ...] = ()  # ranks whose weights changed between two updates
+    # Ranks known to be wrong: their weights changed between two updates, or a majority came to
+    # other gradients than they did.
+    changed: tuple[int, ...] = ()
 
 
 class Seen(Message, frozen=True, tag=True):

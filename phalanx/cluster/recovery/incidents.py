@@ -280,7 +280,7 @@ def _disputed(ctx: Context, job: Job, dispute: Dispute, fact: Corruption) -> Non
         job.dispute = None
         broken(ctx, job, job.placement.nodes[0], Cause.DISPUTED, lost=False)
     elif dispute.times >= ctx.policy.recovery.same_step_failures:
-        words = f"replicas disagree at step {fact.step} ({who})"
+        words = f"ranks disagree at step {fact.step} ({who})"
         job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
         why = reason("same_step", step=fact.step, times=dispute.times, evidence=words)
         leave(ctx, job, JobState.FAILED, why)

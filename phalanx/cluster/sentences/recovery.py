@@ -21,9 +21,11 @@ SENTENCES = {
     "starved": "{percent} % of the time is spent waiting for data",
     "spike": "the loss jumped at step {step}",
     "spike_back": "the loss jumped at step {step}: back to step {clean}",
-    "corrupt": "replicas disagree since step {step}; the last good one is {clean}",
-    "corrupt_unknown": "replicas disagree since step {step}, and nobody knows which is wrong",
-    "third_opinion": "{node} gives way: replicas disagree at step {step} for the second time",
+    "corrupt": "ranks that must come to the same bits disagree since step {step}; the last good "
+    "one is {clean}",
+    "corrupt_unknown": "ranks that must come to the same bits disagree since step {step}, and "
+    "nobody knows which is wrong",
+    "third_opinion": "{node} gives way: ranks disagree at step {step} for the second time",
     "keeper_silent": "the keeper on {node} has not answered for {seconds} s: it trains on, "
     "without snapshots meanwhile (the newest is of step {step})",
     "keeper_answers": "the keeper on {node} answers again: there are snapshots again",

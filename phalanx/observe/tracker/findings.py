@@ -166,7 +166,8 @@ def _found(body: EventBody) -> Found | None:
             return ("hang", text, _facts(body), {"series": ["step_seconds"], "step": step})
         case Corruption():
             picture = {"series": ["loss", "grad_norm"]}
-            return ("silent_corruption", "replicas of the weights differ", _facts(body), picture)
+            text = "ranks came to different bits of the same weights or gradients"
+            return ("silent_corruption", text, _facts(body), picture)
         case DeviceError(cause=cause, detail=detail):
             kind = _DEVICE_KINDS.get(cause, "ecc_growth" if "ecc" in cause else "device_error")
             text = f"{cause.replace('_', ' ')}{': ' + detail if detail else ''}"
