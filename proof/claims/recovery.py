@@ -99,6 +99,28 @@ RECOVERY = (
         needs=QUIET,
     ),
     Claim(
+        name="verification",
+        says="Ranks recompute each other's gradients: in a job that is sharded without replicas "
+        "(ZeRO 3) a flipped bit is found before it reaches the weights, and its rank is named.",
+        command="python -m benchmarks.verification",
+        figures=(
+            Figure("flips", "gradients with a flipped bit", at_least=20, timed=False),
+            Figure("caught", "of them found", at_least=20, timed=False),
+            Figure("named", "of them with the right rank named", at_least=20, timed=False),
+            Figure("false_alarms", "alarms at undisturbed steps", at_most=0, timed=False),
+            # A difference of two times: it varies by more than either of them.
+            Figure(
+                "cost_share",
+                "of the time at one step in 200, with one micro-batch a step",
+                "%",
+                at_most=0.01,
+                regression=0.5,
+            ),
+        ),
+        minutes=1,
+        needs=QUIET,
+    ),
+    Claim(
         name="endurance",
         says="200 kills of all kinds in twenty minutes leave no trace: the job is done, with the "
         "losses and weights of an undisturbed run, and nothing has grown.",
