@@ -238,10 +238,7 @@ class Busy(Message, frozen=True, tag=True):
 
 
 class ReplicasDiffer(Message, frozen=True, tag=True):
-    """Replicas of a block of weights, or ranks that computed the same gradients, disagree.
-
-    Or they were asked about a step. All of them say so.
-    """
+    """Ranks disagree on weights or gradients that must be the same, or were asked; all say so."""
 
     node: int
     job: int
@@ -250,9 +247,7 @@ class ReplicasDiffer(Message, frozen=True, tag=True):
     clean_step: int
     world: int
     copies: tuple[tuple[int, int], ...]  # (rank, fingerprint) of each
-    # Ranks known to be wrong: their weights changed between two updates, or a majority came to
-    # other gradients than they did.
-    changed: tuple[int, ...] = ()
+    changed: tuple[int, ...] = ()  # ranks whose weights changed between updates, or are outvoted
 
 
 class Seen(Message, frozen=True, tag=True):

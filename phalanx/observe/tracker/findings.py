@@ -90,6 +90,7 @@ _DEVICE_PICTURES = {
     "throttling": ["gpu_temperature_celsius", "gpu_sm_clock_megahertz", "gpu_power_watts"],
     "ecc_growth": ["gpu_ecc_corrected", "gpu_ecc_uncorrected"],
 }
+_DISAGREED = "ranks came to different bits of the same weights or gradients"
 _LOAD = ["load", "memory_used_bytes"]  # what a node did before something happened to it
 
 
@@ -166,8 +167,7 @@ def _found(body: EventBody) -> Found | None:
             return ("hang", text, _facts(body), {"series": ["step_seconds"], "step": step})
         case Corruption():
             picture = {"series": ["loss", "grad_norm"]}
-            text = "ranks came to different bits of the same weights or gradients"
-            return ("silent_corruption", text, _facts(body), picture)
+            return ("silent_corruption", _DISAGREED, _facts(body), picture)
         case DeviceError(cause=cause, detail=detail):
             kind = _DEVICE_KINDS.get(cause, "ecc_growth" if "ecc" in cause else "device_error")
             text = f"{cause.replace('_', ' ')}{': ' + detail if detail else ''}"

@@ -29,7 +29,8 @@ Copies = tuple[tuple[int, int], ...]  # (rank, fingerprint) of every replica of 
 class ReplicaDivergence(Exception):  # noqa: N818 - it is a finding, told to whoever decides
     """Replicas disagree, or were asked what they came to: ``copies``.
 
-    ``changed``: ranks that are known to be wrong, as their weights changed between two updates.
+    ``changed``: ranks known to be wrong: their weights changed between two updates, or a majority
+    came to other gradients.
     """
 
     subject = "replicas"
