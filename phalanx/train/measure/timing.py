@@ -13,7 +13,7 @@ from phalanx.train.measure.waits import PeerWaits, ThreadWaits
 from phalanx.train.report.records import StepParts
 
 Phase = Literal[
-    *("data", "verification", "forward", "backward", "optimizer", "snapshot", "tracing", "report")
+    "data", "verification", "forward", "backward", "optimizer", "snapshot", "tracing", "report"
 ]
 
 # In these the host itself waits, so the host's clock is the one that counts.
