@@ -33,16 +33,17 @@ def resolve_model(model: Model) -> Model:
     return structs.replace(model, kv_heads=kv_heads, head_dim=head_dim, moe=moe)
 
 
-def verification_interval(job: Job) -> int:
+def verification_interval(job: Job, device: str) -> int:
     """Steps between recomputations of gradients; 0: none. ``job`` is resolved.
 
-    Replicas compare their weights: where nothing else is said, it is for those who have none.
+    Replicas compare their weights: where nothing else is said, it is for those who have none. On
+    CUDA somebody has to ask for it: no card has shown yet that its kernels repeat themselves.
     """
     axes, every = job.parallel, job.train.verify_every
     split = max(axes.tensor, axes.pipeline, axes.context, axes.expert) > 1
     sharded = axes.data > 1 and axes.replicate == 1 and axes.zero >= LEAST_VERIFIED_ZERO
     if every < 0:
-        return VERIFY_EVERY if sharded and not split else 0
+        return VERIFY_EVERY if sharded and not split and device == "cpu" else 0
     return every
 
 

@@ -349,7 +349,7 @@ class Train(Section, frozen=True, kw_only=True):
     compare_every: Natural = 1
     """Steps between comparisons of replicated weights, under an agent; 0: never."""
     verify_every: NaturalOrAuto = -1
-    """Under an agent, steps until all recompute a rank's gradient; 0: never, -1: 200 if sharded."""
+    """Under an agent, steps until all recompute a rank's gradient; 0: never, -1: 200, on CPU."""
     collective_timeout_seconds: Seconds = 600.0
     """How long a collective may wait before the peer counts as lost."""
     first_step_minutes: Minutes = 0.0

@@ -374,7 +374,7 @@ def configure_torch(job: Job, device: torch.device) -> None:
     elif not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         # Segments that grow leave next to nothing that cannot be used again.
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    if job.train.deterministic or verification_interval(job):
+    if job.train.deterministic or verification_interval(job, device.type):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if job.train.deterministic:
         torch.use_deterministic_algorithms(True)

@@ -137,9 +137,9 @@ class _Attention:
         self._slope = torch.randn_like(self._out)
 
     def forward(self) -> torch.Tensor:
-        heads = (t.transpose(1, 2) for t in (self._q, self._k, self._v))
+        q, k, v = (t.transpose(1, 2) for t in (self._q, self._k, self._v))
         with sdpa_kernel(CUDA_BACKENDS, set_priority=True):
-            return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
     def backward(self) -> None:
         inputs = (self._q, self._k, self._v)
@@ -188,8 +188,8 @@ def _boost(alone: float) -> float:
     _seconds(mixed)
     events = [mixed() for _ in range(BATCHES * 4)]
     torch.cuda.synchronize()
-    products = sum(began.elapsed_time(computed) for began, computed, _ in events) / 1e3
-    whole = sum(began.elapsed_time(ended) for began, _, ended in events) / 1e3
+    products = float(sum(began.elapsed_time(computed) for began, computed, _ in events)) / 1e3
+    whole = float(sum(began.elapsed_time(ended) for began, _, ended in events)) / 1e3
     rate = len(events) * MIXED_PRODUCTS * 2 * SIDE**3 / products
     return max(0.0, (rate / alone - 1) / (1 - products / whole))
 

@@ -301,7 +301,8 @@ class Rank:
             return []
         prints = Fingerprints(trainer, self.job.train.compare_every, point.told)
         told = (0, 0) if prints.active else point.told  # else it is weights that they disagreed on
-        return [prints, GradientVerification(trainer, verification_interval(self.job), told)]
+        every = verification_interval(self.job, self._device.type)
+        return [prints, GradientVerification(trainer, every, told)]
 
     def _open_sinks(self, formation: Formation, folder: RunFolder) -> list[Sink]:
         own = open_sinks(self.job, folder) if self._rank == 0 else []

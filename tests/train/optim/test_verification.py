@@ -197,4 +197,5 @@ def test_sharded_jobs_without_replicas_are_verified(
     overrides: list[str], world: int, expected: int
 ) -> None:
     job = resolve(job_from_table({"model": {"preset": "tiny"}}, overrides), world)
-    assert verification_interval(job) == expected
+    assert verification_interval(job, "cpu") == expected
+    assert verification_interval(job, "cuda") == max(0, job.train.verify_every)
