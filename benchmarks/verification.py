@@ -1,6 +1,6 @@
 """What the recomputation of gradients finds in a sharded job, and what it costs.
 
-    python -m benchmarks.verification [--steps 40] [--flips 20]
+    python -m benchmarks.verification [--steps 20] [--flips 20]
 
 Four ranks of this machine (gloo, CPU), weights sharded over all of them (ZeRO 3). First bits of
 gradients are flipped, each drawn: parameter, element, bit, rank and micro-batch. Then a larger
@@ -29,7 +29,7 @@ from tests.train.verified_steps import (
 )
 
 RANKS, SEED, WARM_STEPS = 4, 7, 4
-LARGER = {"dim": 256, "layers": 4, "heads": 4, "ffn": 1024, "vocab": 4096}
+LARGER = {"dim": 128, "layers": 4, "heads": 4, "ffn": 512, "vocab": 1024}
 
 
 def flip(flips: int) -> Flips:
@@ -63,7 +63,7 @@ def timed_steps(steps: int) -> tuple[list[float], list[float]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40, help="timed, of each kind")
+    parser.add_argument("--steps", type=int, default=20, help="timed, of each kind")
     parser.add_argument("--flips", type=int, default=20)
     options = parser.parse_args()
     made: Flips = run_ranks(RANKS, flip, options.flips)[0]

@@ -14,6 +14,7 @@ import pytest
 
 from phalanx.testing.chaos.verdict import orphans
 from phalanx.testing.local_cluster import Commits, TrialCluster
+from phalanx.train import StepRecord, read_records
 from tests.control.jobs import (
     assert_same,
     first_samples,
@@ -160,6 +161,11 @@ def test_a_wrong_gradient_is_recomputed_and_its_node_leaves(
     assert states[culprit.name] == "quarantined"
     assert culprit.name not in cluster.job(job)["nodes"]
     ends_as_if_nothing_happened(cluster, job, tmp_path, expected)
+    folder = folder_of(tmp_path, job)
+    records = list(read_records(folder / "metrics" / "steps.jsonl", StepRecord))
+    assert all(0 < each.parts.verification < each.step_seconds for each in records)
+    report = json.loads((folder / "exit_info.json").read_text())
+    assert 0 < report["details"]["verifications"] < 60  # since the last start
 
 
 PAIR = ("parallel.data=2", "parallel.pipeline=1", "parallel.zero=0")
