@@ -149,7 +149,7 @@ class RecoveryPolicy(PolicySection, frozen=True):
     """Which ways out of a failure a site allows."""
 
     # predicted: the way that is expected to lose least GPU time. fixed: the first that there is of
-    # in place, swap, shrink and requeue, for comparison.
+    # in place (unless the node failed lately), swap, shrink and requeue, for comparison.
     order: Literal["predicted", "fixed"] = "predicted"
     in_place: bool = True  # workers restart where they are
     swap: bool = True  # another node takes the slot

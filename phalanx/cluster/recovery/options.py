@@ -36,6 +36,7 @@ from phalanx.cluster.recovery.prices import (
     slower_gpu_ns,
     step_ns,
     through_ns,
+    times_failed,
     to_come_gpu_ns,
 )
 
@@ -78,7 +79,9 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
     allowed = ctx.policy.recovery
     ways: list[Option] = []
     missing_by_ns: int | None = 0
-    if allowed.in_place and not must:
+    # A fixed ladder goes on to its next rung where the first did not help.
+    again = allowed.order == "fixed" and any(times_failed(ctx, node) > 1 for node in may)
+    if allowed.in_place and not must and not again:
         ways.append(_in_place(ctx, job, may))
     for gone in dict.fromkeys(((*must, *may), must)):
         if not gone:

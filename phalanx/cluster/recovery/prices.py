@@ -159,7 +159,11 @@ def _copied(ctx: Context, job: Job, slots: tuple[int, ...] | range) -> bool:
 
 def recur_ppm(ctx: Context, node: int, cause: str) -> int:
     """Chance that a node fails at once again: every time that it did halves the hope."""
-    since = ctx.now_ns - ctx.policy.health.strike_window_ns
-    times = sum(at > since for at, _ in ctx.health.incidents.get(node, ()))
     hope = MILLION - Cause.of(cause).recur_ppm
-    return MILLION - (hope >> max(0, times - 1))
+    return MILLION - (hope >> max(0, times_failed(ctx, node) - 1))
+
+
+def times_failed(ctx: Context, node: int) -> int:
+    """How often a node failed lately, this time included."""
+    since = ctx.now_ns - ctx.policy.health.strike_window_ns
+    return sum(at > since for at, _ in ctx.health.incidents.get(node, ()))

@@ -210,7 +210,7 @@ class PolicyPart(Section, frozen=True, kw_only=True):
 
     order: Literal["predicted", "fixed"] = "predicted"
     """How a way out of a failure is chosen: the one that is predicted to lose least, or the first
-    that there is of in place, swap, shrink and requeue."""
+    that there is of in place (unless the node failed lately), swap, shrink and requeue."""
     swap: bool = True
     """Replace a node by a spare."""
     in_place: bool = True

@@ -110,6 +110,20 @@ def test_the_fixed_order_takes_the_first_rung_that_there_is():
     assert suspected == {"predicted": "swap", "fixed": "in_place"}
 
 
+def test_the_fixed_order_swaps_a_node_that_fails_again():
+    drive = Drive(8, Policy(recovery=RecoveryPolicy(order="fixed")))
+    job = drive.running(spares=1)
+    node = job.placement.nodes[1]
+    rungs = []
+    for _ in range(2):
+        generation = job.generation
+        drive.tell(WorkerExited(job=job.id, generation=generation, node=node, rank=8, cause="nic"))
+        drive.settle(job)
+        rungs.append(drive.last_form().reason.facts["rung"])
+        drive.run(job)
+    assert rungs == ["in_place", "swap"]
+
+
 def test_the_fixed_order_goes_down_the_ladder():
     drive = Drive(8, Policy(recovery=RecoveryPolicy(order="fixed")))
     job = drive.running(gang=WIDE)
