@@ -3,10 +3,10 @@
     python -m benchmarks.recovery_choice
 
 Every scenario is played twice with the same faults: once the core takes the way out that it
-predicts to lose the least GPU time, once the first that there is of in place (unless the node failed
-lately), swap, shrink and requeue. Effective time is the share of all GPU time, spares and waiting
-included, that went into steps that are kept. What a decision takes is measured on the gang of 98,304
-GPUs, by a core that has seen a few.
+predicts to lose the least GPU time, once the first that there is of in place (unless the node
+failed lately), swap, shrink and requeue. Effective time is the share of all GPU time, spares and
+waiting included, that went into steps that are kept. What a decision takes is measured on the gang
+of 98,304 GPUs, by a core that has seen a few.
 """
 
 from __future__ import annotations
