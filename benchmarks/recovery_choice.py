@@ -28,17 +28,13 @@ from proof.report import report
 
 # Jobs on parts of a node have nothing to choose: they start again where they are, or elsewhere.
 WHOLE_NODES = ("workload.least_gpus=8",)
+FULL = ("workload.utilisation=1.2", "fleet.spare_nodes=0")
 # Name, scenario, what is changed of it, seeds: at least 200 incidents each.
 FLEETS = (
     ("98,304 GPUs", "100k-1t", ("days=3",), 2),
     ("98,304 GPUs, no spares", "100k-1t", ("days=3", "fleet.spare_nodes=0"), 2),
-    ("2,048 GPUs, many jobs", "multi-tenant", WHOLE_NODES, 8),
-    (
-        "2,048 GPUs, many jobs, no spares",
-        "multi-tenant",
-        (*WHOLE_NODES, "fleet.spare_nodes=0"),
-        8,
-    ),
+    ("2,048 GPUs, many jobs", "multi-tenant", WHOLE_NODES, 9),
+    ("2,048 GPUs, more jobs than room, no spares", "multi-tenant", (*WHOLE_NODES, *FULL), 9),
 )
 LOST_TOGETHER = (1, 4, 32)  # nodes: one, a rack, a leaf
 DECISIONS = 20  # of each size
