@@ -5,7 +5,7 @@ import { dollars, percent, short, span, whole } from "./format.js";
 
 const NUMBERS = [
   ["gpus", "GPUs", 1], ["parallel.tensor", "Tensor", 1], ["parallel.pipeline", "Pipeline", 1], ["train.micro_batch", "Micro-batch", 1],
-  ["interval_seconds", "Checkpoint every, s", 1], ["spares", "Spare nodes", 0],
+  ["interval_seconds", "Save every, s", 1], ["spares", "Spare nodes", 0],
 ];
 const PRECISIONS = ["float32", "float16", "bfloat16", "fp8"];
 const between = (range, show) => [show(range.mid), h("small", { class: "muted" }, ` ${show(range.low)} to ${show(range.high)}`)];
@@ -29,8 +29,8 @@ export class WhatIf {
     this.answer = table(["", "now", "then"]);
     this.answer.hidden = true;
     const inputs = [...NUMBERS.map(([key, label]) => h("label", {}, label, this.fields[key])), h("label", {}, "Precision", this.precision)];
-    this.node = h("form", { class: "sliders", onsubmit: (event) => { event.preventDefault(); this.ask(false); } },
-      h("div", { class: "three" }, inputs), h("div", { class: "bar" }, this.asks, this.best, this.apply), this.said, this.answer);
+    this.node = h("form", { class: "sliders whatif", onsubmit: (event) => { event.preventDefault(); this.ask(false); } },
+      h("div", { class: "asked" }, inputs), h("div", { class: "bar" }, this.asks, this.best, this.apply), this.said, this.answer);
   }
 
   body(search) {
