@@ -26,6 +26,7 @@ from phalanx.hardware.probe.site_file import parse_site, site_facts
 from tests.hardware.probe.test_parsers import RECORDED
 
 H100, TRAY, A100, CPU = "h100-4-rails", "gb200-nvl72-tray", "a100-pcie", "cpu-only"
+H200 = "h200-virtual"  # captured, not written
 
 
 class Broken(RecordedReader):
@@ -85,6 +86,20 @@ def test_two_cards_on_one_switch_are_one_rail() -> None:
         "mlx5_0": (0, 1, 2, 3),
         "mlx5_1": (4, 5, 6, 7),
     }
+
+
+def test_a_captured_virtual_machine_says_what_it_has() -> None:
+    found = described(H200)
+    assert said(found, "kind") == ("h200", "catalogue")
+    assert said(found, "gpu_count") == (1, "nvidia-smi")
+    assert said(found, "driver") == ("580.159.04", "nvidia-smi")
+    assert said(found, "nccl") == ("2.28.3", "sysfs")
+    assert said(found, "power_limit_watts") == (700, "nvidia-smi")
+    (gpu,) = found.gpus
+    assert gpu.nvlinks == 0 and gpu.nics == ()
+    # Its one card is virtual and has no rate: no rail follows from it.
+    assert said(found, "rails") is None and said(found, "leaf") is None
+    assert found.unread == ("lldpctl: not there",) and found.warnings == ()
 
 
 def test_a_machine_without_gpus_lacks_nothing() -> None:
@@ -222,7 +237,7 @@ def test_programs_that_fail_are_told_with_their_last_line(
         MachineReader().text(str(tmp_path))
 
 
-@pytest.mark.parametrize("tree", [H100, TRAY, A100, CPU])
+@pytest.mark.parametrize("tree", [H100, TRAY, A100, CPU, H200])
 def test_a_recording_of_a_recording_is_the_same_machine(tree: str, tmp_path: Path) -> None:
     recorder = HardwareRecorder(RecordedReader(RECORDED / tree), tmp_path)
     first = describe(recorder, Known())
