@@ -11,7 +11,7 @@ from msgspec import Struct
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import Node, bad_node
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
+from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec, SpecChange
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Notify, Refuse
 from phalanx.cluster.protocol.events import (
@@ -249,6 +249,10 @@ class Wild:
                 time_limit_ns=rng.choice(NUMBERS),
                 budget_gpu_seconds=rng.choice(NUMBERS),
             )
+        if hint is SpecChange:
+            spec = self.struct(JobSpec)
+            assert isinstance(spec, JobSpec)
+            return SpecChange(spec=spec, settings=(rng.choice(TEXTS),), by=rng.choice(TEXTS))
         return ()  # steps of a workflow
 
 

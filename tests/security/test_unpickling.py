@@ -33,6 +33,7 @@ ALLOWED = {
     },
     "checkpoint/ranks.py": {"all_gather_object": RANKS},
     "train/report/gaps.py": {"gather_object": RANKS},
+    "train/optim/verification.py": {"broadcast_object_list": RANKS},
     "train/rank/local_orders.py": {"all_gather_object": RANKS, "broadcast_object_list": RANKS},
 }
 

@@ -69,7 +69,7 @@ async def carry_out(call: Call, change: JobChange) -> t.Done:
 def wanted_replicas(job: Job, asked: t.Replicas) -> int:
     """The replicas of a job that are asked for, as such or as GPUs."""
     if bool(asked.replicas) == bool(asked.gpus):
-        raise ApiError(400, "bad_request", "say either replicas or gpus")
+        raise ApiError(409, "contradiction", "say either replicas or gpus")
     each = job.spec.gang.replica_ranks
     if asked.gpus % each:
         text = f"a replica of job {job.id} has {each} GPUs: {asked.gpus} are not whole replicas"
