@@ -3,7 +3,7 @@
     python -m benchmarks.what_if
     python -m benchmarks.what_if --only-speed        # how soon a 16,384-GPU job has its answer
 
-A small job trains on a local cluster of two nodes, a core each. For each change in turn the server
+A small job trains on a local cluster: one node, two ranks, a core each. For each change the server
 is asked what it would make of the job as it runs then; the change is carried out at a step
 boundary, and when enough steps of it are made, their median is the measured step. It is inside when
 it lies in the 80 % interval of the answer. Steps are counted over all changes: none may be missing,
@@ -172,7 +172,7 @@ def carried_out(steps: int) -> tuple[list[Trial], int]:
     with tempfile.TemporaryDirectory(prefix="phalanx-what-if-") as folder:
         root = Path(folder)
         (root / "job.toml").write_text(JOB)
-        with TrialCluster(root, nodes=2, gpus_per_node=1) as trial:
+        with TrialCluster(root, nodes=1, gpus_per_node=2) as trial:
             job = ChangedJob(trial, trial.submit(str(root / "job.toml")), steps)
             job.wait_steps(1)
             trials = []
