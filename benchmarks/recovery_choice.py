@@ -4,9 +4,9 @@
 
 Every scenario is played twice with the same faults: once the core takes the way out that it
 predicts to lose the least GPU time, once the first that there is of in place (unless the node
-failed lately), swap, shrink and requeue. Effective time is the share of all GPU time, spares and
-waiting included, that went into steps that are kept. What a decision takes is measured on the gang
-of 98,304 GPUs, by a core that has seen a few.
+failed lately), swap, shrink and requeue. Effective time is the share of all GPU time, waiting
+included, that went into steps that are kept. What a decision takes is measured on the gang of
+98,304 GPUs, by a core that has seen a few.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from phalanx.cluster.recovery.options import ways_without
 from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import played, run_seed
 from phalanx.simulate.scenario.load import load_scenario
+from phalanx.simulate.scenario.scenario import Scenario
 from proof.report import report
 
 # Jobs on parts of a node have nothing to choose: they start again where they are, or elsewhere.
@@ -31,8 +32,8 @@ WHOLE_NODES = ("workload.least_gpus=8",)
 FULL = ("workload.utilisation=1.2", "fleet.spare_nodes=0")
 # Name, scenario, what is changed of it, seeds: at least 200 incidents each.
 FLEETS = (
-    ("98,304 GPUs", "100k-1t", ("days=3",), 2),
-    ("98,304 GPUs, no spares", "100k-1t", ("days=3", "fleet.spare_nodes=0"), 2),
+    ("98,304 GPUs", "100k-1t", ("days=3",), 4),
+    ("98,304 GPUs, no spares", "100k-1t", ("days=3", "fleet.spare_nodes=0"), 4),
     ("2,048 GPUs, many jobs", "multi-tenant", WHOLE_NODES, 9),
     ("2,048 GPUs, more jobs than room, no spares", "multi-tenant", (*WHOLE_NODES, *FULL), 9),
 )
@@ -40,21 +41,29 @@ LOST_TOGETHER = (1, 4, 32)  # nodes: one, a rack, a leaf
 DECISIONS = 20  # of each size
 
 
-def effective(result: SeedResult) -> float:
-    """Share of all GPU time that went into kept steps."""
+def effective(scenario: Scenario, result: SeedResult) -> float:
+    """Share of all GPU time that went into kept steps.
+
+    Steps of a gang that has shrunk take longer: those of one job count what they would have taken.
+    """
+    if scenario.workload.kind == "one-job":
+        return result.steps * scenario.job.step_seconds / (result.days * 86400)
     return sum(result.buckets.get(name, 0.0) for name in TRAINING)
 
 
 def compared(name: str, scenario: str, changes: tuple[str, ...], seeds: int) -> dict[str, Any]:
     """One fleet under both orders."""
-    orders = {
-        order: [
-            run_seed(load_scenario(scenario, [*changes, f"policy.order={order}"]), seed)
-            for seed in range(seeds)
-        ]
+    asked = {
+        order: load_scenario(scenario, [*changes, f"policy.order={order}"])
         for order in ("predicted", "fixed")
     }
-    shares = {order: [effective(one) for one in results] for order, results in orders.items()}
+    orders = {
+        order: [run_seed(world, seed) for seed in range(seeds)] for order, world in asked.items()
+    }
+    shares = {
+        order: [effective(asked[order], one) for one in results]
+        for order, results in orders.items()
+    }
     gains = [mine / other - 1 for mine, other in zip(*shares.values(), strict=True)]
     return {
         "fleet": name,
