@@ -21,14 +21,14 @@ def steps_made(root: Path, name: str) -> list[StepRecord]:
 
 
 def runs_again(cluster: TrialCluster, job: int, generation: int) -> dict[str, Any]:
-    """The job once it makes steps in a later generation."""
+    """The job once a step of a later generation is on record."""
 
     def made() -> bool:
         shown = cluster.job(job)
-        later = shown["generation"] > generation and shown["state"] == "running"
-        return later and shown["step"] > stopped
+        if shown["generation"] <= generation or shown["state"] != "running":
+            return False
+        return steps_made(cluster.root, shown["name"])[-1].generation > generation
 
-    stopped = cluster.job(job)["step"]
     cluster.wait(made, "the changed job to run", 120)
     return cluster.job(job)
 

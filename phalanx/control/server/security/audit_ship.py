@@ -37,7 +37,7 @@ class Shipper:
         self.name = name
         self.sent = self.lost = 0
         self._send, self._pause_seconds = send, pause_seconds
-        self._unsaid = 0
+        self._said = 0  # of the lost lines
         self._waiting: queue.Queue[bytes] = queue.Queue(MOST_WAITING)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
@@ -49,7 +49,6 @@ class Shipper:
             self._waiting.put_nowait(line.rstrip(b"\n"))
         except queue.Full:
             self.lost += 1
-            self._unsaid += 1
 
     def close(self, seconds: float = 2.0) -> None:
         """Sends what waits, if that is quick."""
@@ -69,8 +68,8 @@ class Shipper:
             return []
         while len(lines) < MOST_AT_ONCE and not self._waiting.empty():
             lines.append(self._waiting.get_nowait())
-        missed, self._unsaid = self._unsaid, 0
-        if missed:
+        if missed := self.lost - self._said:
+            self._said += missed
             lines.append(
                 f'{{"action":"audit","detail":"{missed} lines were not shipped"}}'.encode()
             )
