@@ -6,6 +6,7 @@ A frame that goes to many agents is decoded once. Heartbeats are spread evenly o
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import struct
 import time
@@ -190,7 +191,8 @@ class LoadFleet:
     def key(self, index: int) -> NodeKey:
         found = self._keys.get(index)
         if found is None:
-            found = self._keys[index] = NodeKey(index.to_bytes(32, "big"))
+            seed = hashlib.sha256(index.to_bytes(4, "big")).digest()
+            found = self._keys[index] = NodeKey(seed)
         return found
 
     def decode(self, data: bytes) -> object:

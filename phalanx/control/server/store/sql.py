@@ -30,6 +30,7 @@ from phalanx.control.server.store.session import DatabaseSession, SqlSession
 logger = logging.getLogger("phalanx.server")
 
 SNAPSHOTS_KEPT = 2  # the one before the newest is there should that one be damaged
+MOST_ASKED = 500  # tokens of one question
 
 
 class SqlLog(SqlSession):
@@ -216,18 +217,22 @@ class SqlLog(SqlSession):
     def put_tokens(self, records: Mapping[str, bytes]) -> None:
         """Keep records of tokens by their ids: all of them, or none."""
         rows = [(token, record, seal("token", token, record)) for token, record in records.items()]
-        known = self._own("SELECT seal FROM tokens WHERE id = ?")
+        ids = list(records)
         with self._changing_keys:
-            before = [row[0] for token in records for row in self._read(known, (token,))]
+            before: list[bytes] = []
+            for first in range(0, len(ids), MOST_ASKED):
+                asked = ids[first : first + MOST_ASKED]
+                marks = ", ".join("?" * len(asked))
+                known = self._own(f"SELECT seal FROM tokens WHERE id IN ({marks})")
+                before += [row[0] for row in self._read(known, tuple(asked))]
             with self._keys_become(*(row[2] for row in rows), *before) as session:
-                for row in rows:
-                    session.execute(
-                        self._own(
-                            "INSERT INTO tokens VALUES (?, ?, ?) ON CONFLICT (id) "
-                            "DO UPDATE SET record = excluded.record, seal = excluded.seal"
-                        ),
-                        row,
-                    )
+                session.executemany(
+                    self._own(
+                        "INSERT INTO tokens VALUES (?, ?, ?) ON CONFLICT (id) "
+                        "DO UPDATE SET record = excluded.record, seal = excluded.seal"
+                    ),
+                    rows,
+                )
 
     def drop_token(self, token: str) -> None:
         """Forget a token."""
