@@ -13,7 +13,7 @@ from typing import Protocol
 
 PROGRAM_SECONDS = 10.0  # without persistence mode nvidia-smi has to start the driver first
 END_SECONDS = 0.2  # for a killed program to go; one that hangs in the kernel is left there
-MOST_BYTES = 4 << 20
+MOST_BYTES, PIECE_BYTES = 4 << 20, 64 << 10
 
 
 class ReadError(Exception):
@@ -87,8 +87,12 @@ class MachineReader:
     def text(self, path: str) -> str:
         """What a file has."""
         try:
-            with Path(path).open("rb") as file:
-                return file.read(MOST_BYTES).decode(errors="replace").strip()
+            with Path(path).open("rb", buffering=0) as file:
+                data = b""
+                # Files below /proc/sys refuse to be read in one large piece.
+                while len(data) < MOST_BYTES and (piece := file.read(PIECE_BYTES)):
+                    data += piece
+                return data.decode(errors="replace").strip()
         except (FileNotFoundError, NotADirectoryError):
             raise NotThereError(path) from None
         except OSError as error:

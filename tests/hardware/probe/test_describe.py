@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import time
 from pathlib import Path
@@ -296,3 +297,8 @@ def test_the_last_entry_that_says_a_thing_is_believed() -> None:
     """
     found = {fact.key: fact.value for fact in site_facts(parse_site(text, "site"), "n7")}
     assert found == {"leaf": "b", "features": "nvlink,ssd"}
+
+
+def test_settings_of_the_kernel_can_be_read() -> None:
+    """Files below /proc/sys refuse a read of several megabytes at once."""
+    assert MachineReader().text("/proc/sys/kernel/osrelease") == os.uname().release
