@@ -8,8 +8,18 @@ from msgspec import Struct
 
 from phalanx.cluster.causes import Cause
 
-Verdict = Literal["pass", "warn", "fail", "skip"]
+Verdict = Literal["pass", "warn", "fail", "skip", "unknown"]
+# critical: wrong numbers, or a job that does not run; high: a factor of some rate; medium: percents
+# of a step; low: now and then, or only with other trouble.
+Severity = Literal["critical", "high", "medium", "low"]
 Measured = dict[str, float | int | str]
+
+
+class MendStep(Struct, frozen=True):
+    """One command of a shell that mends something, and the one that takes it back."""
+
+    do: str
+    undo: str
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,6 +35,9 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     suggestion: str = ""
     cause: str = ""
     seconds: float = 0.0  # that the check took
+    severity: Severity | Literal[""] = ""
+    why: str = ""  # what it costs
+    steps: tuple[MendStep, ...] = ()
 
     def __str__(self) -> str:
         facts = ", ".join(f"{name} {plain(value)}" for name, value in self.measured.items())
@@ -38,7 +51,7 @@ class NodeReport(Struct, frozen=True, kw_only=True):
 
     node: str
     time_ns: int
-    depth: Literal["quick", "full"]
+    depth: Literal["quick", "settings", "full"]
     findings: list[Finding]
 
     @property

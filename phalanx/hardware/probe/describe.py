@@ -74,9 +74,7 @@ class Programs(Struct, frozen=True, kw_only=True):
 def describe(reader: Reader, known: Known) -> NodeDescription:
     """Everything that can be read of a machine, with what is known of it."""
     attempts = Attempts()
-    has_gpus = bool(listed(reader, "/dev", "nvidia[0-9]*")) or bool(
-        read(reader, "/proc/driver/nvidia/version")
-    )
+    has_gpus = bool(listed(reader, "/dev", "nvidia[0-9]*")) or bool(read(reader, nvidia_smi.DRIVER))
     with ThreadPoolExecutor(max_workers=8) as pool:
         ask = _asker(reader, pool)
         programs = Programs(

@@ -13,6 +13,7 @@ from phalanx.hardware.probe.reader import ReadError, number
 
 QUERY = ("nvidia-smi", "-q", "-x")
 NVLINK = ("nvidia-smi", "nvlink", "-s")
+DRIVER = "/proc/driver/nvidia/version"
 NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 
@@ -26,8 +27,8 @@ class SmiFacts(Struct, frozen=True, kw_only=True):
     cliques: int = 0  # in which its GPUs are: more than one is a fault
 
 
-def parse_query(text: str) -> SmiFacts:
-    """``nvidia-smi -q -x``; ReadError where it is something else."""
+def parse_root(text: str) -> ElementTree.Element:
+    """The tree of ``nvidia-smi -q -x``; ReadError where it is something else."""
     start = text.find("<nvidia_smi_log")
     try:
         root = ElementTree.fromstring(text[start:]) if start >= 0 else None
@@ -35,11 +36,17 @@ def parse_query(text: str) -> SmiFacts:
         raise ReadError(" ".join(QUERY), f"no XML of nvidia-smi: {error}") from None
     if root is None:
         raise ReadError(" ".join(QUERY), f"no XML of nvidia-smi: {text.strip()[:80]!r}")
+    return root
+
+
+def parse_query(text: str) -> SmiFacts:
+    """The facts of ``nvidia-smi -q -x``."""
+    root = parse_root(text)
     elements = root.findall("gpu")
     cliques = dict.fromkeys(filter(None, map(_clique, elements)))
     return SmiFacts(
-        driver=_text(root, "driver_version"),
-        cuda=_text(root, "cuda_version"),
+        driver=element_text(root, "driver_version"),
+        cuda=element_text(root, "cuda_version"),
         domain=next(iter(cliques), ""),
         gpus=tuple(_gpu(index, element) for index, element in enumerate(elements)),
         cliques=len(cliques),
@@ -65,25 +72,32 @@ def _gpu(index: int, element: ElementTree.Element) -> GpuDescription:
     power = element.find("power_readings") if power is None else power
     limit = ""
     if power is not None:
-        limit = _text(power, "current_power_limit") or _text(power, "power_limit")
+        limit = element_text(power, "current_power_limit") or element_text(power, "power_limit")
     return GpuDescription(
         index=index,
-        product=_text(element, "product_name"),
-        uuid=_text(element, "uuid"),
-        memory_bytes=number(_text(element, "fb_memory_usage/total")) << 20,
+        product=element_text(element, "product_name"),
+        uuid=element_text(element, "uuid"),
+        memory_bytes=number(element_text(element, "fb_memory_usage/total")) << 20,
         pci=short_pci(element.get("id", "")),
-        pcie_generation=number(_text(element, "pci/pci_gpu_link_info/pcie_gen/max_link_gen")),
-        pcie_lanes=number(_text(element, "pci/pci_gpu_link_info/link_widths/max_link_width")),
+        pcie_generation=number(
+            element_text(element, "pci/pci_gpu_link_info/pcie_gen/max_link_gen")
+        ),
+        pcie_lanes=number(
+            element_text(element, "pci/pci_gpu_link_info/link_widths/max_link_width")
+        ),
         power_limit_watts=number(limit),
-        firmware=_text(element, "vbios_version"),
-        fabric_state=_text(element, "fabric/state"),
+        firmware=element_text(element, "vbios_version"),
+        fabric_state=element_text(element, "fabric/state"),
     )
 
 
 def _clique(element: ElementTree.Element) -> str:
     """As GPU feature discovery writes it: "<cluster UUID>.<clique>"; "": there is no fabric."""
-    cluster, clique = _text(element, "fabric/clusterUuid"), _text(element, "fabric/cliqueId")
-    if _text(element, "fabric/state") != "Completed" or not cluster or cluster == NO_CLUSTER:
+    cluster, clique = (
+        element_text(element, "fabric/clusterUuid"),
+        element_text(element, "fabric/cliqueId"),
+    )
+    if element_text(element, "fabric/state") != "Completed" or not cluster or cluster == NO_CLUSTER:
         return ""
     return f"{cluster}.{clique}" if clique else cluster
 
@@ -94,7 +108,7 @@ def short_pci(address: str) -> str:
     return f"{domain[-4:]}:{rest}" if rest else ""
 
 
-def _text(element: ElementTree.Element, path: str) -> str:
+def element_text(element: ElementTree.Element, path: str) -> str:
     """An element's text; "" where it is missing or says that it says nothing."""
     text = (element.findtext(path) or "").strip()
     return "" if text in ("N/A", "[N/A]", "Not Supported", "Unknown Error") else text

@@ -1,0 +1,96 @@
+"""The script that mends what checks found: to be read, run only when asked, and undone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from shlex import quote
+from typing import Literal
+
+from phalanx.config import ConfigError
+from phalanx.doctor.finding import Finding, plain
+
+MARK = "# Written by `phalanx doctor node --fix-script`"
+NODE = "# Node: "
+HEAD = """\
+#!/bin/sh
+{mark}: read it first.
+{node}{name}
+#   sh FILE         changes the settings, until the next boot
+#   sh FILE undo    puts back what was there when this was written
+set -u
+failed=0
+step() {{
+    printf '+ %s\\n' "$1"
+    sh -c "$1" || {{ failed=1; printf 'this failed\\n' >&2; }}
+}}
+[ "$(id -u)" = 0 ] || printf 'not root: expect most of this to fail\\n' >&2
+"""
+TAIL = """\
+case "${1:-apply}" in
+    apply) apply ;;
+    undo) undo ;;
+    *) printf 'usage: sh FILE [apply|undo]\\n' >&2; exit 2 ;;
+esac
+exit "$failed"
+"""
+
+
+def fix_script(node: str, findings: Iterable[Finding]) -> str:
+    """A shell script for every finding that commands can mend; the others are told in comments."""
+    broken = [finding for finding in findings if finding.verdict in ("warn", "fail")]
+    mended = [finding for finding in broken if finding.steps]
+    lines = [HEAD.format(mark=MARK, node=NODE, name=_one_line(node))]
+    lines += ["apply() {", *(line for each in mended for line in _applied(each)), "    :", "}", ""]
+    lines += ["undo() {"]
+    for finding in reversed(mended):
+        lines += [f"    # {finding.check}"]
+        lines += [f"    step {quote(step.undo)}" for step in reversed(finding.steps)]
+    lines += ["    :", "}", ""]
+    by_hand = [finding for finding in broken if not finding.steps and finding.suggestion]
+    if by_hand:
+        lines += ["# By hand:", *(_comment(f"{f.check}: {f.suggestion}") for f in by_hand), ""]
+    return "\n".join([*lines, TAIL])
+
+
+def _applied(finding: Finding) -> list[str]:
+    facts = ", ".join(f"{name} {plain(value)}" for name, value in finding.measured.items())
+    return [
+        f"    {_comment(f'{finding.check} ({finding.severity}): {facts}')}",
+        f"    {_comment(f'expected {finding.expected}. {finding.why}')}",
+        *(f"    step {quote(step.do)}" for step in finding.steps),
+    ]
+
+
+def _comment(text: str) -> str:
+    return f"# {_one_line(text)}"
+
+
+def _one_line(text: str) -> str:
+    """What was read of a machine must not end a comment."""
+    return " ".join(text.split())
+
+
+def commands_of(script: Path, node: str, action: Literal["apply", "undo"]) -> list[str]:
+    """The commands that a script would run; ConfigError where it is none of this node's."""
+    try:
+        text = script.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError("script", str(script), why, "name a script of --fix-script") from None
+    made = re.search(rf"(?m)^{re.escape(NODE)}(.*)$", text)
+    if MARK not in text or made is None:
+        rule = "no script of `phalanx doctor node --fix-script`"
+        raise ConfigError("script", str(script), rule, "make one, and read it")
+    if made[1] != _one_line(node):
+        rule = f"was written on {made[1]}: it would put back that node's settings"
+        raise ConfigError("script", str(script), rule, "write one here")
+    body = re.search(rf"(?ms)^{action}\(\) \{{\n(.*?)^\}}", text)
+    return re.findall(r"(?m)^    step (.*)$", body[1]) if body else []
+
+
+def run_script(script: Path, action: Literal["apply", "undo"]) -> int:
+    """Run it; its exit code."""
+    return subprocess.run(["sh", str(script), action], check=False).returncode

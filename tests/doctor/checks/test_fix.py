@@ -1,0 +1,109 @@
+"""The script that mends: readable, runs only what it shows, and takes it back."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from phalanx.config import ConfigError
+from phalanx.doctor.checks.fix import commands_of, fix_script, run_script
+from phalanx.doctor.finding import Finding, MendStep
+
+
+def finding(check: str, *steps: MendStep, suggestion: str = "", fact: str = "x") -> Finding:
+    return Finding(
+        check=check,
+        verdict="warn",
+        measured={"value": fact},
+        expected="another",
+        suggestion=suggestion,
+        severity="low",
+        why="It costs.",
+        steps=steps,
+    )
+
+
+def written(folder: Path, *findings: Finding, node: str = "here") -> Path:
+    script = folder / "fix.sh"
+    script.write_text(fix_script(node, findings))
+    return script
+
+
+def test_what_is_applied_is_undone_in_the_other_order(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "it's two"
+    one.write_text("old\n")
+    two.write_text("before\n")
+    quoted = "'" + str(two).replace("'", "'\"'\"'") + "'"
+    script = written(
+        tmp_path,
+        finding("os.a", MendStep(f"echo new > {one}", f"echo old > {one}")),
+        finding(
+            "os.b",
+            MendStep(f"cat {one} > {quoted}", f"cat {one} > {quoted}.seen; echo before > {quoted}"),
+        ),
+    )
+    assert run_script(script, "apply") == 0
+    assert (one.read_text(), two.read_text()) == ("new\n", "new\n")
+    assert run_script(script, "undo") == 0
+    assert (one.read_text(), two.read_text()) == ("old\n", "before\n")
+    assert Path(f"{two}.seen").read_text() == "new\n"  # the last was undone first
+
+
+def test_a_command_that_fails_is_told_and_the_others_run(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    script = written(
+        tmp_path,
+        finding("os.a", MendStep("false", "true")),
+        finding("os.b", MendStep(f"touch {made}", "true")),
+    )
+    assert run_script(script, "apply") == 1
+    assert made.exists()
+    assert run_script(script, "undo") == 0
+
+
+def test_nothing_runs_for_what_only_a_person_can_mend(tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        finding("os.a", suggestion="boot again"),
+        finding("os.good").__class__(check="os.good", verdict="pass"),
+    )
+    assert commands_of(script, "here", "apply") == []
+    text = script.read_text()
+    assert "# os.a: boot again" in text and "os.good" not in text
+    assert run_script(script, "apply") == 0
+
+
+def test_what_was_read_of_a_machine_cannot_leave_its_comment(tmp_path: Path) -> None:
+    hostile = finding("os.a", MendStep("true", "true"), fact=f"x\ntouch {tmp_path}/owned\n#")
+    script = written(tmp_path, hostile, finding("os.b", suggestion=f"y\ntouch {tmp_path}/owned"))
+    assert run_script(script, "apply") == 0
+    assert not (tmp_path / "owned").exists()
+
+
+def test_the_commands_are_listed_before_they_run(tmp_path: Path) -> None:
+    script = written(tmp_path, finding("os.a", MendStep("echo 1 > /x", "echo 0 > /x")))
+    assert commands_of(script, "here", "apply") == ["'echo 1 > /x'"]
+    assert commands_of(script, "here", "undo") == ["'echo 0 > /x'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [("#!/bin/sh\nrm -rf x\n", "no script"), (fix_script("there", []), "written on there")],
+)
+def test_scripts_of_others_are_refused(tmp_path: Path, text: str, rule: str) -> None:
+    script = tmp_path / "fix.sh"
+    script.write_text(text)
+    with pytest.raises(ConfigError, match=rule):
+        commands_of(script, "here", "apply")
+    with pytest.raises(ConfigError, match="No such file"):
+        commands_of(tmp_path / "none.sh", "here", "apply")
+
+
+def test_a_script_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    script = written(tmp_path)
+    done = subprocess.run(
+        ["sh", str(script), "repair"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "usage" in done.stderr
