@@ -13,8 +13,10 @@ from phalanx.cluster.causes import Cause
 from phalanx.doctor.collective import GLOO_RANKS, check_collective
 from phalanx.doctor.compute import check_product, check_repeats, devices
 from phalanx.doctor.finding import Finding, NodeReport
+from phalanx.doctor.gemm import check_gemm, judge_gemm
 from phalanx.doctor.gpus import check_gpus, read_gpus
 from phalanx.doctor.memory import check_memory
+from phalanx.doctor.rates import StorageNeeds, check_files, check_rates, check_store
 from phalanx.doctor.storage import check_disk, check_mounts
 from phalanx.doctor.system import check_clock, check_limits, read_clock
 
@@ -29,6 +31,9 @@ class CheckOptions(Struct, frozen=True, kw_only=True):
     gpus: int = 0  # that must be there
     skew_seconds: float | None = None  # of its clock, ahead of the server's
     inject: tuple[str, ...] = ()  # checks that shall fail: a drill
+    needs: StorageNeeds = StorageNeeds()
+    data: Path | None = None  # a folder of data whose files are looked at
+    store: str = ""  # an object store that must answer
 
 
 Check = Callable[[CheckOptions], Iterable[Finding]]
@@ -56,6 +61,36 @@ def _memory(options: CheckOptions) -> Iterator[Finding]:
     if not options.quick:
         for device in devices():
             yield from check_memory(device)
+
+
+def _gemm(options: CheckOptions) -> Iterator[Finding]:
+    if options.quick:
+        return
+    from phalanx.hardware import lookup
+
+    rates, peaks = {}, {}
+    for device in devices():
+        rates[device] = check_gemm(device)
+        if device.startswith("cuda"):
+            import torch
+
+            known = lookup(torch.cuda.get_device_name(device))
+            peaks[device] = known.peak_flops if known else {}
+    yield from judge_gemm(rates, peaks)
+
+
+def _rates(options: CheckOptions) -> Iterator[Finding]:
+    yield check_rates(options.folder, options.needs)
+
+
+def _files(options: CheckOptions) -> Iterator[Finding]:
+    if options.data is not None:
+        yield check_files(options.data)
+
+
+def _store(options: CheckOptions) -> Iterator[Finding]:
+    if options.store:
+        yield check_store(options.store)
 
 
 def _disk(options: CheckOptions) -> Iterator[Finding]:
@@ -88,12 +123,18 @@ CHECKS: dict[str, Check] = {
     "clock": _clock,
     "limits": _limits,
     "gpu": _gpus,
+    "gemm": _gemm,
+    "rates": _rates,
+    "files": _files,
+    "store": _store,
 }
+# What an agent runs when it joins and when its node is suspected.
+AGENT_CHECKS = ("collective", "matmul", "memory", "disk", "mounts", "clock", "limits", "gpu")
 
 
 def check_node(
     options: CheckOptions,
-    checks: Iterable[str] = tuple(CHECKS),
+    checks: Iterable[str] = AGENT_CHECKS,
     say: Callable[[Finding], None] = lambda _: None,
 ) -> NodeReport:
     """Run checks by name; ``say`` hears of each finding as it is made."""

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from phalanx.cluster.causes import Cause
-from phalanx.doctor.finding import Finding
+from phalanx.doctor.finding import Finding, Measured
 
 QUICK_BYTES, FULL_BYTES = 1 << 20, 64 << 20
 WARN_FREE_SHARE, FAIL_FREE_BYTES = 0.05, 256 << 20
@@ -35,7 +35,7 @@ def check_disk(folder: Path, *, quick: bool) -> Finding:
     size = QUICK_BYTES if quick else FULL_BYTES
     name = f"disk {folder}"
     try:
-        measured, same = _round_trip(folder, size)
+        measured, same = round_trip(folder, size)
         disk = os.statvfs(folder)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -71,7 +71,8 @@ def check_disk(folder: Path, *, quick: bool) -> Finding:
     )
 
 
-def _round_trip(folder: Path, size: int) -> tuple[dict[str, float | int | str], bool]:
+def round_trip(folder: Path, size: int) -> tuple[Measured, bool]:
+    """Rates of writing and reading a file, and whether the same bytes came back."""
     data = secrets.token_bytes(1 << 20) * (size >> 20)
     path = folder / f".doctor-{os.getpid()}"
     try:

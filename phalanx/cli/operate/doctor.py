@@ -1,23 +1,30 @@
-"""``phalanx doctor``: whether a node is fit for work."""
+"""``phalanx doctor``: whether a node is fit for work, and what would make it faster."""
 
 from __future__ import annotations
 
+import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json
-from phalanx.cli.output import print_json
+from phalanx.cli.output import exit_on_config_error, print_json
 
 if TYPE_CHECKING:
-    from phalanx.doctor import Finding
+    from phalanx.doctor import Finding, NodeReport
+    from phalanx.doctor.examine import Request
 
 app = typer.Typer(no_args_is_help=True, help="Check a node, with evidence.")
 
-COLOURS = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}
+COLOURS = {"pass": "green", "warn": "yellow", "fail": "red", "unknown": "cyan", "skip": "dim"}
 UNFIT = 1  # exit code
+
+Script = Annotated[Path, typer.Argument(metavar="FIX.sh", help="A script of --fix-script.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @app.callback()
@@ -25,60 +32,168 @@ def group() -> None:
     """Check a node, with evidence."""
 
 
-@app.command()
-def node(
+@dataclass(frozen=True, kw_only=True)
+class NodeCommand:
+    """What ``phalanx doctor node`` is asked for."""
+
     quick: Annotated[
         bool, typer.Option("--quick", help="What an agent checks when it joins: a second.")
-    ] = False,
+    ] = False
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Measure too: products, memory, collectives, storage.")
+    ] = False
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="CHECK", help="This check (repeatable).")
-    ] = None,
+        list[str] | None,
+        typer.Option("--only", metavar="CHECK", help="This check, such as os.thp (repeatable)."),
+    ] = None
+    group: Annotated[
+        list[str] | None,
+        typer.Option(help="Checks of os, gpu, network, storage or compute (repeatable)."),
+    ] = None
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(help="metal, vm, cloud, container (repeatable; default: as it looks)."),
+    ] = None
     folder: Annotated[
-        Path | None, typer.Option(help="On the disk to test (default: here).")
-    ] = None,
+        Path | None,
+        typer.Option(help="Where a job would work, on the disk to test (default: here)."),
+    ] = None
     mount: Annotated[
         list[Path] | None, typer.Option("--mount", help="A folder that must answer (repeatable).")
-    ] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs that must be there.")] = 0,
+    ] = None
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs that must be there.")] = 0
+    need: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT=RATE",
+            help="What a job needs of storage: read or write in MB/s, files a second.",
+        ),
+    ] = None
+    data: Annotated[
+        Path | None, typer.Option(help="A folder of data, looked through for small files.")
+    ] = None
+    store: Annotated[str, typer.Option(help="An object store (s3://…) that must answer.")] = ""
+    hardware: Annotated[
+        Path | None, typer.Option(help="Folder of recorded evidence, read instead of this machine.")
+    ] = None
+    record: Annotated[
+        Path | None, typer.Option(help="Folder to record the evidence of settings into.")
+    ] = None
     inject: Annotated[
         list[str] | None, typer.Option(help="Let this check fail, to see what happens then.")
-    ] = None,
+    ] = None
+
+
+@app.command()
+@takes_options
+def node(
+    command: NodeCommand,
+    fix_script: Annotated[
+        bool,
+        typer.Option("--fix-script", help="Print a script that mends what it can; change nothing."),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Check this node: numbers, memory, collectives, disk, mounts, clock, limits, GPUs.
+    """Check this node: settings of OS, GPUs, network and storage; with --deep what it can do.
 
-    Exit code 0: fit for work (warnings included), 1: something failed.
+    Nothing is changed. Exit code 0: fit for work (warnings included), 1: something failed.
     """
     from phalanx.train.rank.threads import keep_single_threaded
 
+    environment = dict(os.environ)
     keep_single_threaded()  # the collective's ranks are forked
-    from phalanx.doctor import CHECKS, CheckOptions, check_node
-    from phalanx.doctor.node import default_folder
+    from phalanx.doctor.checks.fix import fix_script as script_of
+    from phalanx.doctor.examine import examine
 
-    for name in (*(only or ()), *(inject or ())):
-        if name not in CHECKS:
-            raise typer.BadParameter(f"{name!r} is no check: one of {', '.join(CHECKS)}")
-    folder = folder or default_folder()
-    if not folder.is_dir():
-        raise typer.BadParameter(f"{folder} is no folder")
-    options = CheckOptions(
-        node=socket.gethostname(),
-        folder=folder.absolute(),
-        quick=quick,
-        mounts=tuple(mount or ()),
-        gpus=gpus,
-        inject=tuple(inject or ()),
-    )
-    report = check_node(options, only or list(CHECKS), (lambda _: None) if json else _show)
+    with exit_on_config_error():
+        request = _request(command, environment)
+        report = examine(request, (lambda _: None) if json or fix_script else _show)
+    if fix_script:
+        print(script_of(report.node, report.findings), end="")
+        return
     if json:
         print_json(report)
     else:
-        counts = ", ".join(
-            f"{sum(f.verdict == kind for f in report.findings)} {kind}" for kind in COLOURS
-        )
-        print(f"\n{options.node}: {'fit for work' if report.passed else 'NOT fit'} ({counts})")
+        _show_total(report)
     if not report.passed:
         raise typer.Exit(UNFIT)
+
+
+def _request(command: NodeCommand, environment: dict[str, str]) -> Request:
+    from phalanx.doctor import CHECKS, CheckOptions
+    from phalanx.doctor.checks.run import Source
+    from phalanx.doctor.examine import Request
+    from phalanx.doctor.node import default_folder
+    from phalanx.doctor.selection import profiles_named, select, storage_needs
+
+    for name in command.inject or ():
+        if name not in CHECKS:
+            raise typer.BadParameter(f"{name!r} is no measurement: one of {', '.join(CHECKS)}")
+    implied = {
+        "gpu": command.gpus,
+        "rates": command.need,
+        "files": command.data,
+        "store": command.store,
+    }
+    selection = select(
+        command.only or (),
+        command.group or (),
+        quick=command.quick,
+        deep=command.deep,
+        also=[*(command.inject or ()), *(name for name, asked in implied.items() if asked)],
+    )
+    folder = (command.folder or default_folder()).absolute()
+    for path in (folder, command.data):
+        if path is not None and not path.is_dir():
+            raise typer.BadParameter(f"{path} is no folder")
+    return Request(
+        selection=selection,
+        options=CheckOptions(
+            node=f"recorded {command.hardware.name}" if command.hardware else socket.gethostname(),
+            folder=folder,
+            quick=selection.short,
+            mounts=tuple(command.mount or ()),
+            gpus=command.gpus,
+            inject=tuple(command.inject or ()),
+            needs=storage_needs(command.need or ()),
+            data=command.data,
+            store=command.store,
+        ),
+        source=Source(
+            folder=folder,
+            environment=environment,
+            recorded=command.hardware,
+            record=command.record,
+        ),
+        profiles=profiles_named(command.profile or ()),
+    )
+
+
+@app.command()
+def apply(script: Script, yes: Yes = False) -> None:
+    """Run a script of --fix-script, after asking. `phalanx doctor undo` takes it back."""
+    _run(script, "apply", yes=yes)
+
+
+@app.command()
+def undo(script: Script, yes: Yes = False) -> None:
+    """Put back what was set before a script of --fix-script ran, after asking."""
+    _run(script, "undo", yes=yes)
+
+
+def _run(script: Path, action: Literal["apply", "undo"], *, yes: bool) -> None:
+    from phalanx.doctor.checks.fix import commands_of, run_script
+
+    with exit_on_config_error():
+        commands = commands_of(script, socket.gethostname(), action)
+    if not commands:
+        print("nothing to run")
+        return
+    for line in commands:
+        print(f"  {line}")
+    if not yes:
+        typer.confirm(f"Run these {len(commands)} commands on this node?", abort=True)
+    raise typer.Exit(run_script(script, action))
 
 
 def _show(finding: Finding) -> None:
@@ -87,12 +202,29 @@ def _show(finding: Finding) -> None:
 
     from phalanx.doctor.finding import plain
 
+    if finding.verdict == "skip" and "." in finding.check:
+        return  # a setting that this machine does not have
     facts = ", ".join(f"{name} {plain(value)}" for name, value in finding.measured.items())
     colour, console = COLOURS[finding.verdict], Console(soft_wrap=True, highlight=False)
     console.print(
-        f"[{colour}]{finding.verdict:5}[/]{escape(finding.check):28}{escape(facts)}"
+        f"[{colour}]{finding.verdict:8}[/]{escape(finding.check):28}{escape(facts)}"
         + (f"  [dim]{escape(finding.expected)}[/]" if finding.verdict == "skip" else "")
     )
     if finding.verdict in ("warn", "fail"):
-        console.print(f"     expected {escape(finding.expected)}")
-        console.print(f"     {escape(finding.suggestion)}")
+        severity = f" ({finding.severity})" if finding.severity else ""
+        console.print(f"        expected {escape(finding.expected)}{severity}")
+        for line in filter(None, (finding.why, finding.suggestion)):
+            console.print(f"        {escape(line)}")
+
+
+def _show_total(report: NodeReport) -> None:
+    counts = ", ".join(
+        f"{sum(f.verdict == kind for f in report.findings)} {kind}" for kind in COLOURS
+    )
+    print(f"\n{report.node}: {'fit for work' if report.passed else 'NOT fit'} ({counts})")
+    if os.geteuid() and any(finding.verdict == "unknown" for finding in report.findings):
+        print("what is unknown may show to root")
+    if any(finding.steps for finding in report.findings):
+        print(
+            "`phalanx doctor node --fix-script > fix.sh` writes the commands down, with their undo"
+        )
