@@ -1,4 +1,4 @@
-"""Writes the pages of ``docs/reference`` that repeat what the code says of itself.
+"""Writes the pages that repeat what the code says of itself: docs/reference, the checklist.
 
 ``python -m docs.generator`` rewrites them; a test fails while one is stale.
 """
