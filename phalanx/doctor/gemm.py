@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -64,10 +65,9 @@ def _sustained_fp8(device: str) -> float:
     return _rate(multiply, left, CUDA_SECONDS)
 
 
-def _rate(multiply: object, left: torch.Tensor, seconds: float) -> float:
+def _rate(multiply: Callable[[], object], left: torch.Tensor, seconds: float) -> float:
+    """FLOP/s of square products like ``left`` for so long."""
     import torch
-
-    assert callable(multiply)
 
     def finish() -> None:
         if left.is_cuda:
@@ -75,13 +75,13 @@ def _rate(multiply: object, left: torch.Tensor, seconds: float) -> float:
 
     multiply()
     finish()
-    began, products = time.perf_counter(), 0
-    while (spent := time.perf_counter() - began) < seconds or not products:
+    began, spent, products = time.perf_counter(), 0.0, 0
+    while spent < seconds:
         for _ in range(BATCH):
             multiply()
-        products += BATCH
         finish()
-    spent = time.perf_counter() - began
+        products += BATCH
+        spent = time.perf_counter() - began
     return float(2 * left.shape[0] ** 3 * products / spent)
 
 

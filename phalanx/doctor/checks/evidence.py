@@ -80,6 +80,13 @@ def recorded_process(folder: Path) -> ProcessFacts:
         return ProcessFacts()
 
 
+def one_of(text: str, known: tuple[str, ...], where: str) -> str:
+    """A word that is understood; ReadError for any other."""
+    if text not in known:
+        raise ReadError(where, f"not understood: {text[:60]!r}")
+    return text
+
+
 class Mount(Struct, frozen=True):
     """A line of /proc/self/mountinfo."""
 

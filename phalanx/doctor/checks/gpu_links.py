@@ -6,8 +6,8 @@ import re
 
 from phalanx.cluster.causes import Cause
 from phalanx.doctor.checks.check import HARDWARE, CheckList, Judgement, bad, good, skip
-from phalanx.doctor.checks.evidence import NodeEvidence
-from phalanx.doctor.checks.gpu_state import NO_GPU, needed
+from phalanx.doctor.checks.evidence import NodeEvidence, one_of
+from phalanx.doctor.checks.gpu_state import NO_GPU, SMI, needed
 from phalanx.doctor.checks.os_cpu import parse_list
 from phalanx.doctor.finding import Measured, MendStep
 from phalanx.hardware.probe.gpu_topology import ONE_SWITCH, TOPOLOGY, nearest_nics, parse_topology
@@ -24,6 +24,8 @@ ACS_BITS = (
     *("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl"),
     "DirectTrans",
 )
+FABRIC_STATES = ("N/A", "Not Started", "In Progress", "Completed")
+IOMMU_KINDS = ("identity", "DMA", "DMA-FQ", "unmanaged", "blocked")
 ACS_DETOURS = ("ReqRedir", "CmpltRedir", "UpstreamFwd")
 
 
@@ -77,6 +79,8 @@ def nvlink(evidence: NodeEvidence) -> Judgement:
         return skip("the driver lists no NVLink")
     links = {gpu: count for gpu, (count, _) in parse_nvlink(text).items()}
     down = len(re.findall(r"Link \d+: <inactive>", text))
+    if not links and not down:
+        raise ReadError(" ".join(NVLINK), "lists no link")
     measured: Measured = {"links": max(links.values(), default=0), "inactive": down}
     short = [gpu for gpu, count in links.items() if count < max(links.values())]
     if not down and not short and links:
@@ -123,8 +127,8 @@ def fabric(evidence: NodeEvidence) -> Judgement:
     if not evidence.has_gpus:
         return skip(NO_GPU)
     states = [(gpu.findtext("fabric/state") or "").strip() for gpu in evidence.gpus]
-    if not all(states):
-        raise ReadError("nvidia-smi -q -x", "does not say fabric/state")
+    for state in states:
+        one_of(state, FABRIC_STATES, f"{SMI}: fabric/state")
     if set(states) == {"N/A"}:
         return skip("no NVSwitch")
     status = {(gpu.findtext("fabric/status") or "").strip() for gpu in evidence.gpus}
@@ -209,7 +213,8 @@ def iommu(evidence: NodeEvidence) -> Judgement:
     kinds = set()
     for gpu in evidence.gpus:
         address = short_pci(gpu.get("id", ""))
-        kinds.add(evidence.text(f"/sys/bus/pci/devices/{address}/iommu_group/type"))
+        path = f"/sys/bus/pci/devices/{address}/iommu_group/type"
+        kinds.add(one_of(evidence.text(path), IOMMU_KINDS, path))
     if kinds == {"identity"}:
         return good(iommu="identity")
     shown = " ".join(word for word in command_line.split() if "iommu" in word) or "no option"

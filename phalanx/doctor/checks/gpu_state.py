@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from phalanx.cluster.causes import Cause
 from phalanx.doctor.checks.check import CheckList, Judgement, bad, good, skip
-from phalanx.doctor.checks.evidence import NodeEvidence
+from phalanx.doctor.checks.evidence import NodeEvidence, one_of
 from phalanx.doctor.finding import Measured, MendStep
 from phalanx.hardware.probe.nvidia_smi import QUERY, element_text
 from phalanx.hardware.probe.reader import ReadError, number
@@ -26,6 +26,10 @@ UNCORRECTABLE = (
     *("sram_uncorrectable_parity", "sram_uncorrectable_secded"),
 )
 
+SMI = "nvidia-smi -q -x"
+ON_OFF = ("Enabled", "Disabled")
+MODES = ("Default", "Exclusive_Process", "Exclusive_Thread", "Prohibited")
+
 # What is bad about one GPU, and how to mend it.
 Trouble = tuple[str, Sequence[MendStep]]
 
@@ -35,7 +39,20 @@ def needed(gpu: Element, *paths: str) -> str:
     for path in paths:
         if text := element_text(gpu, path):
             return text
-    raise ReadError("nvidia-smi -q -x", f"does not say {paths[0]}")
+    raise ReadError(SMI, f"does not say {paths[0]}")
+
+
+def needed_number(gpu: Element, *paths: str) -> int:
+    """As a number; ReadError where the text does not begin with one."""
+    text = needed(gpu, *paths)
+    if not text[0].isdigit():
+        raise ReadError(SMI, f"{paths[0]} is no number: {text[:60]!r}")
+    return number(text)
+
+
+def needed_word(gpu: Element, known: tuple[str, ...], *paths: str) -> str:
+    """As one of the words that are understood."""
+    return one_of(needed(gpu, *paths), known, f"{SMI}: {paths[0]}")
 
 
 def _each(
@@ -68,7 +85,7 @@ def _each(
 )
 def persistence(evidence: NodeEvidence) -> Judgement:
     def judge(index: int, gpu: Element) -> Trouble | None:
-        if needed(gpu, "persistence_mode") == "Enabled":
+        if needed_word(gpu, ON_OFF, "persistence_mode") == "Enabled":
             return None
         step = MendStep(f"nvidia-smi -i {index} -pm 1", f"nvidia-smi -i {index} -pm 0")
         return "disabled", [step]
@@ -109,7 +126,7 @@ def power_limit(evidence: NodeEvidence) -> Judgement:
 def clocks(evidence: NodeEvidence) -> Judgement:
     def judge(index: int, gpu: Element) -> Trouble | None:
         said = [
-            [number(needed(gpu, f"{kind}/{clock}")) for clock in ("mem_clock", "graphics_clock")]
+            [needed_number(gpu, f"{kind}/{clock}") for clock in ("mem_clock", "graphics_clock")]
             for kind in ("applications_clocks", "default_applications_clocks")
         ]
         now, usual = said
@@ -134,7 +151,7 @@ def throttle(evidence: NodeEvidence) -> Judgement:
         prefix = "clocks_event_reasons/clocks_event_reason"
         if gpu.find("clocks_event_reasons") is None:
             prefix = "clocks_throttle_reasons/clocks_throttle_reason"
-        needed(gpu, f"{prefix}_{SLOWDOWNS[0]}")
+        needed_word(gpu, ("Active", "Not Active"), f"{prefix}_{SLOWDOWNS[0]}")
         active = [name for name in SLOWDOWNS if element_text(gpu, f"{prefix}_{name}") == "Active"]
         return (", ".join(active), ()) if active else None
 
@@ -154,8 +171,8 @@ def temperature(evidence: NodeEvidence) -> Judgement:
         if left:
             headroom = int(left.split()[0])
         else:
-            limit = needed(gpu, "temperature/gpu_temp_slow_threshold")
-            headroom = number(limit) - number(needed(gpu, "temperature/gpu_temp"))
+            limit = needed_number(gpu, "temperature/gpu_temp_slow_threshold")
+            headroom = limit - needed_number(gpu, "temperature/gpu_temp")
         return None if headroom >= LEAST_HEADROOM_DEGREES else (f"{headroom} degrees left", ())
 
     return _each(evidence, judge, "look at inlet temperature and fans", now="temperature/gpu_temp")
@@ -171,13 +188,13 @@ def temperature(evidence: NodeEvidence) -> Judgement:
 )
 def ecc(evidence: NodeEvidence) -> Judgement:
     def judge(index: int, gpu: Element) -> Trouble | None:
-        if needed(gpu, "ecc_mode/current_ecc") != "Enabled":
+        if needed_word(gpu, ON_OFF, "ecc_mode/current_ecc") != "Enabled":
             smi = f"nvidia-smi -i {index} -e"
             return "ECC is off", [MendStep(f"{smi} 1", f"{smi} 0")]
         counts = [element_text(gpu, f"ecc_errors/volatile/{name}") for name in UNCORRECTABLE]
         if not any(counts):
-            raise ReadError("nvidia-smi -q -x", "does not say ecc_errors")
-        errors = sum(number(text) for text in counts)
+            raise ReadError(SMI, "does not say ecc_errors")
+        errors = sum(int(text) for text in counts if text)
         return (f"{errors} uncorrectable errors", ()) if errors else None
 
     return _each(evidence, judge, "reset the GPU (after -e too); if errors return, replace it")
@@ -193,8 +210,8 @@ def ecc(evidence: NodeEvidence) -> Judgement:
 )
 def remapped_rows(evidence: NodeEvidence) -> Judgement:
     def judge(_: int, gpu: Element) -> Trouble | None:
-        failed = needed(gpu, "remapped_rows/remapped_row_failure")
-        pends = needed(gpu, "remapped_rows/remapped_row_pending")
+        failed = needed_word(gpu, ("Yes", "No"), "remapped_rows/remapped_row_failure")
+        pends = needed_word(gpu, ("Yes", "No"), "remapped_rows/remapped_row_pending")
         if failed != "No":
             return "remapping failed", ()
         return ("a row waits to be remapped", ()) if pends != "No" else None
@@ -215,8 +232,7 @@ def mig(evidence: NodeEvidence) -> Judgement:
         raw = (gpu.findtext("mig_mode/current_mig") or "").strip()
         if raw in ("Disabled", "N/A"):
             return None
-        if not raw:
-            raise ReadError("nvidia-smi -q -x", "does not say mig_mode")
+        one_of(raw, ON_OFF, f"{SMI}: mig_mode")
         smi = f"nvidia-smi -i {index} -mig"
         return "MIG is on", [MendStep(f"{smi} 0", f"{smi} 1")]
 
@@ -232,7 +248,7 @@ def mig(evidence: NodeEvidence) -> Judgement:
 )
 def compute_mode(evidence: NodeEvidence) -> Judgement:
     def judge(index: int, gpu: Element) -> Trouble | None:
-        mode = needed(gpu, "compute_mode")
+        mode = needed_word(gpu, MODES, "compute_mode")
         if mode != "Prohibited":
             return None
         smi = f"nvidia-smi -i {index} -c"
@@ -256,14 +272,14 @@ def pcie(evidence: NodeEvidence) -> Judgement:
 
     def judge(_: int, gpu: Element) -> Trouble | None:
         width = [
-            number(needed(gpu, f"{link}/link_widths/{name}_link_width"))
+            needed_number(gpu, f"{link}/link_widths/{name}_link_width")
             for name in ("current", "max")
         ]
         if width[0] < width[1]:
             return f"{width[0]} of {width[1]} lanes", ()
         # An idle link rests at a lower generation: what the slot can do is compared instead,
         # and what it does only where the card works.
-        most = number(needed(gpu, f"{link}/pcie_gen/max_link_gen"))
+        most = needed_number(gpu, f"{link}/pcie_gen/max_link_gen")
         card = number(element_text(gpu, f"{link}/pcie_gen/max_device_link_gen")) or most
         now = number(element_text(gpu, f"{link}/pcie_gen/current_link_gen"))
         busy = number(element_text(gpu, "utilization/gpu_util")) > 0
@@ -289,7 +305,7 @@ def pcie(evidence: NodeEvidence) -> Judgement:
 )
 def pcie_replays(evidence: NodeEvidence) -> Judgement:
     def judge(_: int, gpu: Element) -> Trouble | None:
-        replays = number(needed(gpu, "pci/replay_counter"))
+        replays = needed_number(gpu, "pci/replay_counter")
         return (f"{replays} replays", ()) if replays else None
 
     return _each(evidence, judge, "reseat the card and its riser; watch whether it grows")
@@ -304,8 +320,8 @@ def pcie_replays(evidence: NodeEvidence) -> Judgement:
 )
 def bar1(evidence: NodeEvidence) -> Judgement:
     def judge(_: int, gpu: Element) -> Trouble | None:
-        window = number(needed(gpu, "bar1_memory_usage/total"))
-        memory = number(needed(gpu, "fb_memory_usage/total"))
+        window = needed_number(gpu, "bar1_memory_usage/total")
+        memory = needed_number(gpu, "fb_memory_usage/total")
         return (f"{window} of {memory} MiB", ()) if window < memory else None
 
     return _each(

@@ -7,7 +7,7 @@ from shlex import quote
 
 from phalanx.cluster.causes import Cause
 from phalanx.doctor.checks.check import CheckList, Judgement, bad, good, skip, write
-from phalanx.doctor.checks.evidence import NodeEvidence
+from phalanx.doctor.checks.evidence import NodeEvidence, one_of
 from phalanx.doctor.checks.os_cpu import LEAST_KERNEL, kernel_version
 from phalanx.doctor.finding import Measured, MendStep
 from phalanx.hardware.probe.description import NicDescription
@@ -24,6 +24,7 @@ NO_RDMA = "no RDMA"
 WANTED_MTU = 9000
 FAST_BITS_PER_SECOND = 25 * 10**9  # from here on small packets cost a core
 ROCE_PRIORITY = 3
+PORT_STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 # Counters of a port that stay at zero on a sound link.
 PORT_COUNTERS = (
     *("link_downed", "link_error_recovery", "local_link_integrity_errors"),
@@ -73,7 +74,8 @@ def link_state(evidence: NodeEvidence) -> Judgement:
         return skip(NO_RDMA)
     cards = _training_ports(evidence)
     for card in cards:
-        evidence.text(f"{_port_folder(card)}/state")
+        path = f"{_port_folder(card)}/state"
+        one_of(evidence.text(path).partition(": ")[2], PORT_STATES, path)
     # The second port of a card may be left without a cable.
     up = {card.name.partition(":")[0] for card in cards if card.active}
     down = [card.name for card in cards if card.name.partition(":")[0] not in up]
@@ -146,6 +148,8 @@ def card_firmware(evidence: NodeEvidence) -> Judgement:
         model = evidence.optional(f"{RDMA}/{device}/board_id")
         model = model or evidence.optional(f"{RDMA}/{device}/hca_type")
         version = evidence.text(f"{RDMA}/{device}/fw_ver")
+        if not version[:1].isdigit():
+            raise ReadError(f"{RDMA}/{device}/fw_ver", f"no version: {version[:40]!r}")
         # The first number of a firmware is the generation of its card.
         by_model.setdefault(model or version.split(".")[0], set()).add(version)
     shown = {model: ", ".join(sorted(found)) for model, found in by_model.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from phalanx.doctor.checks.check import HARDWARE, CheckList, Judgement, bad, good, skip, write
-from phalanx.doctor.checks.evidence import NodeEvidence
+from phalanx.doctor.checks.evidence import NodeEvidence, one_of
 from phalanx.doctor.finding import MendStep
 from phalanx.hardware.probe.reader import ReadError
 
@@ -14,6 +14,7 @@ CHECKS = CheckList()
 CPU = "/sys/devices/system/cpu"
 CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0"
 MOST_WAKE_MICROSECONDS = 100
+FAST_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter")
 SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies", "xen")
 LEAST_KERNEL = (5, 12)
 # Of interrupts of devices that one core may take, once there are enough to matter.
@@ -88,7 +89,7 @@ def turbo(evidence: NodeEvidence) -> Judgement:
     off = f"{CPU}/intel_pstate/no_turbo"
     boost = f"{CPU}/cpufreq/boost"
     path, on = (off, "0") if evidence.exists(off) else (boost, "1")
-    value = evidence.text(path)
+    value = one_of(evidence.text(path), ("0", "1"), path)
     return good(turbo="on") if value == on else bad({"turbo": "off"}, *write({path: value}, on))
 
 
@@ -141,11 +142,11 @@ def usable_cores(evidence: NodeEvidence) -> Judgement:
 )
 def clocksource(evidence: NodeEvidence) -> Judgement:
     path = f"{CLOCKSOURCE}/current_clocksource"
-    source = evidence.text(path)
-    if source not in SLOW_CLOCKS:
+    source = one_of(evidence.text(path), (*FAST_CLOCKS, *SLOW_CLOCKS), path)
+    if source in FAST_CLOCKS:
         return good(clocksource=source)
     available = evidence.text(f"{CLOCKSOURCE}/available_clocksource").split()
-    better = [name for name in available if name not in SLOW_CLOCKS]
+    better = [name for name in available if name in FAST_CLOCKS]
     if better:
         return bad({"clocksource": source}, *write({path: source}, better[0]))
     advice = "see `dmesg | grep -i tsc` for why the TSC was given up"
@@ -202,6 +203,8 @@ def firmware(evidence: NodeEvidence) -> Judgement:
 def interrupts(evidence: NodeEvidence) -> Judgement:
     lines = evidence.text("/proc/interrupts").splitlines()
     cpus = len(lines[0].split()) if lines else 0
+    if not lines or not lines[0].lstrip().startswith("CPU0"):
+        raise ReadError("/proc/interrupts", "has no CPU0")
     if cpus < LEAST_CORES:
         return skip(f"{cpus} cores")
     counts = [0] * cpus

@@ -28,6 +28,7 @@ MOST_RESERVED = 0.1  # of memory, in huge pages that nobody uses
 MOST_SWAPPED = 0.01
 MOST_DIRTY_BYTES = 16 << 30
 MOST_SWAPPINESS = 10
+NEEDS_MEMORY = "it takes as much free memory as was swapped out"
 
 
 def _sysctl(
@@ -145,7 +146,9 @@ def swap(evidence: NodeEvidence) -> Judgement:
     used = sum(int(fields[3]) << 10 for fields in _swaps(evidence))
     if used <= MOST_SWAPPED * evidence.memory_bytes:
         return good(swapped_gib=used / 2**30)
-    return bad({"swapped_gib": used / 2**30}, MendStep("swapoff -a", "swapon -a"))
+    return bad(
+        {"swapped_gib": used / 2**30}, MendStep("swapoff -a", "swapon -a"), advice=NEEDS_MEMORY
+    )
 
 
 @CHECKS.add(

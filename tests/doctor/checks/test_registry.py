@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from phalanx.doctor.checks.check import PROFILES, decide, profiles_of
 from phalanx.doctor.checks.evidence import NodeEvidence, ProcessFacts, read_process
 from phalanx.doctor.checks.registry import SETTINGS
 from phalanx.doctor.checks.run import Source, check_settings, open_evidence
 from phalanx.doctor.selection import GROUPS
-from phalanx.hardware.probe import MachineReader
 from tests.doctor.checks import test_gpu, test_network, test_os, test_storage
-from tests.doctor.checks.played import CPU_VIRTUAL, PlayedReader
+from tests.doctor.checks.played import CPU_VIRTUAL, H200_VIRTUAL, Case, PlayedReader
+
+MODULES = (test_os, test_gpu, test_network, test_storage)
 
 
 def test_every_check_has_its_cases() -> None:
-    modules = (test_os, test_gpu, test_network, test_storage)
-    cases = [case.check for module in modules for case in module.CASES]
+    cases = [case.check for module in MODULES for case in module.CASES]
     assert sorted(cases) == sorted(SETTINGS)
 
 
@@ -36,16 +38,46 @@ def test_a_machine_of_which_nothing_can_be_read_passes_nothing() -> None:
     assert set(found.values()) == {"unknown", "skip"}, found
 
 
-def test_evidence_that_is_garbage_is_unknown_and_stops_nothing() -> None:
-    paths = ["/dev/nvidia0", "/sys/class/infiniband/mlx5_0/ports/1/state"]
-    with NodeEvidence(MachineReader(), ProcessFacts()) as real:
-        for check in SETTINGS.values():
-            decide(check, real, ("metal",))
-        read = [*real._texts, *paths]
-    garbage = dict.fromkeys(read, "\x00 garbage ]")
-    with NodeEvidence(PlayedReader(garbage, None), ProcessFacts(cpus=(0,))) as evidence:
-        verdicts = [finding.verdict for finding in check_settings(evidence, tuple(SETTINGS))]
-    assert len(verdicts) == len(SETTINGS) and "unknown" in verdicts
+class GarbledReader:
+    """A machine whose files and tools are there and say nothing that can be understood."""
+
+    def __init__(self, reader: PlayedReader) -> None:
+        self._reader = reader
+        self.names, self.link = reader.names, reader.link
+
+    def run(self, *command: str) -> str:
+        text = self._reader.run(*command)
+        return re.sub(r">([^<>\n\t]+)</", ">garbage</", text) if "<gpu " in text else "garbage"
+
+    def text(self, path: str) -> str:
+        return self._reader.text(path) and "garbage"
+
+
+# Decided on what the process knows, or on which files there are, or only reported.
+WITHOUT_TEXT = {
+    *("os.clock", "os.threads", "network.gpudirect", "network.interface", "network.nccl"),
+    *("network.hostname", "gpu.dvfs", "gpu.cpu_ratio"),
+}
+ANOTHER_WORD_IS_WRONG = {"os.governor"}
+NOT_THIS_KIND = {"network.mtu", "network.roce"}  # a link that is not known to be up is not judged
+
+
+@pytest.mark.parametrize(
+    "case", [case for module in MODULES for case in module.CASES], ids=lambda case: case.check
+)
+def test_what_is_not_understood_is_unknown(case: Case) -> None:
+    below = case.below or (H200_VIRTUAL if case in test_gpu.CASES else None)
+    reader = GarbledReader(PlayedReader(case.good, below))
+    with NodeEvidence(reader, case.good_process) as evidence:
+        found = decide(SETTINGS[case.check], evidence, ("metal",))
+    expected = "unknown"
+    if case.check in WITHOUT_TEXT:
+        expected = "pass"
+    elif case.check in ANOTHER_WORD_IS_WRONG:
+        expected = "warn"
+    elif case.check in NOT_THIS_KIND:
+        expected = "skip"
+    assert found.verdict == expected, found
 
 
 def test_profiles_are_seen_in_the_evidence() -> None:
