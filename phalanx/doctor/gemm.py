@@ -22,7 +22,7 @@ SIBLING_SHARE = 0.93  # of the median of the same cards in one node
 BATCH = 8  # products between two looks at the clock
 
 
-def check_gemm(device: str) -> dict[str, float]:
+def measure_gemm(device: str) -> dict[str, float]:
     """FLOP/s by precision, sustained."""
     import torch
 

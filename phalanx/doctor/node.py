@@ -13,7 +13,7 @@ from phalanx.cluster.causes import Cause
 from phalanx.doctor.collective import GLOO_RANKS, check_collective
 from phalanx.doctor.compute import check_product, check_repeats, devices
 from phalanx.doctor.finding import Finding, NodeReport
-from phalanx.doctor.gemm import check_gemm, judge_gemm
+from phalanx.doctor.gemm import judge_gemm, measure_gemm
 from phalanx.doctor.gpus import check_gpus, read_gpus
 from phalanx.doctor.memory import check_memory
 from phalanx.doctor.rates import StorageNeeds, check_files, check_rates, check_store
@@ -70,7 +70,7 @@ def _gemm(options: CheckOptions) -> Iterator[Finding]:
 
     rates, peaks = {}, {}
     for device in devices():
-        rates[device] = check_gemm(device)
+        rates[device] = measure_gemm(device)
         if device.startswith("cuda"):
             import torch
 

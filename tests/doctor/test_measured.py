@@ -10,7 +10,7 @@ from phalanx.config import ConfigError
 from phalanx.doctor.checks.registry import SETTINGS
 from phalanx.doctor.checks.run import Source
 from phalanx.doctor.examine import Request, examine
-from phalanx.doctor.gemm import check_gemm, judge_gemm
+from phalanx.doctor.gemm import judge_gemm, measure_gemm
 from phalanx.doctor.node import AGENT_CHECKS, CHECKS, CheckOptions, check_node
 from phalanx.doctor.rates import (
     StorageNeeds,
@@ -39,7 +39,7 @@ def test_products_are_judged_by_catalogue_and_siblings() -> None:
 
 
 def test_a_product_on_the_processor_has_a_rate() -> None:
-    assert check_gemm("cpu")["float32"] > 1e8
+    assert measure_gemm("cpu")["float32"] > 1e8
 
 
 def test_storage_is_measured_and_judged_by_what_a_job_needs(tmp_path: Path) -> None:
