@@ -1,4 +1,4 @@
-"""What people wait for: the page, metrics, the test suite."""
+"""What people wait for: the page, metrics, the doctor, the test suite."""
 
 from __future__ import annotations
 
@@ -55,6 +55,18 @@ PEOPLE = (
             ),
         ),
         minutes=3,
+        needs=(Need.QUIET,),
+    ),
+    Claim(
+        name="doctor",
+        says="`phalanx doctor node` says within seconds what a node's settings cost.",
+        command="python -m benchmarks.doctor",
+        figures=(
+            Figure("seconds", "all checks of settings, median", "s", at_most=3.0, regression=0.5),
+            Figure("checked", "of 46 points that a node decides", at_least=44, timed=False),
+            Figure("served", "of 72 points that tools decide, served", at_least=60, timed=False),
+        ),
+        minutes=1,
         needs=(Need.QUIET,),
     ),
     Claim(

@@ -6,7 +6,7 @@ import re
 
 from phalanx.doctor.checks.check import HARDWARE, CheckList, Judgement, bad, good, skip, write
 from phalanx.doctor.checks.evidence import NodeEvidence, one_of
-from phalanx.doctor.finding import MendStep
+from phalanx.doctor.finding import Measured, MendStep
 from phalanx.hardware.probe.reader import ReadError
 
 CHECKS = CheckList()
@@ -104,7 +104,7 @@ def smt(evidence: NodeEvidence) -> Judgement:
     siblings = parse_list(evidence.text(f"{CPU}/cpu0/topology/thread_siblings_list"))
     online = len(parse_list(evidence.text(f"{CPU}/online")))
     cores = online // max(1, len(siblings)) if active else online
-    measured: dict[str, float | int | str] = {
+    measured: Measured = {
         "smt": "on" if active else "off",
         "cores": cores,
         "cpus": online,

@@ -6,6 +6,7 @@ import re
 
 from phalanx.doctor.checks.check import CheckList, Judgement, bad, good, skip
 from phalanx.doctor.checks.evidence import NodeEvidence
+from phalanx.doctor.finding import Measured
 from phalanx.doctor.system import LEAST_FILES, WANTED_FILES, WANTED_SHARED_BYTES, check_clock
 from phalanx.hardware.probe.reader import NotThereError, ReadError
 
@@ -50,7 +51,7 @@ def _raise(item: str, value: str) -> str:
 )
 def open_files(evidence: NodeEvidence) -> Judgement:
     soft, hard = _limit(evidence, "Max open files")
-    measured: dict[str, float | int | str] = {"nofile": _shown(soft), "at_most": _shown(hard)}
+    measured: Measured = {"nofile": _shown(soft), "at_most": _shown(hard)}
     if hard >= WANTED_FILES:
         return good(**measured)
     return bad(measured, advice=_raise("nofile", str(WANTED_FILES)))
@@ -96,7 +97,7 @@ def shared_memory(evidence: NodeEvidence) -> Judgement:
         raise NotThereError("a mount at /dev/shm")
     size = next((each[5:] for each in mount.options if each.startswith("size=")), "")
     total = _bytes(size) if size else evidence.memory_bytes // 2  # the kernel's default
-    measured = {"shm_gib": total / 2**30}
+    measured: Measured = {"shm_gib": total / 2**30}
     if total >= WANTED_SHARED_BYTES:
         return good(**measured)
     return bad(measured, advice="of a container: --shm-size=16g; else `mount -o remount,size=50%`")
@@ -158,7 +159,7 @@ def cpu_quota(evidence: NodeEvidence) -> Judgement:
     if quota in ("max", "-1"):
         return good(quota="none")
     allowed, cpus = int(quota) / int(period), len(evidence.process.cpus)
-    measured: dict[str, float | int | str] = {"quota_cpus": allowed, "cpus": cpus}
+    measured: Measured = {"quota_cpus": allowed, "cpus": cpus}
     if cpus and allowed >= cpus:
         return good(**measured)
     return bad(measured, advice="give the container whole cores (a cpuset), or no --cpus limit")
@@ -182,7 +183,7 @@ def memory_limit(evidence: NodeEvidence) -> Judgement:
     kills = int(killed[1]) if killed else 0
     limit = NO_LIMIT_BYTES if text == "max" else int(text)
     shown = "none" if limit >= NO_LIMIT_BYTES else f"{limit / 2**30:.0f} GiB"
-    measured: dict[str, float | int | str] = {"limit": shown, "killed": kills}
+    measured: Measured = {"limit": shown, "killed": kills}
     if limit >= LEAST_MEMORY_SHARE * evidence.memory_bytes and not kills:
         return good(**measured)
     return bad(measured, advice="raise the container's or the unit's memory limit")
@@ -202,7 +203,7 @@ def threads(evidence: NodeEvidence) -> Judgement:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     given = {name: evidence.process.environment.get(name, "") for name in names}
     numbers = [int(text) for text in given.values() if text.isdigit()]
-    measured: dict[str, float | int | str] = {"cpus": cpus, "ranks": ranks}
+    measured: Measured = {"cpus": cpus, "ranks": ranks}
     measured.update({name.lower(): text for name, text in given.items() if text})
     # Unset, each rank starts one thread a core; launchers set 1 for several ranks.
     if not numbers or max(numbers) * ranks <= cpus:
@@ -218,7 +219,7 @@ def threads(evidence: NodeEvidence) -> Judgement:
 )
 def overlay(evidence: NodeEvidence) -> Judgement:
     mount = evidence.mount_of(evidence.process.folder)
-    measured: dict[str, float | int | str] = {"mount": mount.folder, "type": mount.kind}
+    measured: Measured = {"mount": mount.folder, "type": mount.kind}
     if mount.kind in ("overlay", "aufs", "fuse-overlayfs", "fuse.fuse-overlayfs"):
         return bad(measured, advice="mount a volume of the host's (docker run -v) and work there")
     return good(**measured)

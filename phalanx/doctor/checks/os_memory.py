@@ -16,7 +16,7 @@ from phalanx.doctor.checks.check import (
     write,
 )
 from phalanx.doctor.checks.evidence import NodeEvidence
-from phalanx.doctor.finding import MendStep
+from phalanx.doctor.finding import Measured, MendStep
 from phalanx.hardware.probe.reader import ReadError
 
 CHECKS = CheckList()
@@ -35,7 +35,7 @@ def _sysctl(
     evidence: NodeEvidence, name: str, fine: Callable[[int], bool], wanted: int
 ) -> Judgement:
     value = evidence.number(sysctl_path(name))
-    measured: dict[str, float | int | str] = {name: value}
+    measured: Measured = {name: value}
     if fine(value):
         return good(**measured)
     return bad(measured, set_sysctl(name, str(wanted), str(value)))
@@ -85,7 +85,7 @@ def numa_memory(evidence: NodeEvidence) -> Judgement:
     if not sizes:
         raise ReadError(NODES, "no node has cores")
     least, most = min(sizes.values()), max(sizes.values())
-    measured = {"nodes": len(sizes), "least_gib": least, "most_gib": most}
+    measured: Measured = {"nodes": len(sizes), "least_gib": least, "most_gib": most}
     if least >= (1 - MOST_NUMA_DIFFERENCE) * most:
         return good(**measured)
     return bad(measured, advice="compare `dmidecode -t memory` with the slots that shall be filled")
@@ -105,7 +105,7 @@ def transparent_huge_pages(evidence: NodeEvidence) -> Judgement:
         steps += write({f"{THP}/enabled": enabled}, "madvise")
     if defrag == "always":
         steps += write({f"{THP}/defrag": defrag}, "madvise")
-    measured: dict[str, float | int | str] = {"enabled": enabled, "defrag": defrag}
+    measured: Measured = {"enabled": enabled, "defrag": defrag}
     return bad(measured, *steps) if steps else good(**measured)
 
 
@@ -122,7 +122,7 @@ def reserved_huge_pages(evidence: NodeEvidence) -> Judgement:
         raise ReadError("/proc/meminfo", "has no huge pages")
     free = int(fields["HugePages_Free"]) * int(fields["Hugepagesize"]) << 10
     total = fields.get("HugePages_Total", "0")
-    measured: dict[str, float | int | str] = {"pages": int(total), "unused_gib": free / 2**30}
+    measured: Measured = {"pages": int(total), "unused_gib": free / 2**30}
     if free <= MOST_RESERVED * evidence.memory_bytes:
         return good(**measured)
     used = int(total) - int(fields["HugePages_Free"])

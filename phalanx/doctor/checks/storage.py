@@ -52,7 +52,7 @@ def mount_options(evidence: NodeEvidence) -> Judgement:
         if not mount.source.startswith("/dev/") and not is_network(mount.kind):
             continue
         looked += 1
-        faults = [name for name in ("strictatime", "sync") if name in mount.options]
+        faults: list[str] = [name for name in ("strictatime", "sync") if name in mount.options]
         if not is_network(mount.kind) and "strictatime" in faults:
             folder = quote(mount.folder)
             both = [f"mount -o remount,{name} {folder}" for name in ("noatime", "strictatime")]
