@@ -3,16 +3,19 @@
     python -m tests.run [--processes N] [--store] [OPTION OF PYTEST …]
 
 `--store` writes down how long each file took, from which the next run knows what to start first.
+The seconds of CPU that it tells at its end hardly depend on what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,22 @@ def store(seconds: dict[str, float]) -> None:
     SECONDS.write_text(HEAD + "".join(rows))
 
 
+def cpu_by_room(by_file: dict[str, float], total: float) -> str:
+    """Where the CPU time went; the rest is what files share: collection and zygotes."""
+    rooms: Counter[str] = Counter()
+    for path, seconds in by_file.items():
+        parts = Path(path).parts
+        rooms[parts[1] if len(parts) > 2 else parts[0]] += seconds
+    named = ", ".join(f"{room} {seconds:,.0f}" for room, seconds in rooms.most_common())
+    return f"{total:,.0f} s of CPU: {named}, shared {total - rooms.total():,.0f}"
+
+
+def own_cpu_seconds() -> float:
+    """Of this process and of all that it waited for."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--processes", type=int, default=(os.cpu_count() or 1) + 1)
@@ -57,6 +76,7 @@ def main(arguments: list[str]) -> int:
         f"{spent:,.0f} s of tests in {time.monotonic() - began:,.0f} s, "
         f"{own.processes} files at a time"
     )
+    print(cpu_by_room(plugin.cpu, own_cpu_seconds()))
     return int(code)
 
 

@@ -49,6 +49,7 @@ class SideBySide:
         self.processes = processes
         self.expected = seconds  # by the path of a file from the root
         self.measured: dict[str, float] = {}
+        self.cpu: dict[str, float] = {}  # seconds, with all processes that its tests waited for
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
@@ -92,10 +93,12 @@ class SideBySide:
                     running[_fork(session, file)] = file
                 if session.shouldfail and not running:
                     raise session.Failed(session.shouldfail)
-                pid, status = os.wait()
+                pid, status, usage = os.wait4(-1, 0)
                 if pid not in running:
                     continue
                 file = running.pop(pid)
+                name = str(file.path.relative_to(session.config.rootpath))
+                self.cpu[name] = usage.ru_utime + usage.ru_stime
                 before = session.testsfailed
                 self._replay(session, file, os.waitstatus_to_exitcode(status))
                 if session.testsfailed > before and file.folder.exists():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.run import cpu_by_room
 
 FILES = {
     "test_a.py": """
@@ -37,13 +40,14 @@ def test_warned(): warnings.warn("this too")
 """,
 }
 START = """
-import os, sys, pytest
+import json, os, sys, pytest
 from tests.side_by_side import SideBySide
 os.chdir(sys.argv[1])
 os.environ["STARTER"] = str(os.getpid())
 plugin = SideBySide(int(sys.argv[2]), {"test_c.py": 9.0, "test_b.py": 1.0})
 code = pytest.main(["--rootdir=.", "-p", "no:cacheprovider", *sys.argv[3:]], plugins=[plugin])
 print("measured", list(plugin.measured))
+print("cpu", json.dumps(plugin.cpu))
 sys.exit(code)
 """
 
@@ -106,3 +110,23 @@ def test_the_folders_of_what_failed_are_kept(tmp_path: Path) -> None:
     (line,) = [line for line in output.splitlines() if line.startswith("files of what failed: ")]
     kept = Path(line.removeprefix("files of what failed: "))
     assert [path.name for path in kept.glob("*/*") if path.is_dir()] == ["thing0"]
+
+
+def test_the_cpu_time_of_a_file_counts_the_processes_it_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "test_busy.py").write_text(
+        "import subprocess, sys, time\n"
+        "BUSY = 'import time\\nwhile time.process_time() < 0.5: pass'\n"
+        "def test_busy(): subprocess.run([sys.executable, '-c', BUSY], check=True)\n"
+    )
+    (tmp_path / "test_idle.py").write_text("import time\ndef test_idle(): time.sleep(0.5)\n")
+    code, output = run(tmp_path, 2, "test_busy.py", "test_idle.py")
+    assert code == 0
+    (line,) = [line for line in output.splitlines() if line.startswith("cpu ")]
+    seconds = json.loads(line.removeprefix("cpu "))
+    assert seconds["test_busy.py"] >= 0.5 > seconds["test_idle.py"]
+
+
+def test_cpu_time_is_told_by_room() -> None:
+    seconds = {"tests/a/test_x.py": 3.0, "tests/b/c/test_y.py": 8.0, "tests/test_z.py": 1.0}
+    told = cpu_by_room(seconds | {"tests/a/d/test_x.py": 4.0}, 20.0)
+    assert told == "20 s of CPU: b 8, a 7, tests 1, shared 4"
