@@ -102,6 +102,8 @@ def buddy_shift(domains: FailureDomains, nodes: Sequence[int], before: int = 0) 
     where = np.asarray(nodes, np.int64)
     places = [domains.rack[where], domains.power[where], domains.switch[where]]
     sizes = [int(np.bincount(place).max()) for place in places]
+    # Whoever cannot stand outside of a place that has more than half of the slots shares it.
+    fewest = tuple(max(0, 2 * size - count) for size in (max(sizes[:2]), sizes[2]))
     longer = (count * part // SHIFTS for part in range(SHIFTS // 2, 0, -1))
     best, least = 1, (count + 1, count + 1)
     for shift in dict.fromkeys((before, 1, *sizes, *longer)):
@@ -113,6 +115,6 @@ def buddy_shift(domains: FailureDomains, nodes: Sequence[int], before: int = 0) 
         shared = int(np.count_nonzero(rack | power)), int(np.count_nonzero(switch))
         if shared < least:
             best, least = shift, shared
-        if least == (0, 0):
+        if least == fewest:
             break
     return best
