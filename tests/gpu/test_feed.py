@@ -72,7 +72,7 @@ def test_copies_of_pinned_batches_do_not_wait_for_the_device(tmp_path: Path) -> 
 def test_the_trainer_reads_pinned_batches_that_stay_while_they_are_copied(tmp_path: Path) -> None:
     write_corpus(tmp_path, 100_001, vocab=64)
     corpus = {"source": "shards", "path": str(tmp_path), "sequence": 32, "prefetch": 4}
-    job = make_job(1, {"data": corpus, "train": {"device": "cuda", "micro_batch": 4}})
+    job = make_job(1, {"data": corpus, "train": {"steps": 8, "device": "cuda", "micro_batch": 4}})
     device = torch.device("cuda", 0)
     trainer = Trainer(job, build_mesh(job, device), device)
     reference = Feed(job.data, 64, 8, 4, 0, 1)

@@ -12,10 +12,22 @@ from phalanx.checkpoint import Checkpointer, latest
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train.trainer import Trainer
-from tests.parallel.test_parity import LOSS_TOLERANCE, MODELS, NORM_TOLERANCE, make_job, train
+from tests.parallel.test_parity import (
+    LOSS_TOLERANCE,
+    MODELS,
+    NORM_TOLERANCE,
+    make_job,
+    train,
+    train_alone,
+)
 from tests.ranks import run_ranks
 
-TRAIN = {"steps": 4, "micro_batch": 2}
+# Tensor parallelism on CPUs takes its time for each layer: no more of them than a case needs.
+BASE: dict[str, dict[str, Any]] = {
+    "model": {"layers": 2},
+    "train": {"steps": 4, "micro_batch": 2},
+}
+FOUR_LAYERS = {"model": {"layers": 4}}
 
 # name: (sections of both runs, ranks and parallel section of the run on a mesh, further sections)
 Case = tuple[dict[str, Any], int, dict[str, Any], dict[str, Any]]
@@ -70,16 +82,16 @@ SAME: dict[str, Case] = {
         {"pipeline": 2},
         {"train": {"micro_batch": 1}},
     ),
-    "no-prefetch": ({}, 2, {"prefetch_layers": 0}, {}),
-    "deep-prefetch": ({}, 2, {"prefetch_layers": 3}, {}),
+    "no-prefetch": (FOUR_LAYERS, 2, {"prefetch_layers": 0}, {}),
+    "deep-prefetch": (FOUR_LAYERS, 2, {"prefetch_layers": 3}, {}),
     "small-buckets": ({}, 2, {"zero": 0, "ddp_bucket_mb": 0.01}, {}),
     "spike-guard": ({"optimizer": {"spike_factor": 3.0}}, 2, {}, {}),
 }
 
 
 def merged(*tables: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"train": dict(TRAIN)}
-    for table in tables:
+    found: dict[str, Any] = {}
+    for table in (BASE, *tables):
         for section, values in table.items():
             found[section] = {**found.get(section, {}), **values}
     return found
@@ -88,7 +100,7 @@ def merged(*tables: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SAME)
 def test_feature_changes_nothing_but_where_and_when(name: str) -> None:
     common, ranks, parallel, further = SAME[name]
-    expected = train(make_job(1, merged(common)))
+    expected = train_alone(make_job(1, merged(common)))
     job = make_job(ranks, merged(common, {"parallel": parallel}, further))
     for found in run_ranks(ranks, train, job):
         for (loss, norm), (expected_loss, expected_norm) in zip(found, expected, strict=True):
@@ -130,9 +142,9 @@ LOW_PRECISION: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 def test_low_precision_follows_fp32(name: str) -> None:
     ranks, parallel, precision = LOW_PRECISION[name]
     # One common token in half of the positions gives a loss that falls: lagging weights show.
-    batch = {"train": {"micro_batch": 1, "steps": 6}}
-    expected = train(make_job(1, merged(batch)))
-    job = make_job(ranks, merged(batch, {"parallel": parallel, "precision": precision}))
+    common = {"train": {"steps": 6}} | (FOUR_LAYERS if "schedule" in parallel else {})
+    expected = train_alone(make_job(1, merged(common)))
+    job = make_job(ranks, merged(common, {"parallel": parallel, "precision": precision}))
     for found in run_ranks(ranks, train, job):
         for (loss, norm), (expected_loss, expected_norm) in zip(found, expected, strict=True):
             assert loss == pytest.approx(expected_loss, rel=2e-3)
@@ -174,11 +186,11 @@ RESHAPES: dict[str, tuple[str, tuple[int, dict[str, Any]], tuple[int, dict[str, 
 def test_a_checkpoint_continues_on_another_mesh(name: str, tmp_path: Path) -> None:
     model, (ranks_before, before), (ranks_after, after) = RESHAPES[name]
     common = {
-        "model": MODELS[model],
-        "train": {"micro_batch": 1, "steps": 6, "validate_samples": 8},
+        "model": MODELS[model] | ({"layers": 4} if "schedule" in before else {}),
+        "train": {"steps": 6, "validate_samples": 8},
         "data": {"validation_fraction": 0.5},
     }
-    straight = train(make_job(1, merged(common)))
+    straight = train_alone(make_job(1, merged(common)))
     first = make_job(ranks_before, merged(common, {"parallel": before}))
     then = make_job(ranks_after, merged(common, {"parallel": after}))
     validated = run_ranks(ranks_before, save_after, first, tmp_path, 3)

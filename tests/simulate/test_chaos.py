@@ -21,7 +21,8 @@ from phalanx.simulate.runner import run_seed, run_seeds
 from phalanx.simulate.scenario.chaos_faults import KINDS
 from phalanx.simulate.scenario.load import load_scenario
 
-SEEDS = 150  # of each hash seed
+SEEDS = 100
+TWICE = 30  # of them, under a second hash seed too
 SOAK_SEEDS = 10_000
 
 CHILD = """
@@ -37,25 +38,36 @@ for seed in range(int(sys.argv[1]), int(sys.argv[2])):
 """
 
 
-@pytest.mark.timeout(620)
-def test_a_few_hundred_seeds_are_clean_and_the_same_under_two_hash_seeds() -> None:
+def played_under_two_hash_seeds(seeds: int, twice: int) -> list[SeedResult]:
+    """The results of many seeds, of which the first ones are the same under another hash seed."""
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", CHILD, "0", str(SEEDS)],
+            [sys.executable, "-c", CHILD, "0", str(count)],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONHASHSEED": seed},
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
         )
-        for seed in ("1", "2")
+        for hash_seed, count in (("1", seeds), ("2", twice))
     ]
-    first, second = (child.communicate(timeout=600)[0] for child in children)
+    first, second = (child.communicate()[0].splitlines() for child in children)
     assert all(child.returncode == 0 for child in children)
-    found = [msgspec.json.decode(line, type=SeedResult) for line in first.splitlines()]
-    assert len(found) == SEEDS
+    assert (len(first), len(second)) == (seeds, twice)
+    assert first[:twice] == second
+    return [msgspec.json.decode(line, type=SeedResult) for line in first]
+
+
+@pytest.mark.timeout(620)
+def test_many_seeds_are_clean_and_the_same_under_two_hash_seeds() -> None:
+    found = played_under_two_hash_seeds(SEEDS, TWICE)
     assert {one.seed: one.found for one in found if one.found} == {}
-    assert first == second
     injected = {kind for one in found for kind in one.faults}
     assert injected == set(KINDS)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_thousand_seeds_are_the_same_under_two_hash_seeds() -> None:
+    played_under_two_hash_seeds(1000, 1000)
 
 
 @pytest.mark.parametrize("kind", KINDS)

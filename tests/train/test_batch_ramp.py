@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from phalanx.config import BatchStage, ConfigError, Job, batch_ramp, check
-from tests.parallel.test_parity import LOSS_TOLERANCE, NORM_TOLERANCE, make_job, train
+from tests.parallel.test_parity import (
+    LOSS_TOLERANCE,
+    NORM_TOLERANCE,
+    make_job,
+    train,
+    train_alone,
+)
 from tests.ranks import run_ranks
-from tests.train.test_determinism import job_on, joined, run
+from tests.train.test_determinism import Result, checkpoint_of, cut_off, job_on, joined, run
 
 RAMP = ({"until_tokens": 32 * 7, "global_batch": 4}, {"until_tokens": 32 * 20, "global_batch": 6})
 BATCHES = [4, 4, 6, 6, 8, 8]  # 7 and 20 samples are reached within a step
@@ -38,7 +44,7 @@ def test_the_samples_of_a_run_follow_the_ramp() -> None:
 @pytest.mark.parametrize("name", MESHES)
 def test_every_mesh_follows_the_ramp_like_one_process(name: str) -> None:
     ranks, parallel = MESHES[name]
-    expected = train(ramped(1, {}))
+    expected = train_alone(ramped(1, {}))
     for found in run_ranks(ranks, train, ramped(ranks, parallel)):
         assert [loss for loss, _ in found] == pytest.approx(
             [loss for loss, _ in expected], rel=LOSS_TOLERANCE
@@ -48,22 +54,40 @@ def test_every_mesh_follows_the_ramp_like_one_process(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("mesh", [(1, {}), (2, {"pipeline": 2})], ids=["single", "pp2"])
-@pytest.mark.parametrize("cut", [1, 2, 4])
-def test_a_run_cut_at_the_edges_of_the_ramp_continues_to_the_bit(
-    mesh: tuple[int, dict[str, Any]], cut: int, tmp_path: Path
-) -> None:
-    ranks, parallel = mesh
-    job = job_on(ranks, parallel, tmp_path)
+CUTS = (1, 2, 4)  # the edges of the ramp
+
+
+class Saved(NamedTuple):
+    """A run of a ramp that was saved at its edges and went on."""
+
+    ranks: int
+    job: Job
+    folder: Path
+    results: list[Result]
+
+
+@pytest.fixture(scope="module", params=[(1, {}), (2, {"pipeline": 2})], ids=["single", "pp2"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    folder = tmp_path_factory.mktemp("ramp")
+    ranks, parallel = request.param
+    job = job_on(ranks, parallel, folder)
     stages = tuple(BatchStage(**stage) for stage in RAMP)
     # On two replicas' worth of micro-batches, batches of 4, 6 and 8 have 2, 3 and 4 of them.
     job = msgspec.structs.replace(
         job, train=msgspec.structs.replace(job.train, batch_ramp=stages, steps=len(BATCHES))
     )
-    whole = run(ranks, job, tmp_path / "whole")
-    assert len(whole[0][0]) == len(BATCHES)
-    first = run(ranks, job, tmp_path / "cut", save_at=cut)
-    assert joined(first, run(ranks, job, tmp_path / "cut", resume=True)) == whole
+    return Saved(ranks, job, folder, run(ranks, job, folder, save_at=CUTS))
+
+
+def test_a_run_that_is_saved_at_the_edges_of_the_ramp_is_as_one_that_is_not(saved: Saved) -> None:
+    assert len(saved.results[0][0]) == len(BATCHES)
+    assert run(saved.ranks, saved.job, saved.folder / "whole") == saved.results
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_run_cut_at_the_edges_of_the_ramp_continues_to_the_bit(saved: Saved, cut: int) -> None:
+    rest = run(saved.ranks, saved.job, saved.folder, resume=checkpoint_of(saved.folder, cut))
+    assert joined(cut_off(saved.results, cut), rest) == saved.results
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,25 @@ def count_damaged(job: Job) -> list[int]:
     return counts
 
 
+@pytest.fixture(scope="module")
+def sections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    path = damaged_corpus(tmp_path_factory.mktemp("damaged"))
+    data = {"source": "shards", "path": path, "on_damage": "weightless"}
+    return {"data": data, "train": {"steps": 8}}  # eight steps of eight samples are one epoch
+
+
+@pytest.fixture(scope="module")
+def alone(sections: dict[str, dict[str, Any]]) -> list[int]:
+    return count_damaged(make_job(1, sections))
+
+
 @pytest.mark.parametrize("name", MESHES)
-def test_every_mesh_counts_the_same_damaged_samples(name: str, tmp_path: Path) -> None:
-    data = {"source": "shards", "path": damaged_corpus(tmp_path), "on_damage": "weightless"}
+def test_every_mesh_counts_the_same_damaged_samples(
+    name: str, sections: dict[str, dict[str, Any]], alone: list[int]
+) -> None:
+    assert 4 <= sum(alone) <= 6
     ranks, parallel = MESHES[name]
-    alone = count_damaged(make_job(1, {"data": data, "train": {"steps": 8}}))
-    assert 4 <= sum(alone) <= 6  # eight steps of eight samples are one epoch
-    job = make_job(ranks, {"data": data, "train": {"steps": 8}, "parallel": parallel})
+    job = make_job(ranks, sections | {"parallel": parallel})
     assert run_ranks(ranks, count_damaged, job) == [alone] * ranks
 
 

@@ -75,9 +75,13 @@ def test_the_robust_choice_is_best_at_the_90th_percentile() -> None:
 
 
 @pytest.mark.parametrize("preset", ["llama3-8b", "llama3-70b", "llama3-405b"])
-def test_tensor_stays_inside_the_domain_unless_it_is_pinned(preset: str) -> None:
+def test_tensor_stays_inside_the_domain(preset: str) -> None:
     question, on = workload(preset), cluster("h100-1024")
     assert search(question, on).best.mapping.tensor <= on.domain_gpus
+
+
+def test_tensor_leaves_the_domain_where_it_is_pinned_and_pays_for_it() -> None:
+    on = cluster("h100-1024")
     wide = Workload(model=PRESETS["gpt3-175b"], sequence=2048, global_batch=2048)
     forced = search(wide, on, pins=Pins(tensor=16))
     assert forced.best.mapping.tensor == 16

@@ -40,6 +40,11 @@ def judged(watcher: Guard, norm: float, loss_scale: float = 1.0) -> GradientVerd
     return verdict
 
 
+def skips(watcher: Guard, norms: list[float]) -> list[bool]:
+    """Which steps of a long run are skipped; host reads are not watched, which takes long."""
+    return [bool(watcher.judge(torch.tensor(norm), ONE).skip) for norm in norms]
+
+
 def test_watching_for_host_reads_notices_them() -> None:
     x = torch.arange(3.0)
     for read in (
@@ -86,9 +91,7 @@ def test_it_does_not_when_told_so_unless_the_format_overflows_by_design() -> Non
 
 def test_a_spike_is_judged_only_after_the_warm_up() -> None:
     watcher = guard(spike_factor=3.0)
-    for step in range(WARMUP_STEPS):
-        norm = 100.0 if step == 5 else 1.0
-        assert not judged(watcher, norm).skip
+    assert not any(skips(watcher, [100.0 if step == 5 else 1.0 for step in range(WARMUP_STEPS)]))
     settled = watcher.mean.item()
     assert not judged(watcher, 2.9 * settled).skip
     assert judged(watcher, 3.5 * settled).skip
@@ -96,14 +99,13 @@ def test_a_spike_is_judged_only_after_the_warm_up() -> None:
 
 def test_spikes_are_never_skipped_when_the_factor_is_zero() -> None:
     watcher = guard(spike_factor=0.0)
-    assert not any(judged(watcher, 1.0).skip for _ in range(WARMUP_STEPS + 1))
+    assert not any(skips(watcher, [1.0] * (WARMUP_STEPS + 1)))
     assert not judged(watcher, 1e9).skip
 
 
 def settled(**settings: Any) -> Guard:
     watcher = guard(**settings)
-    for _ in range(WARMUP_STEPS):
-        judged(watcher, 1.0)
+    skips(watcher, [1.0] * WARMUP_STEPS)
     assert watcher.mean.item() == pytest.approx(1.0)
     return watcher
 
@@ -132,7 +134,7 @@ def test_norms_that_stay_high_are_skipped_a_few_times_and_then_are_the_level(
     factor: float, level: float
 ) -> None:
     watcher = settled(spike_factor=factor)
-    skipped = [bool(judged(watcher, level).skip) for _ in range(1900)]
+    skipped = skips(watcher, [level] * 500)
     assert skipped[0] and not any(skipped[MOST_SPIKES:])
     assert judged(watcher, 2 * factor * level).skip  # and spikes are known again
 
@@ -140,20 +142,20 @@ def test_norms_that_stay_high_are_skipped_a_few_times_and_then_are_the_level(
 def test_a_good_step_between_spikes_begins_their_count_anew() -> None:
     watcher = settled(spike_factor=100.0)
     for _ in range(5):
-        assert all(judged(watcher, 1e9).skip for _ in range(MOST_SPIKES - 1))
+        assert all(skips(watcher, [1e9] * (MOST_SPIKES - 1)))
         assert not judged(watcher, 1.0).skip
 
 
 def test_every_second_step_is_not_skipped_for_ever() -> None:
     watcher = settled(spike_factor=3.0)
-    skipped = [bool(judged(watcher, 1.0 + 50.0 * (step % 2)).skip) for step in range(1000)]
+    skipped = skips(watcher, [1.0, 51.0] * 500)
     assert any(skipped) and not any(skipped[500:])
 
 
 def test_a_guard_of_an_earlier_version_goes_on() -> None:
     watcher = settled(spike_factor=3.0)
     watcher.good_steps.fill_(5000.0)  # all good steps of the run
-    assert sum(bool(judged(watcher, 100.0).skip) for _ in range(100)) == MOST_SPIKES
+    assert sum(skips(watcher, [100.0] * 100)) == MOST_SPIKES
 
 
 def test_a_step_without_labels_is_skipped_and_teaches_nothing() -> None:
@@ -168,8 +170,7 @@ def test_a_step_without_labels_is_skipped_and_teaches_nothing() -> None:
 
 def test_bad_steps_do_not_shorten_the_warm_up() -> None:
     watcher = guard(spike_factor=2.0)
-    for _ in range(WARMUP_STEPS):
-        judged(watcher, math.nan)
+    skips(watcher, [math.nan] * WARMUP_STEPS)
     judged(watcher, 1.0)
     assert not judged(watcher, 100.0).skip
 
