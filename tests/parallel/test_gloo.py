@@ -49,7 +49,8 @@ def test_no_gather_takes_the_path_that_spoils_the_heap() -> None:
 
 
 def test_a_mesh_trains_without_that_path() -> None:
-    job = make_job(2, {"parallel": {"tensor": 2}, "train": {"steps": 1}})
+    sections = {"model": {"layers": 1}, "train": {"steps": 1, "micro_batch": 8}}
+    job = make_job(2, {"parallel": {"tensor": 2}, **sections})
     found = run_ranks(2, lambda: collectives_of(lambda: train(job)))[0]
     assert "c10d::_allgather_base_" in found
     assert not [name for name in found if name.startswith("c10d::allgather_into_tensor")]

@@ -59,9 +59,10 @@ def train_alone(job: Job) -> list[tuple[float, float]]:
     return _references[key]
 
 
-MODELS: dict[str, dict[str, Any]] = {
-    "dense": {},
-    "shallow": {"layers": 2},  # tensor parallelism on CPUs takes its time for each layer
+MOE = {**EXPERTS, "shared_experts": 1, "first_dense_layers": 1}
+MODELS: dict[str, dict[str, Any]] = {  # a step on CPUs takes as long as it has layers
+    "dense": {"layers": 2},
+    "four-layers": {},
     "deep": {"layers": 8, "dim": 16, "ffn": 32},
     "grouped": {"layers": 2, "kv_heads": 2, "qk_norm": True},
     "latent": {
@@ -74,8 +75,9 @@ MODELS: dict[str, dict[str, Any]] = {
             "value_head_dim": 8,
         },
     },
-    "moe": {"moe": {**EXPERTS, "shared_experts": 1, "first_dense_layers": 1}},
-    "moe-bias": {"moe": {**EXPERTS, "balance": "bias", "score": "sigmoid"}},
+    "moe": {"layers": 3, "moe": MOE},
+    "moe-four-layers": {"moe": MOE},
+    "moe-bias": {"layers": 2, "moe": {**EXPERTS, "balance": "bias", "score": "sigmoid"}},
 }
 
 # name: (ranks, model, parallel section)
@@ -86,40 +88,48 @@ MESHES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "zero1": (2, "dense", {"zero": 1}),
     "zero2": (2, "dense", {"zero": 2}),
     "zero3": (2, "dense", {"zero": 3}),
-    "fsdp4": (4, "dense", {"zero": 3}),
+    "fsdp4": (4, "four-layers", {"zero": 3}),
     "hsdp2x2": (4, "dense", {"zero": 3, "replicate": 2}),
-    "tp4": (4, "shallow", {"tensor": 4}),
+    "tp4": (4, "dense", {"tensor": 4}),
     "tp2-grouped": (2, "grouped", {"tensor": 2}),
     "tp2-latent": (2, "latent", {"tensor": 2}),
-    "tp2xfsdp2": (4, "shallow", {"tensor": 2}),
-    "tp2xddp2": (4, "shallow", {"tensor": 2, "zero": 0}),
-    "pp4-gpipe": (4, "dense", {"pipeline": 4, "schedule": "gpipe"}),
-    "pp4-1f1b": (4, "dense", {"pipeline": 4, "schedule": "1f1b"}),
+    "tp2xfsdp2": (4, "dense", {"tensor": 2}),
+    "tp2xddp2": (4, "dense", {"tensor": 2, "zero": 0}),
+    "pp4-gpipe": (4, "four-layers", {"pipeline": 4, "schedule": "gpipe"}),
+    "pp4-1f1b": (4, "four-layers", {"pipeline": 4, "schedule": "1f1b"}),
     "pp2xfsdp2": (4, "dense", {"pipeline": 2}),
     "pp4-interleaved": (4, "deep", {"pipeline": 4, "schedule": "interleaved"}),
     "pp4-zero-bubble": (4, "deep", {"pipeline": 4, "schedule": "zero-bubble"}),
-    "pp2xfsdp2-zero-bubble": (4, "dense", {"pipeline": 2, "schedule": "zero-bubble", "zero": 2}),
-    "pp2xtp2-zero-bubble": (4, "dense", {"pipeline": 2, "tensor": 2, "schedule": "zero-bubble"}),
+    "pp2xfsdp2-zero-bubble": (
+        4,
+        "four-layers",
+        {"pipeline": 2, "schedule": "zero-bubble", "zero": 2},
+    ),
+    "pp2xtp2-zero-bubble": (
+        4,
+        "four-layers",
+        {"pipeline": 2, "tensor": 2, "schedule": "zero-bubble"},
+    ),
     "pp2xddp2": (4, "dense", {"pipeline": 2, "zero": 0}),
-    "pp2xtp2xfsdp2": (8, "shallow", {"pipeline": 2, "tensor": 2}),
+    "pp2xtp2xfsdp2": (8, "dense", {"pipeline": 2, "tensor": 2}),
     "cp2-ring": (2, "dense", {"context": 2, "context_method": "ring"}),
     "cp2-ring-grouped": (2, "grouped", {"context": 2, "context_method": "ring"}),
-    "cp4-ring": (4, "shallow", {"context": 4, "context_method": "ring"}),
+    "cp4-ring": (4, "dense", {"context": 4, "context_method": "ring"}),
     "cp2-ulysses": (2, "dense", {"context": 2, "context_method": "ulysses"}),
     "cp2-ring-ddp": (2, "dense", {"context": 2, "context_method": "ring", "zero": 0}),
-    "cp2xtp2": (4, "shallow", {"context": 2, "tensor": 2, "context_method": "ring"}),
-    "cp2xtp2-ulysses": (4, "shallow", {"context": 2, "tensor": 2, "context_method": "ulysses"}),
+    "cp2xtp2": (4, "dense", {"context": 2, "tensor": 2, "context_method": "ring"}),
+    "cp2xtp2-ulysses": (4, "dense", {"context": 2, "tensor": 2, "context_method": "ulysses"}),
     "moe-fsdp2": (2, "moe", {}),
     "moe-tp2": (2, "moe", {"tensor": 2}),
     "moe-cp2": (2, "moe", {"context": 2}),
     "moe-ddp2": (2, "moe", {"zero": 0}),
     "ep2": (2, "moe", {"expert": 2}),
     "ep2-bias": (2, "moe-bias", {"expert": 2}),
-    "moe-pp2-zero-bubble": (2, "moe", {"pipeline": 2, "schedule": "zero-bubble"}),
+    "moe-pp2-zero-bubble": (2, "moe-four-layers", {"pipeline": 2, "schedule": "zero-bubble"}),
     "ep2xfsdp2": (4, "moe", {"expert": 2}),
     "ep4-hsdp": (4, "moe", {"expert": 2, "replicate": 2}),
     "ep2xtp2": (4, "moe", {"expert": 2, "tensor": 2}),
-    "ep2xfsdp2xpp2": (8, "moe", {"expert": 2, "pipeline": 2}),
+    "ep2xfsdp2xpp2": (8, "moe-four-layers", {"expert": 2, "pipeline": 2}),
 }
 
 

@@ -63,7 +63,7 @@ def refused(job: Job, grown: type, grow: Grow) -> str:
 
 CASES: dict[str, tuple[str, dict[str, int], type, Grow, str]] = {
     "block": ("dense", {"tensor": 2}, Block, add_to_block, "layers.0.scale"),
-    "linear": ("dense", {"tensor": 2}, Block, add_to_attention, "layers.3.attention.gate.weight"),
+    "linear": ("dense", {"tensor": 2}, Block, add_to_attention, "layers.1.attention.gate.weight"),
     "bias": ("latent", {"tensor": 2}, Block, add_a_bias, "layers.1.attention.out.bias"),
     "router": ("moe", {"tensor": 2}, Block, add_to_router, "layers.2.moe.router.bias"),
     "experts": ("moe", {"expert": 2}, Experts, add_to_experts, "moe.experts.scale"),
