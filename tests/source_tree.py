@@ -124,7 +124,9 @@ def _import_statements(
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, where
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        elif isinstance(child, ast.expr):
+            continue  # no statement stands within, and most of a tree are expressions
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _import_statements(child, Where.FUNCTION)
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             for part in child.body:

@@ -43,7 +43,7 @@ def job_on(ranks: int, parallel: dict[str, Any], model: dict[str, Any]) -> Job:
         "model": {"layers": 4, "heads": 4, "kv_heads": 4, **model},
         "parallel": parallel,
         "precision": {"compute": "float32"},
-        "train": {"steps": STEPS},
+        "train": {"steps": STEPS, "micro_batch": 2},
     }
     return make_job(ranks, sections)
 

@@ -48,7 +48,8 @@ def count_damaged(job: Job) -> list[int]:
 def sections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     path = damaged_corpus(tmp_path_factory.mktemp("damaged"))
     data = {"source": "shards", "path": path, "on_damage": "weightless"}
-    return {"data": data, "train": {"steps": 8}}  # eight steps of eight samples are one epoch
+    # Eight steps of eight samples are one epoch.
+    return {"data": data, "train": {"steps": 8, "micro_batch": 2}, "model": {"layers": 2}}
 
 
 @pytest.fixture(scope="module")

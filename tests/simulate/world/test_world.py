@@ -275,7 +275,7 @@ def test_expected_interruptions_count_what_jobs_held() -> None:
 
 
 def test_a_queue_that_lets_jobs_wait_too_long_is_caught_in_a_scenario() -> None:
-    small = ["fleet.gpus=64", "days=1"]
+    small = ["fleet.gpus=64", "days=0.5"]
     assert run_seed(load_scenario("multi-tenant", small), 0).found == []
     told = run_seed(load_scenario("multi-tenant", [*small, "workload.starved_days=1e-4"]), 0).found
     assert told and all(one.startswith("starved") for one in told)

@@ -22,7 +22,7 @@ from tests.ranks import run_ranks
 from tests.train.optim.test_optimizer import set_gradients, verdict, weights
 
 LOW = ("bfloat16", "int8")
-ROWS = {"model": {"dim": 256, "ffn": 256, "layers": 2}}
+ROWS = {"model": {"dim": 256, "ffn": 256, "layers": 1}}
 
 
 def pair(rows: int = 64, row: int = 2 * STATE_BLOCK) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,8 @@ def test_a_skipped_step_leaves_every_bit(format: Any) -> None:
 
 def _last_loss(state: str) -> float:
     """The loss after some steps with moments in a format."""
-    sections: dict[str, Any] = {"optimizer": {"state": state}, "train": {"steps": 30}, **ROWS}
+    sections: dict[str, Any] = {"optimizer": {"state": state}, **ROWS}
+    sections["train"] = {"steps": 30, "micro_batch": 8}
     job = make_job(1, sections)
     device = torch.device("cpu")
     trainer = Trainer(job, build_mesh(job, device), device)
@@ -154,7 +155,7 @@ def _whole_state(trainer: Trainer) -> dict[str, bytes]:
 
 def _trained(folder: Path, ranks: int, parallel: dict[str, int], *, load: bool) -> dict[str, bytes]:
     sections = {"parallel": parallel, "optimizer": {"state": "int8"}, **ROWS}
-    job = make_job(ranks, sections)
+    job = make_job(ranks, sections | {"train": {"micro_batch": 4}})
     device = torch.device("cpu")
     trainer = Trainer(job, build_mesh(job, device), device)
     checkpointer = Checkpointer(folder, keep=0)

@@ -25,12 +25,12 @@ from tests.train.verified_steps import (
 )
 
 MOE = {"experts": 4, "top_k": 2, "ffn": 32, "balance": "bias"}
-FLIPS = 20
+FLIPS = 8  # two turns of each rank
 
 
-def _flips(seed: int) -> tuple[Flips, dict[str, Tensor]]:
+def _flips(flips: int, seed: int) -> tuple[Flips, dict[str, Tensor]]:
     trainer = make_trainer(4)
-    return make_flipped_steps(trainer, FLIPS, seed), state(trainer)
+    return make_flipped_steps(trainer, flips, seed), state(trainer)
 
 
 def _plain(steps: int) -> dict[str, Tensor]:
@@ -40,14 +40,24 @@ def _plain(steps: int) -> dict[str, Tensor]:
     return state(trainer)
 
 
-def test_twenty_of_twenty_flipped_gradients_are_found_and_their_rank_is_named() -> None:
-    results = run_ranks(4, _flips, 7)
+def find_all(flips: int, seed: int) -> None:
+    results = run_ranks(4, _flips, flips, seed)
     for made, _ in results:
         assert made.named == [(culprit,) for culprit in made.culprits] and made.alarms == 0
-        assert len(made.named) == FLIPS and set(made.culprits) == {0, 1, 2, 3}
+        assert len(made.named) == flips and set(made.culprits) == {0, 1, 2, 3}
         assert [vote({0: copies}).wrong for copies in made.copies] == made.named
-    for (_, found), expected in zip(results, run_ranks(4, _plain, FLIPS + 1), strict=True):
+    for (_, found), expected in zip(results, run_ranks(4, _plain, flips + 1), strict=True):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_every_flipped_gradient_is_found_and_its_rank_is_named() -> None:
+    find_all(FLIPS, seed=7)
+
+
+@pytest.mark.soak
+def test_a_hundred_flipped_gradients_are_found_and_their_ranks_are_named() -> None:
+    for seed in range(5):
+        find_all(20, seed)
 
 
 CASES: dict[str, dict[str, dict[str, Any]]] = {

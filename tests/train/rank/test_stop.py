@@ -143,11 +143,8 @@ def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path: Path) -> Non
     assert process.returncode == 0 and "all steps are done at step 12" in lines[-1]
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_run_whose_output_nobody_reads_goes_on_and_reports(
-    tmp_path: Path, options: list[str]
-) -> None:
-    command = [*train_command(tmp_path, 12), *options]
+def test_a_command_whose_output_nobody_reads_goes_on_and_reports(tmp_path: Path) -> None:
+    command = train_command(tmp_path, 12)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
     with process:
@@ -159,6 +156,20 @@ def test_a_run_whose_output_nobody_reads_goes_on_and_reports(
     (folder,) = (tmp_path / "runs").glob("*/*")
     end = RunFolder(folder).read_exit()
     assert end is not None and (end.reason, end.step) == ("done", 12)
+
+
+def stop_reading() -> None:
+    """What this process writes from now on nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+
+
+def test_a_run_whose_records_nobody_reads_goes_on_and_reports(tmp_path: Path, start: Start) -> None:
+    run = start(small_job(tmp_path, train__steps=12), json=True, before=stop_reading)
+    assert run.wait() == 0 and "Traceback" not in run.text
+    assert "stdout is gone (Broken pipe); the run goes on without it" in run.text
+    assert (run.exit.reason, run.exit.step) == ("done", 12)
 
 
 def test_a_signal_before_there_are_ranks_ends_the_command_with_zero(tmp_path: Path) -> None:
