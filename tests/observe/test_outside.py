@@ -119,6 +119,16 @@ def test_the_alert_rules_are_good() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    """By Prometheus' own evaluation of series as it has them after a scrape."""
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    tests = shutil.copy(Path(__file__).with_name("alert_tests.yml"), tmp_path)
+    command = ["promtool", "test", "rules", str(tests)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 class Receiver:
     """A real HTTP server that refuses the first messages."""
 
