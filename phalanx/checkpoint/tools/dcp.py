@@ -6,6 +6,7 @@ file of ours, with checksums of the tensors, which DCP has none of.
 
 from __future__ import annotations
 
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,7 +35,14 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.tier import open_source
 from phalanx.checkpoint.read.load import StoredTensors
-from phalanx.checkpoint.tools.convert import LazyTensors, Report, extra_of, generators_of, reported
+from phalanx.checkpoint.tools.convert import (
+    MODEL_PREFIX,
+    LazyTensors,
+    Report,
+    extra_of,
+    generators_of,
+    reported,
+)
 from phalanx.checkpoint.tools.dcp_metadata import UnsafeMetadataError, read_metadata
 from phalanx.checkpoint.tools.rewrite import SHARD_BYTES, write_whole
 from phalanx.data import Cursor
@@ -125,6 +133,7 @@ def import_dcp(
     carried = _read_carried(folder)
     origin = carried.origin if carried is not None else f"the DCP folder {folder}"
     if carried is None:
+        _refuse_foreign_names(folder, list(tensors))
         carried = CarriedState(
             step=0, extra=Extra(tokens=0, cursor=Cursor(), mesh={}, config_hash="")
         )
@@ -143,6 +152,31 @@ def import_dcp(
     )
 
 
+def _refuse_foreign_names(folder: Path, names: list[str]) -> None:
+    """Tensors that no model here asks for would be missed when training starts, hours later."""
+    for program, known, fix in FOREIGN_NAMES:
+        if found := [name for name in names if known.search(name)]:
+            problem = f"its tensors have names of {program} ({_named(found)}), and another layout"
+            raise CheckpointError(folder, problem, fix)
+    if not any(name.startswith(MODEL_PREFIX) for name in names):
+        problem = f"none of its tensors is a model's here: {_named(names)}"
+        fix = f"name weights as ours, {MODEL_PREFIX}layers.0.attention.qkv.weight, or import a "
+        raise CheckpointError(folder, problem, fix + "Hugging Face folder")
+
+
+# Fused and rotated otherwise than ours: a new name alone would make another model of them.
+FOREIGN_NAMES = (
+    (
+        "Hugging Face",
+        re.compile(r"\.self_attn\.|embed_tokens\.|lm_head\.|\.block_sparse_moe\."),
+        "save it as safetensors with save_pretrained, and import that folder",
+    ),
+    (
+        "torchtitan",
+        re.compile(r"tok_embeddings\.|\.attention\.w[qkvo]\.|\.feed_forward\.w[123]\."),
+        "export it with torchtitan's convert_to_hf.py, and import that folder",
+    ),
+)
 WEIGHTS_FIX = "a run can start from its weights (checkpoint.weights_only = true), not continue it"
 _CHANGED_FIX = (
     f"restore the folder; if its tensors were changed on purpose, remove {CARRIED_FILE}, "

@@ -49,7 +49,9 @@ class ForeignFile:
 class ForeignStream(FileStream):
     """Files of another program as one stream."""
 
-    def __init__(self, home: Path, files: list[ForeignFile], vocab: int) -> None:
+    def __init__(
+        self, home: Path, files: list[ForeignFile], vocab: int, check_sizes: bool = True
+    ) -> None:
         types = {file.stored_type for file in files}
         if len(types) > 1:
             names = ", ".join(sorted(kind.name for kind in types))
@@ -57,6 +59,8 @@ class ForeignStream(FileStream):
             raise DataError("data.path", home, rule, "use files made with one tokenizer")
         sizes = [file.tokens for file in files]
         mapped = MappedFiles(lambda number: files[number].path, sizes, types.pop())
+        for number in range(len(files)) if check_sizes else ():
+            mapped.check_size(number)
         super().__init__(mapped, sizes, _masks(home, files, sizes))
         self.home = home
         self.vocab = vocab
@@ -147,9 +151,11 @@ def _masks(home: Path, files: list[ForeignFile], sizes: list[int]) -> MappedFile
     return masks
 
 
-def open_megatron(home: Path, index_paths: list[Path], vocab: int) -> ForeignStream:
+def open_megatron(
+    home: Path, index_paths: list[Path], vocab: int, check_sizes: bool = True
+) -> ForeignStream:
     """The corpus in pairs of ``.bin`` and ``.idx`` files."""
-    return ForeignStream(home, [_megatron_file(path) for path in index_paths], vocab)
+    return ForeignStream(home, [_megatron_file(path) for path in index_paths], vocab, check_sizes)
 
 
 def open_datatrove(home: Path, paths: list[Path], vocab: int) -> ForeignStream:

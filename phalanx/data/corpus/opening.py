@@ -67,7 +67,7 @@ def open_whole(
         if found := sorted(home.rglob("*.ds")):
             return open_datatrove(home, found, vocab)
         if found := [path for path in sorted(home.rglob("*.idx")) if is_megatron(path)]:
-            return open_megatron(home, found, vocab)
+            return open_megatron(home, found, vocab, check_sizes)
         return ShardStream(home)  # which says what is missing
     if home.suffix == ".ds":
         return open_datatrove(home, [home], vocab)
@@ -75,7 +75,7 @@ def open_whole(
         home.with_suffix(".idx") if home.suffix in (".bin", ".idx") else Path(f"{home}.idx")
     )
     if index_path.exists():
-        return open_megatron(home, [index_path], vocab)
+        return open_megatron(home, [index_path], vocab, check_sizes)
     return ShardStream(home)
 
 

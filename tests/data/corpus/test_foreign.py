@@ -158,6 +158,13 @@ def test_damaged_megatron_files_are_refused_with_the_reason(
         read_all(open_stream(tmp_path / "m"))
 
 
+def test_a_megatron_file_cut_in_half_is_found_when_it_is_opened(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "m", DOCUMENTS)
+    shorten("m.bin", 14)(tmp_path)
+    with pytest.raises(DataError, match=r"m\.bin: is .*truncated: 14 bytes, where the corpus"):
+        open_stream(tmp_path / "m")
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

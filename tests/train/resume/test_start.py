@@ -110,6 +110,24 @@ def test_a_run_continues_to_the_bit_from_a_dcp_folder_that_was_exported(
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", "names of Hugging Face .*safetensors"),
+        ("layers.0.attention.wq.weight", "names of torchtitan .*convert_to_hf"),
+        ("net.0.weight", "none of its tensors is a model's here"),
+    ],
+)
+def test_a_dcp_folder_of_another_program_is_refused_when_it_is_imported(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    save_dcp({name: torch.ones(3)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    with pytest.raises(CheckpointError, match=said):
+        import_dcp(tmp_path / "dcp", tmp_path / "imported")
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_tensors_of_a_foreign_dcp_folder_are_no_run_to_continue(tmp_path: Path) -> None:
     save_dcp({"model.w": torch.ones(3)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     made = import_dcp(tmp_path / "dcp", tmp_path / "imported")
