@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +31,7 @@ from phalanx.checkpoint.keeper.client import KeeperClient, NoKeeperError
 from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.checkpoint.keeper.start import home_of
 from phalanx.checkpoint.read.group_load import Loader
-from phalanx.checkpoint.write.archive import Copy, copy_patiently
+from phalanx.checkpoint.write.archive import Copy, copy_patiently, try_out
 from phalanx.checkpoint.write.background import Background
 from phalanx.checkpoint.write.commit import (
     ArchiveTier,
@@ -82,6 +83,8 @@ class Checkpointer(Loader):
         self._lock: WriterLock | None = None
         self._generation = -1
         self._untold: list[SaveOutcome] = []
+        self._unarchived: dict[int, str] = {}  # of this rank's own copies
+        self.leaving: Callable[[], bool] = lambda: False  # whether to wait for no copy
 
     def save(
         self,
@@ -159,7 +162,9 @@ class Checkpointer(Loader):
                     raise CheckpointError(final, "sidecars are missing although all were written")
             if archive and self.archive is not None:
                 order = msgspec.structs.replace(order, archive=self.archive)
-                copy_patiently(Copy(order, sidecar), lambda _, problem: log.error("%s", problem))
+                tell = lambda _, problem: log.error("%s", problem)  # noqa: E731
+                if problem := copy_patiently(Copy(order, sidecar), tell, self.leaving):
+                    self._unarchived[step] = problem
         except CheckpointError as error:
             if current_rank() == 0 and not (final / MANIFEST_FILE).exists():
                 shutil.rmtree(final, ignore_errors=True)
@@ -311,8 +316,21 @@ class Checkpointer(Loader):
             self._untold = outcomes
             raise _not_saved(error) from error
         with self._ranks.together(self.folder):
-            outcomes += background.wait_complete()
+            outcomes += background.wait_complete(self.leaving)
         return outcomes
+
+    def try_archive(self) -> None:
+        """Refuse an archive that takes no copies, before anything depends on it; collective."""
+        if self.archive is not None:
+            with self._ranks.together(self.archive.url):
+                if current_rank() == 0:
+                    try_out(self.archive)
+
+    def not_archived(self) -> dict[int, str]:
+        """Steps whose copy was given up or is not finished, and why; collective."""
+        known = {} if self._background is None else self._background.unarchived
+        told = self._ranks.gather({**self._unarchived, **known})
+        return {step: why for each in told for step, why in each.items()}
 
     def _clear_failed(self, own: str) -> None:
         """What other ranks wrote of a save that failed is of no use; collective."""

@@ -450,6 +450,10 @@ class Log(Section, frozen=True, kw_only=True):
     """Send records to Weights & Biases."""
     mlflow: bool = False
     """Send records to MLflow."""
+    tags: tuple[str, ...] = ()
+    """Tags of the tracker's run: a word, or in MLflow "key=value"."""
+    artifacts: tuple[Literal["config", "metrics", "checkpoint"], ...] = ()
+    """Folders of the run that trackers get at its end; checkpoint: the newest one."""
     mfu: Literal["causal", "palm"] = "causal"
     """Attention FLOPs counted halved (causal), or in full (PaLM)."""
     profile_steps: tuple[int, int] | None = None

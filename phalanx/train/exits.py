@@ -21,9 +21,11 @@ class ExitCode(IntEnum):
     LOST_PEER = 14
     CHECKPOINT = 15
     STORAGE = 16
+    NOT_ARCHIVED = 17  # all steps are done, and some checkpoint is not in the archive
     INTERRUPTED = 130  # a second Ctrl-C: nothing was saved
 
 
+NOT_ARCHIVED = "not_archived"  # of ``details``: checkpoints that are not in the archive, and why
 CHECKPOINT_INTERVAL = "checkpoint_interval"  # the one of ``details`` that warns of nothing
 
 

@@ -7,19 +7,25 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
+from msgspec import structs
 
 from phalanx.checkpoint import BadCheckpointError, Checkpointer, CheckpointError, Extra
 from phalanx.checkpoint.format.tier import FolderTier, ObjectTier, open_tier, retain
 from phalanx.checkpoint.keeper.start import home_of
+from phalanx.checkpoint.write.archive import Archiver, Copy, copy_patiently
 from phalanx.checkpoint.write.commit import ArchiveTier, LocalDisk
 from phalanx.checkpoint.write.retention import RetentionEntry, RetentionPolicy, decide
 from phalanx.data import Cursor
 from phalanx.parallel import build_mesh
+from phalanx.train.exits import NOT_ARCHIVED, ExitCode, ExitInfo
+from phalanx.train.rank.loop import judged_by_archive
 from phalanx.train.trainer import Trainer
 from tests.object_store import BUCKET, S3Server, credentials, find_weed
 from tests.parallel.test_parity import make_job
@@ -334,6 +340,100 @@ def test_wrong_keys_are_named(server: S3Server, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(PermissionError, match="access is refused"):
         ObjectTier(f"s3://{BUCKET}/x").names()
+
+
+@needs_server
+def test_an_archive_that_takes_no_copies_is_refused_at_the_start(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = ArchiveTier(url=f"s3://{BUCKET}/tried")
+    Checkpointer(tmp_path, archive=good).try_archive()
+    assert ObjectTier(good.url).folders() == [] and ObjectTier(good.url).bytes_below() == 0
+    with pytest.raises(CheckpointError, match="no such bucket"):
+        Checkpointer(tmp_path, archive=ArchiveTier(url="s3://nowhere/x")).try_archive()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(CheckpointError, match="access is refused"):
+        Checkpointer(tmp_path, archive=good).try_archive()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="copies cannot be written there"):
+        Checkpointer(tmp_path, archive=ArchiveTier(url=str(tmp_path / "file" / "x"))).try_archive()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_end_says_what_is_not_in_the_archive(tmp_path: Path, background: bool) -> None:
+    (tmp_path / "file").touch()
+    archive = ArchiveTier(url=str(tmp_path / "file" / "x"), retry_seconds=0.1)
+    if background:
+        checkpointer = prepared(tmp_path / "run", archive, large(0.0))
+    else:
+        checkpointer = Checkpointer(tmp_path / "run", archive=archive)
+    checkpointer.save(1, large(1), EXTRA)
+    checkpointer.finish()
+    missing = checkpointer.not_archived()
+    checkpointer.close()
+    assert list(missing) == [1] and "Not a directory" in missing[1]
+
+
+def test_a_run_with_an_archive_that_lacks_something_has_an_exit_code_of_its_own() -> None:
+    done = ExitInfo(code=ExitCode.DONE, reason="done", message="all steps are done")
+    assert judged_by_archive(done) == done
+    judged = judged_by_archive(structs.replace(done, details={NOT_ARCHIVED: "steps 1: no"}))
+    assert (judged.code, judged.reason) == (17, "not_archived")
+    assert "not in the archive: steps 1: no" in judged.message
+
+
+class PlayedCopy:
+    """Stands for a shard: what ``archive`` does with it is played, too."""
+
+    def __init__(self, step: int, retry_seconds: float) -> None:
+        draft = SimpleNamespace(step=step)
+        target = ArchiveTier(url="s3://played/x", retry_seconds=retry_seconds)
+        self.order = SimpleNamespace(archive=target, draft=draft)
+
+    def close(self) -> None: ...
+
+
+def test_a_copy_that_must_wait_lets_others_go_first_and_leaving_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def play(tier: object, copy: PlayedCopy) -> None:
+        if copy.order.draft.step == 1:
+            raise ConnectionError(5, "no answer")
+
+    monkeypatch.setattr("phalanx.checkpoint.write.archive.archive", play)
+    monkeypatch.setattr("phalanx.checkpoint.write.archive.open_tier", lambda url: None)
+    leaving, done = threading.Event(), list[tuple[int, str]]()
+    said: list[str] = []
+    archiver = Archiver(
+        lambda step, problem: said.append(problem), lambda *each: done.append(each), leaving
+    )
+    for step in (1, 2, 3):
+        archiver.add(cast(Copy, PlayedCopy(step, 3600.0)))
+    assert eventually(lambda: len(done) == 2) and done == [(2, ""), (3, "")]
+    assert any("trying again" in each for each in said)
+    leaving.set()
+    assert eventually(lambda: len(done) == 3) and "given up" in done[2][1]
+
+
+def test_a_refusal_is_not_tried_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    def play(tier: object, copy: PlayedCopy) -> None:
+        raise PermissionError(13, "access is refused")
+
+    monkeypatch.setattr("phalanx.checkpoint.write.archive.archive", play)
+    monkeypatch.setattr("phalanx.checkpoint.write.archive.open_tier", lambda url: None)
+    monkeypatch.setattr("phalanx.checkpoint.write.archive.REFUSED_SECONDS", 0.2)
+    copy = cast(Copy, PlayedCopy(1, 3600.0))
+    assert "access is refused" in copy_patiently(copy, lambda step, problem: None)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
 
 
 def test_an_address_that_is_none_is_refused_in_words() -> None:

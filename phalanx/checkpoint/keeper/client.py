@@ -90,6 +90,7 @@ class KeeperClient:
         self._outcomes: list[SaveOutcome] = []
         self._handed: dict[int, str] = {}  # steps to be written without an outcome, and where
         self.archiving: list[int] = []  # steps that are copied to the second tier
+        self.unarchived: dict[int, str] = {}  # steps whose copy was given up, and why
         self.troubles: list[str] = []  # to be told; no checkpoint is lost by them
         self.flush_seconds = 0.0  # of the last snapshot that was given back
         self.replicated_step = -1  # the newest that another node holds too
@@ -248,6 +249,8 @@ class KeeperClient:
                     self.troubles.append(f"step {message.step}: {message.problem}")
                 case Archived():
                     self.archiving.remove(message.step)
+                    if message.problem:
+                        self.unarchived[message.step] = message.problem
                 case Replicated():
                     self.replicated_step = message.step
 

@@ -227,9 +227,10 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Archived(msgspec.Struct, frozen=True, tag=True):
-    """Copying this rank's shard of a step to the second tier is over, well or not."""
+    """Copying this rank's shard of a step to the second tier is over."""
 
     step: int
+    problem: str = ""  # why it was given up
 
 
 class Inventory(msgspec.Struct, frozen=True, tag=True):

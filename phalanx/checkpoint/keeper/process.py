@@ -69,6 +69,7 @@ class Keeper:
         self._busy = 0  # flushes handed over and not finished
         self._pending: list[tuple[WorkerPeer, SaveOrder]] = []
         self._watchers: dict[WorkerPeer, Notices] = {}
+        self.leaving = threading.Event()  # copies that fail are not tried again
         self._wanted = True  # somebody may come: the first worker, or one after a crash
         self._folder_lock = -1  # descriptor
         self._idle_since = time.monotonic()
@@ -293,7 +294,9 @@ def run_keeper(
     tcp = socket.create_server((options.address or host, 0))
     key = bytes.fromhex(os.environ.pop(REPLICA_KEY, ""))
     try:
-        Keeper(listener, lease_seconds, tcp, options, key).serve()
+        keeper = Keeper(listener, lease_seconds, tcp, options, key)
+        signal.signal(signal.SIGTERM, lambda number, frame: keeper.leaving.set())
+        keeper.serve()
     finally:
         Path(address).unlink(missing_ok=True)
         with suppress(OSError):  # others may have sockets there

@@ -81,7 +81,7 @@ class WorkerPeer(KeeperPeer):
         self._buddy: Pair | None = None
         self._to_buddy: ByteStream | None = None  # kept open: a snapshot may come with every step
         self._as_planned = False
-        self._archiver = Archiver(self._complain, self._archived)
+        self._archiver = Archiver(self._complain, self._archived, keeper.leaving)
 
     def is_there(self) -> bool:
         """Whether the process at the other end lives, also before its last words are read."""
@@ -288,8 +288,8 @@ class WorkerPeer(KeeperPeer):
         log.error("step %d: %s", step, problem)
         self.tell(Trouble(step, problem))
 
-    def _archived(self, step: int) -> None:
-        self.tell(Archived(step))
+    def _archived(self, step: int, problem: str) -> None:
+        self.tell(Archived(step, problem))
         self.keeper.rested()
 
     def _commit(self, held: HeldSnapshot) -> bool:

@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -29,13 +30,17 @@ from phalanx.checkpoint.format.manifest import (
     table_name,
 )
 from phalanx.checkpoint.format.shard import Sidecar
-from phalanx.checkpoint.format.tier import Tier, open_tier, read_scores, retain
-from phalanx.checkpoint.write.commit import SaveOrder
+from phalanx.checkpoint.format.tier import FolderTier, Tier, open_tier, read_scores, retain
+from phalanx.checkpoint.write.commit import ArchiveTier, SaveOrder
 from phalanx.checkpoint.write.direct import WRITE_BYTES, WRITERS, aligned_buffer, chunk_sums
 from phalanx.checkpoint.write.quota import admit_copy
 from phalanx.data.corpus.checksum import crc32c
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
+REFUSED_SECONDS = 30.0  # that a place is tried again which says no, or that is not there
+REFUSALS = (PermissionError, FileNotFoundError, NotADirectoryError)
+LEAVING_SECONDS = 0.5  # within which the wish to leave is noticed
+TRIAL_FILE = "trial"  # beside the checkpoints, for a moment
 COMPLAINT_SECONDS = 60.0  # between two words about the same trouble
 
 log = logging.getLogger(__name__)
@@ -67,59 +72,129 @@ class Copy:
         os.close(self._file)
 
 
-class Archiver:
-    """Copies one worker's shards, in order, in a thread that lives while there are any."""
+class Attempts:
+    """One copy, tried until it is done or given up."""
 
-    def __init__(self, complain: Callable[[int, str], None], done: Callable[[int], None]) -> None:
-        self._complain, self._done = complain, done
-        self._copies: list[Copy] = []
-        self._lock = threading.Lock()
+    def __init__(self, copy: Copy, complain: Callable[[int, str], None]) -> None:
+        assert copy.order.archive is not None
+        self.copy, self.step, self._target = copy, copy.order.draft.step, copy.order.archive
+        self.next_at = self._began = time.monotonic()
+        self._complain = complain
+        self._pause, self._complained = FIRST_PAUSE_SECONDS, -COMPLAINT_SECONDS
+        self.problem = ""  # why it was given up
+
+    def once(self, *, last: bool) -> bool:
+        """Try; whether it is over. What went wrong is told, not raised. ``last``: no other try."""
+        try:
+            archive(open_tier(self._target.url), self.copy)
+        except OSError as error:
+            if self._goes_on(error, last):
+                return False
+        except Exception as error:  # whatever a client raises, the keeper goes on
+            self.problem = f"not copied to {self._target.url}: {error}"
+            self._complain(self.step, self.problem)
+        self.copy.close()
+        return True
+
+    def _goes_on(self, error: OSError, last: bool) -> bool:
+        waited = time.monotonic() - self._began
+        problem = f"{self._target.url}: {error.strerror or error}"
+        patience = self._target.retry_seconds
+        if isinstance(error, REFUSALS):
+            patience = min(patience, REFUSED_SECONDS)
+        if last or waited + self._pause > patience:
+            self.problem = f"not copied, given up after {waited:.0f} s: {problem}"
+            self._complain(self.step, self.problem)
+            return False
+        if waited - self._complained >= COMPLAINT_SECONDS:
+            self._complained = waited
+            self._complain(self.step, f"not copied yet, trying again: {problem}")
+        self.next_at = time.monotonic() + self._pause * random.uniform(0.5, 1.5)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        return True
+
+
+class Archiver:
+    """Copies one worker's shards in a thread that lives while there are any.
+
+    A copy that must wait for its next try lets others go first. ``leaving``: no copy that failed
+    is tried again.
+    """
+
+    def __init__(
+        self,
+        complain: Callable[[int, str], None],
+        done: Callable[[int, str], None],
+        leaving: threading.Event,
+    ) -> None:
+        self._complain, self._done, self._leaving = complain, done, leaving
+        self._trying: list[Attempts] = []
+        self._changed = threading.Condition()
         self._running = False
 
     def add(self, copy: Copy) -> None:
         """Copy a shard that is durable on the first tier."""
-        with self._lock:
-            self._copies.append(copy)
+        with self._changed:
+            self._trying.append(Attempts(copy, self._complain))
+            self._changed.notify()
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._copies:
-                    self._running = False
-                    return
-                copy = self._copies.pop(0)
-            copy_patiently(copy, self._complain)
-            self._done(copy.order.draft.step)
+        while (attempts := self._next()) is not None:
+            if attempts.once(last=self._leaving.is_set()):
+                with self._changed:
+                    self._trying.remove(attempts)
+                self._done(attempts.step, attempts.problem)
+
+    def _next(self) -> Attempts | None:
+        """The copy whose turn it is, waited for; None: there is none."""
+        with self._changed:
+            while self._trying:
+                attempts = min(self._trying, key=lambda each: each.next_at)
+                delay = attempts.next_at - time.monotonic()
+                if delay <= 0 or self._leaving.is_set():
+                    return attempts
+                self._changed.wait(min(delay, LEAVING_SECONDS))
+            self._running = False
+            return None
 
 
-def copy_patiently(copy: Copy, complain: Callable[[int, str], None]) -> None:
-    """Try until it is done or time is up; what went wrong is told, not raised."""
-    step, target = copy.order.draft.step, copy.order.archive
-    assert target is not None
-    began, pause, complained = time.monotonic(), FIRST_PAUSE_SECONDS, -COMPLAINT_SECONDS
+def copy_patiently(
+    copy: Copy, complain: Callable[[int, str], None], leaving: Callable[[], bool] = lambda: False
+) -> str:
+    """Try until it is done or time is up, or somebody wants to leave; why it is given up."""
+    attempts = Attempts(copy, complain)
+    while not attempts.once(last=leaving()):
+        while time.monotonic() < attempts.next_at and not leaving():
+            time.sleep(min(LEAVING_SECONDS, FIRST_PAUSE_SECONDS))
+    return attempts.problem
+
+
+def try_out(target: ArchiveTier) -> None:
+    """Write a small file where copies will go; CheckpointError where that is refused.
+
+    A store that does not answer may do so when it is needed, and is only complained about.
+    """
+    fix = "set checkpoint.archive.url and the credentials of whoever runs the job, or leave it out"
+    tier = open_tier(target.url)
     try:
-        while True:
-            try:
-                archive(open_tier(target.url), copy)
-                return
-            except OSError as error:
-                waited = time.monotonic() - began
-                problem = f"{target.url}: {error.strerror or error}"
-                if waited + pause > target.retry_seconds:
-                    complain(step, f"not copied, given up after {waited:.0f} s: {problem}")
-                    return
-                if waited - complained >= COMPLAINT_SECONDS:
-                    complained = waited
-                    complain(step, f"not copied yet, trying again: {problem}")
-            time.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-    except Exception as error:  # whatever a client raises, the keeper goes on
-        complain(step, f"not copied to {target.url}: {error}")
-    finally:
-        copy.close()
+        tier.files(TRIAL_FILE)  # a copy begins so; some stores make a bucket of a first file
+        tier.write(TRIAL_FILE, b"")
+    except PermissionError as error:
+        problem = f"copies cannot be written there: {error.strerror or error}"
+        raise CheckpointError(target.url, problem, fix) from None
+    except FileNotFoundError:
+        raise CheckpointError(target.url, "there is no such bucket or folder", fix) from None
+    except OSError as error:
+        if isinstance(tier, FolderTier):
+            problem = f"copies cannot be written there: {error.strerror or error}"
+            raise CheckpointError(target.url, problem, fix) from None
+        log.error("%s: no answer yet, copies will be tried again: %s", target.url, error)
+        return
+    with suppress(OSError):  # some may write, and remove nothing
+        tier.drop(TRIAL_FILE)
 
 
 def archive(tier: Tier, copy: Copy) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -215,8 +215,11 @@ class Background:
         """Of the newest save, if it failed."""
         return "" if self._failed is None else self._failed.path
 
-    def wait_complete(self) -> list[SaveOutcome]:
-        """Until the manifest is there, which nothing can hinder once every shard is durable."""
+    def wait_complete(self, leaving: Callable[[], bool]) -> list[SaveOutcome]:
+        """Until the manifest is there, which nothing can hinder once every shard is durable.
+
+        Copies are waited for too, for a while and unless somebody is ``leaving``.
+        """
         outcomes: list[SaveOutcome] = []
         deadline = time.monotonic() + COMMIT_SECONDS
         while self._kept.waiting:
@@ -225,11 +228,17 @@ class Background:
                 problem = f"no manifest {COMMIT_SECONDS:.0f} s after the last shard was written"
                 raise CheckpointError(self._folder, problem)
         deadline = time.monotonic() + ARCHIVE_SECONDS
-        while self._kept.archiving and time.monotonic() < deadline:
+        while self._kept.archiving and time.monotonic() < deadline and not leaving():
             outcomes += self.poll(timeout_seconds=1.0)
-        if self._kept.archiving:
-            log.warning("the keeper still copies steps %s", self._kept.archiving)
-        return outcomes + self.poll()
+        outcomes += self.poll()
+        for step in self._kept.archiving:
+            self._kept.unarchived[step] = "the keeper still copies it"
+        return outcomes
+
+    @property
+    def unarchived(self) -> dict[int, str]:
+        """Steps of which this rank's part is not in the archive, and why."""
+        return self._kept.unarchived
 
     def close(self) -> None:
         """Leave the keeper to its work."""

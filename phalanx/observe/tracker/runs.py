@@ -167,6 +167,8 @@ def _state(folder: RunFolder, exit_info: Table, steps: list[StepRecord], wanted:
         return "lost" if _end_of_process(folder) else "running"
     if exit_info.get("code") == ExitCode.INTERRUPTED:
         return "interrupted"
+    if exit_info.get("code") == ExitCode.NOT_ARCHIVED:
+        return "done"
     if exit_info.get("code") != ExitCode.DONE:
         return "failed"
     whole = exit_info.get("reason") == "done" or bool(steps and wanted and steps[-1].step >= wanted)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
+
 from phalanx.checkpoint import Checkpointer
 from phalanx.data import DataExhausted
 from phalanx.train.callback import Callback, Callbacks, TrainingRun
-from phalanx.train.exits import ExitCode, ExitInfo, now
+from phalanx.train.exits import NOT_ARCHIVED, ExitCode, ExitInfo, now
 from phalanx.train.measure.profile import ProfileAsk, StepProfiler
 from phalanx.train.measure.step_metrics import StepMetrics, Validation
 from phalanx.train.rank.orders import StepOrders, WriteLease
@@ -78,6 +80,20 @@ def ended(run: TrainingRun, reason: str, message: str) -> ExitInfo:
         checkpoint=run.checkpoint,
         details=run.details,
         finished=now(),
+    )
+
+
+def judged_by_archive(info: ExitInfo) -> ExitInfo:
+    """A run that did all its steps has not ended well where the archive lacks a checkpoint."""
+    if info.reason != "done" or NOT_ARCHIVED not in info.details:
+        return info
+    missing = f"not in the archive: {info.details[NOT_ARCHIVED]}"
+    return msgspec.structs.replace(
+        info,
+        code=ExitCode.NOT_ARCHIVED,
+        reason=NOT_ARCHIVED,
+        message=f"{info.message}; {missing}",
+        advice="The checkpoints are on disk: copy their folders there, or start the job again.",
     )
 
 

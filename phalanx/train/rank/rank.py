@@ -140,8 +140,11 @@ class Rank:
         # Where an agent supervises, it fences off other writers.
         exclusive = not formation.supervised
         checkpointer = open_checkpointer(self.job, self.folder, exclusive=exclusive)
+        checkpointer.leaving = self._orders.stop.overdue
         laps.end("build")
         try:
+            if not formation.supervised or formation.generation == 1:
+                checkpointer.try_archive()
             point = self._restore(formation, self.folder, checkpointer, laps)
             left_out = self._resume(formation, self.folder, point)
             self._keep(formation, checkpointer)
@@ -288,10 +291,15 @@ class Rank:
                 saves_only=point.saves,
             )
             info = loop.train(run)
+        except BaseException as error:
+            sinks.fail(error)
+            raise
         finally:
             sinks.close()
         lost = {f"{sink} failed": error for sink, error in sinks.failures.items()}
-        return msgspec.structs.replace(info, details={**info.details, **self._notes, **lost})
+        info = msgspec.structs.replace(info, details={**info.details, **self._notes, **lost})
+        # A gang is not started again for a copy: its keepers may still make it.
+        return info if formation.supervised else loop.judged_by_archive(info)
 
     def _comparisons(
         self, formation: Formation, trainer: Trainer, point: RestorePoint

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+OVERDUE_SECONDS = 30.0  # most engines kill after less than a minute or two
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
@@ -25,11 +27,18 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.reason = ""
+        self._since = 0.0  # that it is known
         self._starting = False
 
     @property
     def requested(self) -> bool:
         return bool(self.reason)
+
+    def overdue(self) -> bool:
+        """Whether somebody asked so long ago that nothing but the disk is waited for."""
+        if self.requested:
+            self._since = self._since or time.monotonic()
+        return self.requested and time.monotonic() - self._since > OVERDUE_SECONDS
 
     def install(self) -> None:
         """Catch the signals that mean: finish the step, save, leave."""

@@ -19,7 +19,7 @@ from phalanx.train.report.records import (
     scalars,
 )
 from phalanx.train.report.run_folder import RunFolder
-from phalanx.train.report.trackers import Mlflow, Wandb
+from phalanx.train.report.trackers import Mlflow, Tracker, Wandb
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,12 @@ class Sinks:
         records = list(records)
         for sink in self._sinks:
             self._guarded(sink, records)
+
+    def fail(self, error: BaseException) -> None:
+        """The run ends by this error: trackers show it as failed."""
+        for sink in self._sinks:
+            if isinstance(sink, Tracker):
+                sink.fail(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Close every sink."""

@@ -14,16 +14,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from phalanx.checkpoint.format.folder import latest
 from phalanx.config import ConfigError, Job
 from phalanx.train.report.records import Record, scalars
 from phalanx.train.report.run_folder import RunFolder
 
 CLOSE_SECONDS = 60.0  # how long the end of a run waits for what is not sent yet
 WAITING_RECORDS = 10_000  # kept for a tracker that is slow or still opening
+MLFLOW_PARAMS, MLFLOW_VALUE = 100, 500  # at once; characters of a value
 MLFLOW_BATCH = 1000  # metrics; its server takes no more at once
 
 Send = Callable[[list[Record]], None]
@@ -37,6 +40,7 @@ class Tracker(ABC):
         self._folder = folder
         self._waiting: queue.SimpleQueue[Record | None] = queue.SimpleQueue()  # None: the end
         self._error: Exception | None = None
+        self.failure = ""  # why the run ends badly
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
@@ -50,6 +54,19 @@ class Tracker(ABC):
                 f"{WAITING_RECORDS:,} records wait to be sent: newer ones are left out"
             )
         self._waiting.put(record)
+
+    def fail(self, why: str) -> None:
+        """The run has failed, and its tracker is to show that."""
+        self.failure = why
+
+    def artifacts(self) -> list[Path]:
+        """Folders that were chosen, as far as they are there."""
+        newest = latest(self._folder.checkpoints)
+        places = {"config": self._folder.config, "metrics": self._folder.metrics}
+        found = [
+            newest if name == "checkpoint" else places[name] for name in self._job.log.artifacts
+        ]
+        return [path for path in found if path is not None and path.is_dir()]
 
     def flush(self) -> None:
         if self._error is not None:
@@ -92,6 +109,7 @@ class Wandb(Tracker):
             name=self._folder.id,
             dir=str(self._folder.logs),
             config=msgspec.to_builtins(self._job),
+            tags=list(self._job.log.tags),
         )
         # An axis of our own: W&B drops what is logged for a step lower than one it has seen, and
         # a checkpoint is reported before the steps that led to it.
@@ -103,8 +121,14 @@ class Wandb(Tracker):
 
         try:
             yield send
+            for path in self.artifacts():
+                made = wandb.Artifact(f"{self._job.name}-{path.name}", type="run")
+                made.add_dir(str(path))
+                run.log_artifact(made)
         finally:
-            run.finish()
+            if self.failure:
+                run.summary["failure"] = self.failure
+            run.finish(exit_code=int(bool(self.failure)))
 
 
 class Mlflow(Tracker):
@@ -115,7 +139,15 @@ class Mlflow(Tracker):
         mlflow: Any = importlib.import_module("mlflow")
         mlflow.set_experiment(self._job.name)
         run = mlflow.start_run(run_name=self._folder.id)
-        mlflow.log_dict(msgspec.to_builtins(self._job), "job.json")
+        settings = msgspec.to_builtins(self._job)
+        mlflow.log_dict(settings, "job.json")
+        params = [(key, str(value)[:MLFLOW_VALUE]) for key, value in leaves(settings)]
+        for first in range(0, len(params), MLFLOW_PARAMS):
+            mlflow.log_params(dict(params[first : first + MLFLOW_PARAMS]))
+        pairs = (tag.partition("=") for tag in self._job.log.tags)
+        mlflow.set_tags(
+            {"phalanx.run": str(self._folder.path)} | {key: value for key, _, value in pairs}
+        )
 
         def send(records: list[Record]) -> None:
             now = round(time.time() * 1000)
@@ -130,8 +162,21 @@ class Mlflow(Tracker):
 
         try:
             yield send
+            for path in self.artifacts():
+                mlflow.log_artifacts(str(path), path.name)
         finally:
-            mlflow.end_run()
+            if self.failure:
+                mlflow.set_tag("phalanx.failure", self.failure[:MLFLOW_VALUE])
+            mlflow.end_run("FAILED" if self.failure else "FINISHED")
+
+
+def leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their dotted keys."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def check_available(job: Job) -> None:

@@ -12,7 +12,7 @@ from phalanx.checkpoint.format.describe import world_size as current_world_size
 from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.data import DataExhausted
 from phalanx.train.callback import SAVING, Callback, TrainingRun
-from phalanx.train.exits import CHECKPOINT_INTERVAL
+from phalanx.train.exits import CHECKPOINT_INTERVAL, NOT_ARCHIVED
 from phalanx.train.report.records import CheckpointRecord, StepWaits
 from phalanx.train.resume.interval import SaveSchedule
 from phalanx.train.resume.saving import prepare_saves
@@ -89,6 +89,7 @@ class Checkpoints(Callback):
                 if self._keeps_the_end():
                     self._save(run)
                 self._report(run, self.checkpointer.finish())
+                self._note_unarchived(run)
             case CheckpointError():
                 self._report(run, self.checkpointer.poll())
 
@@ -98,7 +99,16 @@ class Checkpoints(Callback):
         if self._missing(run):
             self._save(run)
         self._report(run, self.checkpointer.finish())
+        self._note_unarchived(run)
         run.orders.stepped(self.trainer.step, self.durable, StepWaits())
+
+    def _note_unarchived(self, run: TrainingRun) -> None:
+        """Say which checkpoints the archive does not have; collective."""
+        if self.checkpointer.archive is None:
+            return
+        if missing := self.checkpointer.not_archived():
+            steps = ", ".join(map(str, sorted(missing)))
+            run.details[NOT_ARCHIVED] = f"steps {steps}: {missing[max(missing)]}"
 
     def _missing(self, run: TrainingRun) -> bool:
         """All steps were made by those before us, who could not save the last one."""

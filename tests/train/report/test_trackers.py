@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from phalanx.train.report import trackers
 from phalanx.train.report.records import Record
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.report.sinks import Sinks
-from phalanx.train.report.trackers import Send, Tracker, check_available
+from phalanx.train.report.trackers import Mlflow, Send, Tracker, Wandb, check_available
 from tests.train.forked_runs import small_job
 from tests.train.sample_records import step_record
 
@@ -97,6 +98,69 @@ def test_the_end_of_a_run_waits_only_so_long_for_a_silent_tracker(
     assert "TimeoutError" in sinks.failures["Notebook"]
     notebook.ready.set()
     notebook.thread.join(30)  # no thread may be left when later tests fork
+
+
+def test_a_failed_run_is_a_failed_one_in_mlflow_with_its_settings_tags_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    job = small_job(tmp_path, log__tags='["lab=vision", "first"]', log__artifacts='["config"]')
+    folder = RunFolder(tmp_path / "run")
+    folder.config.mkdir(parents=True)
+    (folder.config / "job.json").write_text("{}")
+    for failed in (False, True):
+        sinks = Sinks([Mlflow(job, folder)])
+        sinks.write([step_record(1)])
+        if failed:
+            sinks.fail(ValueError("no such expert"))
+        sinks.close()
+        assert not sinks.failures
+    bad, good = mlflow.search_runs(experiment_names=[job.name], output_format="list")
+    assert (good.info.status, bad.info.status) == ("FINISHED", "FAILED")
+    assert bad.data.tags["phalanx.failure"] == "ValueError: no such expert"
+    assert bad.data.tags["lab"] == "vision" and "first" in bad.data.tags
+    assert good.data.params["train.steps"] == str(job.train.steps)
+    client = mlflow.MlflowClient()
+    assert [each.path for each in client.list_artifacts(good.info.run_id, "config")] == [
+        "config/job.json"
+    ]
+
+
+def test_a_failed_run_is_a_failed_one_in_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = PlayedWandb()
+    monkeypatch.setitem(sys.modules, "wandb", played)  # type: ignore[arg-type]
+    folder = RunFolder(tmp_path / "run")
+    sinks = Sinks([Wandb(small_job(tmp_path, log__tags='["first"]'), folder)])
+    sinks.write([step_record(1)])
+    sinks.fail(ValueError("no such expert"))
+    sinks.close()
+    assert not sinks.failures
+    assert played.settings["tags"] == ["first"] and played.ended_with == 1
+    assert played.summary == {"failure": "ValueError: no such expert"}
+
+
+class PlayedWandb:
+    """What the sink uses of W&B's module and of its run: the real one wants an account."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, object] = {}
+        self.summary: dict[str, str] = {}
+        self.ended_with = -1
+
+    def init(self, **settings: object) -> PlayedWandb:
+        self.settings = settings
+        return self
+
+    def define_metric(self, name: str, step_metric: str) -> None: ...
+
+    def log(self, values: dict[str, float]) -> None: ...
+
+    def finish(self, exit_code: int) -> None:
+        self.ended_with = exit_code
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
