@@ -41,6 +41,12 @@ IdleMinutes = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JobOrRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Number of the job; slurm:NUMBER or folder of a run that has ended."
+    ),
+]
 JobNumber = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Number of the job.")]
 ServerUrl = Annotated[
     str,

@@ -7,6 +7,7 @@ from phalanx.config.errors import ConfigError, ConfigProblem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
+from phalanx.config.program import program_backend
 from phalanx.config.ramp import BatchRamp, batch_ramp, constant_batch
 from phalanx.config.resolve import (
     default_world_size,
@@ -88,6 +89,7 @@ __all__ = [
     "micro_batches",
     "model_differences",
     "problem",
+    "program_backend",
     "resolve",
     "resolve_model",
     "takes_unequal_shares",

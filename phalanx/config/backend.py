@@ -72,6 +72,8 @@ class Ray(Section, frozen=True, kw_only=True):
     """Address of its head; "auto": as RAY_ADDRESS or this machine says."""
     cpus_per_node: Natural = 0
     """CPUs that each agent's actor reserves; 0: all of a node."""
+    runtime_env: str = ""
+    """JSON file with Ray's runtime_env (pip, env_vars, working_dir, …) for agents and the job."""
     leaf_resource: str = "leaf:"
     """Beginning of the custom resource that names a node's leaf switch, e.g. "leaf:7"."""
 
@@ -106,12 +108,13 @@ class Kubernetes(Section, frozen=True, kw_only=True):
     """Name of an RDMA device to its plugin, e.g. "rdma/hca_shared_devices_a"."""
     rdma_devices: Natural = 1
     """RDMA devices of a pod."""
-    cpus: Count = 8
-    """CPUs of a pod."""
-    memory_gb: NonNegative = 64.0
-    """Memory of a pod, in 10^9 bytes, snapshots included."""
-    shm_gb: NonNegative = 16.0
-    """Size of /dev/shm, part of the memory."""
+    cpus: Natural = 0
+    """CPUs of a pod; 0: eight a rank."""
+    memory_gb: NonNegative = 0.0
+    """Memory of a pod, in 10^9 bytes, snapshots included; 0: as predicted for backend.cluster,
+    else 32 a rank and at least 64."""
+    shm_gb: NonNegative = 0.0
+    """Size of /dev/shm, part of the memory; 0: two a rank and at least 16."""
     runs_claim: str = ""
     """PersistentVolumeClaim with the runs folder; all pods mount it."""
     data_claim: str = ""
@@ -120,6 +123,8 @@ class Kubernetes(Section, frozen=True, kw_only=True):
     """Command of an init container that copies data to node-local disk first."""
     tolerations: tuple[str, ...] = ("nvidia.com/gpu",)
     """Keys of taints that the pods tolerate."""
+    keep_hours: NonNegative = 24.0
+    """After its end a job's objects are deleted so much later (bare pods stay)."""
     grace_seconds: SignalSeconds = 120
     """Time between the wish to end a pod and its end, for a snapshot and its flush."""
     user: Count = 1000
@@ -131,6 +136,8 @@ class Backend(Section, frozen=True, kw_only=True):
 
     gpus_per_node: NodeGpus = 0
     """GPUs that the job takes of a node; 0: up to 8, so that all nodes take equally many."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """What a program computes on; a job file says train.device."""
     spares: Natural = 0
     """Nodes in the same allocation that stand by for failures."""
     cluster: str = ""

@@ -18,6 +18,7 @@ app = typer.Typer()
 def drain(
     what: Annotated[str, typer.Argument(metavar="NODE|JOB", help="Name or number.")],
     within: Annotated[int, typer.Option(min=0, help="A node: empty it in so many seconds.")] = 0,
+    why: Annotated[str, typer.Option(help="A node: what others read about it.")] = "",
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
@@ -27,6 +28,6 @@ def drain(
         if what.isdigit():
             done = client.post(f"/v1/jobs/{what}/drain", None, Done)
         else:
-            body = Drain(deadline_seconds=within)
+            body = Drain(deadline_seconds=within, why=why)
             done = client.post(f"/v1/nodes/{quote(what, safe='')}/drain", body, Done)
     print_done(what, done, json)

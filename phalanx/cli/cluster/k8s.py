@@ -73,8 +73,7 @@ def manifests(
 
     with exit_on_config_error(json):
         wanted = options.wanted()
-        assert wanted.job is not None
-        found = installed(wanted.job.backend.kubernetes, quota) if install else made(wanted)
+        found = installed(wanted.backend.kubernetes, quota) if install else made(wanted)
     print(written(found, json), end="")
 
 

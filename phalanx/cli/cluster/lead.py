@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from phalanx.cli.job_file import load
+from phalanx.cli.jobs.environment import variables
 from phalanx.cli.option_struct import takes_options
-from phalanx.cli.options import FirstStepMinutes, HangMinutes, IdleMinutes
+from phalanx.cli.options import MOST_MINUTES, FirstStepMinutes, HangMinutes, IdleMinutes
 from phalanx.cli.output import exit_on, exit_on_config_error, fail
 from phalanx.cli.process import log_to_stderr
 
@@ -42,6 +43,13 @@ class LeadCommand:
     least: Annotated[int, typer.Option(min=0, help="Fewest replicas; 0: not elastic.")] = 0
     most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0
     retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3
+    slot_cpus: Annotated[int, typer.Option(min=1, help="CPUs on each node.")] = 1
+    minutes: Annotated[
+        float, typer.Option(min=0, max=MOST_MINUTES, help="Time limit; 0: none.")
+    ] = 0.0
+    env_file: Annotated[
+        list[Path] | None, typer.Option(help="Variables for it, NAME=VALUE a line.")
+    ] = None
     first_step_minutes: FirstStepMinutes = 0.0
     hang_minutes: HangMinutes = 0.0
     idle_minutes: IdleMinutes = 0.0
@@ -50,6 +58,8 @@ class LeadCommand:
 
     def wanted(self) -> RequestedWork:
         """The job as it is described to the controller."""
+        from msgspec import structs
+
         from phalanx.config import resolve
         from phalanx.control.backends.need import need_of
         from phalanx.control.server.http.submission import RequestedWork
@@ -58,7 +68,7 @@ class LeadCommand:
         if self.what[0].endswith(".toml"):
             job, argv = load(Path(self.what[0]), None, self.world_size)[0], ()
             job = resolve(job, self.world_size)
-        return RequestedWork(
+        wanted = RequestedWork(
             job=job,
             argv=argv,
             ranks=self.world_size,
@@ -69,12 +79,18 @@ class LeadCommand:
             most=self.most,
             spares=self.spares,
             retries=self.retries,
+            slot_cpus=self.slot_cpus,
+            minutes=self.minutes,
             first_step_minutes=self.first_step_minutes,
             hang_minutes=self.hang_minutes,
             idle_minutes=self.idle_minutes,
-            traffic=need_of(job, self.world_size, self.spares, self.gpus).traffic,
-            environment={"PHALANX_RUN": self.state.absolute().parent.name},
+            environment={
+                **variables((), self.env_file or ()),
+                "PHALANX_RUN": self.state.absolute().parent.name,
+            },
         )
+        need = need_of(structs.replace(wanted, slot_gpus=self.gpus))
+        return structs.replace(wanted, traffic=need.traffic)
 
     def lead_options(self, wanted: RequestedWork) -> LeadOptions:
         """How the job is led."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -10,10 +11,12 @@ import typer
 
 from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json
 from phalanx.cli.process import log_to_stderr
-from phalanx.cli.tables import when
+from phalanx.cli.tables import plain, when
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
+from phalanx.control.backends.requested import fitted
 from phalanx.control.server.http.submission import RequestedWork
+from phalanx.control.trust.secrets import secrets_note
 
 if TYPE_CHECKING:
     from phalanx.control.backends.ray.submit import RayRun
@@ -37,13 +40,15 @@ def to_backend(
         if engine not in ENGINES:
             rule = "is no engine that Phalanx knows"
             raise ConfigError("--backend", f'"{engine}"', rule, did_you_mean(engine, ENGINES))
-        if wanted.environment and engine != "ray":
-            rule = f"reaches no job of {engine} this way"
-            fix = "set backend.environment in the job file"
-            raise ConfigError("--env", ", ".join(wanted.environment), rule, fix)
+        wanted = fitted(engine, wanted)
+        elsewhere = _server(engine, wanted, server)
+        if policy is not None and (elsewhere or engine == "kubernetes"):
+            rule = "reaches no controller of this job"
+            raise ConfigError("--policy", str(policy), rule, "give it to that server, or leave it")
+        if note := secrets_note(wanted.environment or wanted.backend.environment):
+            print(plain(note), file=sys.stderr)
         if engine == "slurm":
             path = str(policy.absolute()) if policy else ""
-            elsewhere = _server(wanted, server)
             if elsewhere and not dry_run:
                 _refuse_unreachable(elsewhere)
             _slurm(wanted, dry_run, elsewhere, path, json)
@@ -53,13 +58,20 @@ def to_backend(
             _kubernetes(wanted, dry_run)
 
 
-def _server(wanted: RequestedWork, server: str) -> str:
+def _server(engine: str, wanted: RequestedWork, server: str) -> str:
     """The controller elsewhere, where the job wants one; "": it runs in the allocation."""
-    apart = wanted.job is not None and wanted.job.backend.controller == "server"
+    apart = wanted.backend.controller == "server"
+    if apart and engine != "slurm":
+        rule = f"a job of {engine} has a controller of its own"
+        raise ConfigError("backend.controller", '"server"', rule, 'set it to "job"')
     if apart and not server:
         rule = "needs the address of that server"
         raise ConfigError("backend.controller", '"server"', rule, "give --server URL")
-    return server if apart or wanted.job is None else ""
+    if server and not apart:
+        rule = "is used by no job that has a controller of its own"
+        fix = 'set backend.controller = "server" (Slurm), or leave it out'
+        raise ConfigError("--server", f'"{server}"', rule, fix)
+    return server
 
 
 def _refuse_unreachable(server: str) -> None:
@@ -87,7 +99,7 @@ def _slurm(wanted: RequestedWork, dry_run: bool, server: str, policy: str, json:
     from phalanx.control.backends.slurm.submit import SlurmBackend
 
     backend = SlurmBackend()
-    if wanted.job is not None and wanted.job.backend.controller == "here":
+    if wanted.backend.controller == "here":
         _slurm_here(wanted, backend, dry_run, policy, json)
     if dry_run:
         print(backend.script(wanted, comments=True, server=server, policy=policy), end="")

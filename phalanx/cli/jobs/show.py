@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from phalanx.cli.connection import connected
-from phalanx.cli.options import JobNumber, Json, ServerUrl, State
+from phalanx.cli.connection import connected, stored_run
+from phalanx.cli.options import JobOrRun, Json, ServerUrl, State
 from phalanx.cli.output import print_json
 from phalanx.cli.tables import add_row, plain, print_table, span, table, when
 from phalanx.cluster.jobs.job import JobSpec
@@ -32,19 +32,31 @@ class RankPlace(msgspec.Struct, frozen=True):
 
 @app.command()
 def show(
-    job: JobNumber,
+    job: JobOrRun,
     ranks: Annotated[bool, typer.Option("--ranks", help="Which rank is on which node.")] = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Show a job: its state, where it runs, how far it is."""
+    """Show a job: its state, where it runs, how far it is.
+
+    Of an engine's run that has ended its folder is read, and no server is needed.
+    """
+    if (stored := stored_run(job, json)) is not None:
+        if ranks:
+            raise typer.BadParameter("is known of jobs that run", param_hint="--ranks")
+        _show(stored.detail, json)
+        return
     with connected(server, json, state) as client:
         detail = client.get(f"/v1/jobs/{job}", JobDetail)
         if ranks:
             nodes = client.get("/v1/nodes", NodeList, limit=20_000).nodes
             _show_ranks(rank_places(detail, {node.name: node for node in nodes}), json)
             return
+    _show(detail, json)
+
+
+def _show(detail: JobDetail, json: bool) -> None:
     if json:
         print_json(detail)
         return

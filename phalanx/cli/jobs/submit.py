@@ -32,7 +32,7 @@ from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.cli.tables import plain
 from phalanx.cluster.jobs.job import SECOND_NS, JobState
 from phalanx.cluster.plan_record import PlanRecord
-from phalanx.config import ConfigError, Job
+from phalanx.config import Backend, ConfigError, Job, program_backend
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.trust.secrets import secrets_note
@@ -116,6 +116,7 @@ class SubmitOptions:
         return RequestedWork(
             job=job[0] if job else None,
             argv=() if job else tuple(self.what),
+            program_backend=Backend() if job else program_backend(self.overrides or ()),
             ranks=job[1] if job else self.world_size or 1,
             folder=str(Path.cwd() if self.workdir is None else self.workdir.absolute()),
             name=self.name,
@@ -155,6 +156,8 @@ def submit(
     if options.wait and (options.backend or dry_run):
         raise typer.BadParameter("--wait is for jobs of a server: it follows one that was sent")
     if options.backend:
+        if state is not None:
+            raise typer.BadParameter("--state is a server's: a job of an engine has its own")
         from phalanx.cli.jobs.engines import to_backend
 
         engine = options.backend

@@ -28,9 +28,35 @@ class RunSource:
             with connected(self.server, self.json, self.state) as client:
                 return client.get(f"/v1/runs/{which}", Run)
         try:
-            return load_folder(find_run_folder(which))
+            return _of_folder(which)
         except (ValueError, OSError) as error:
             raise typer.BadParameter(str(error), param_hint="RUN") from None
+
+
+def _of_folder(which: str) -> Run:
+    """A run by its folder; how an engine's job ended is known to the log of its controller."""
+    from phalanx.control.backends.stored_run import find_run, read_run
+    from phalanx.control.server.store.interface import StoreError
+
+    led = find_run(which, RUNS)
+    if led is None:
+        return load_folder(find_run_folder(which))
+    try:
+        stored = read_run(led)
+    except StoreError as error:
+        raise ValueError(str(error)) from None
+    job = stored.detail.job
+    program = Run(
+        id=f"{led.absolute().parent.name}/{led.name}", name=job.name, folder=str(led.absolute())
+    )
+    run = load_folder(led) if (led / "config" / "job.json").exists() else program
+    run.user, run.team, run.state = job.user, job.team, job.state
+    run.created, run.ended = job.submitted_ns / 1e9, job.ended_ns / 1e9
+    run.exit = {"reason": job.why.code, "message": job.why.text}
+    if stored.nodes:
+        placed = {"time": job.started_ns / 1e9, "generation": job.generation}
+        run.placements = [{**placed, "nodes": list(stored.nodes), "replicas": job.replicas}]
+    return run
 
 
 def find_run_folder(which: str) -> Path:

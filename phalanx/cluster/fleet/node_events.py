@@ -295,7 +295,8 @@ def on_drain(ctx: Context, fact: DrainNode) -> None:
         return
     ctx.health.ordered[node] = min(by_ns, ctx.health.ordered.get(node, by_ns))
     state = ctx.fleet.state(node)
-    drain(ctx, node, by_ns, reason("drain_ordered"), Cause.HOST_MAINTENANCE)
+    why = reason("drain_because", why=fact.why) if fact.why else reason("drain_ordered")
+    drain(ctx, node, by_ns, why, Cause.HOST_MAINTENANCE)
     later = reason("drain_later", state=state.name.lower())
     accept(ctx, fact.request, later if state in OUT else reason("accepted"))
 

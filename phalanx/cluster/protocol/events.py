@@ -107,6 +107,7 @@ class DrainNode(Body, frozen=True, tag=True):
 
     node: int
     deadline_ns: int = 0
+    why: str = ""  # in the words of whoever wants it
     request: str = ""
 
 

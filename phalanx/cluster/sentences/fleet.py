@@ -9,6 +9,7 @@ SENTENCES = {
     # health
     "suspected": "{cause}: {what}",
     "drain_ordered": "a person wants it empty",
+    "drain_because": "a person wants it empty: {why}",
     "tested": "passed its check",
     "strikes": "suspected {times} times within a day, whatever its checks say",
     "lemon": "a score of {score} thousandths of an incident: it fails too often",

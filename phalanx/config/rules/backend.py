@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from phalanx.config.backend import Backend, Kubernetes, Slurm
 from phalanx.config.errors import ConfigProblem, problem, written
-from phalanx.config.schema import Job
 
 WORD = re.compile(r"[A-Za-z0-9_.,:|&!*+/@\[\]()=~?-]*")  # what stands in a line of #SBATCH
 DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
@@ -26,9 +25,8 @@ SLURM_WORDS = (
 )
 
 
-def backend_problems(job: Job) -> Iterator[ConfigProblem]:
+def backend_problems(backend: Backend) -> Iterator[ConfigProblem]:
     """Rules for backend.*."""
-    backend = job.backend
     yield from _shared(backend)
     yield from _slurm(backend.slurm)
     yield from _kubernetes(backend.kubernetes)
@@ -94,7 +92,7 @@ def _kubernetes(kubernetes: Kubernetes) -> Iterator[ConfigProblem]:
             plain = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-") or "phalanx"
             rule = "must be lower-case letters, digits and dashes"
             yield problem(f"backend.kubernetes.{name}", written(text), rule, f'nearest: "{plain}"')
-    if kubernetes.shm_gb > kubernetes.memory_gb:
+    if kubernetes.memory_gb and kubernetes.shm_gb > kubernetes.memory_gb:
         rule = f"is part of backend.kubernetes.memory_gb ({kubernetes.memory_gb})"
         yield problem(
             "backend.kubernetes.shm_gb", kubernetes.shm_gb, rule, f"nearest: {kubernetes.memory_gb}"

@@ -41,8 +41,17 @@ def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
     if all(getattr(job.model, name) for name in SHAPE):
         problems += mesh_problems(job, world_size)
         problems += _precision(job)
-    apart = (text_problems, data_problems, backend_problems)
-    for rules in (*apart, _memory, _optimizer, _schedule, _train, _verification, _start):
+    problems += backend_problems(job.backend)
+    for rules in (
+        text_problems,
+        data_problems,
+        _memory,
+        _optimizer,
+        _schedule,
+        _train,
+        _verification,
+        _start,
+    ):
         problems += rules(job)
     return problems
 

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import BinaryIO, Literal
 from urllib.parse import quote
 
 from msgspec import Struct, structs
 
 from phalanx.cluster.jobs.job import ENDED, JobState
+from phalanx.control.backends.job_output import JobOutput
 from phalanx.control.backends.need import Need
 from phalanx.control.backends.own_controller import CertificateError, OwnController
+from phalanx.control.backends.site import Nowhere, Site, SiteQuestions
+from phalanx.control.backends.stored_run import OUTPUT_FILE
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.wire.api_types import (
+    MOST_WHY,
     Done,
     Drain,
     JobDetail,
@@ -38,7 +43,7 @@ from phalanx.control.wire.api_types import (
 AGAIN = 75  # exit code: not done, to be continued in another allocation
 CANCELLED = 143  # exit code: the engine ends the allocation, and waits for nobody
 POLL_SECONDS = 0.1
-SITE_SECONDS = 5.0  # between two questions to the engine
+OUTPUT_SECONDS = 5.0  # for the last lines that ranks printed
 JOIN_SECONDS = 120.0  # for the agents of a gang
 ENDED_FILE = "ended"  # in the state, for agents whose engine does not end them
 SPARE_SECONDS = 60.0  # more, for those that would only stand by
@@ -60,6 +65,7 @@ class LeadOptions(Struct, frozen=True, kw_only=True):
     slots: int  # nodes that the gang needs
     policy: Path | None = None
     own_server: bool = True
+    output: Literal["stdout", "stderr"] = "stdout"  # of what ranks print; stderr: and a file
     feature: str = ""  # that tells this allocation's nodes from others at a shared controller
 
 
@@ -78,23 +84,8 @@ def options_in(
         node_gpus=need.gpus_per_node,
         slots=need.slots,
         policy=policy,
+        output="stderr",  # the other one is for the answer
     )
-
-
-class Site(Protocol):
-    """An engine while one of its allocations runs; asked from time to time."""
-
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes of the allocation, as their agents call themselves."""
-        ...
-
-    def unwanted(self) -> dict[str, str]:
-        """Nodes that somebody wants empty (drained, cordoned), and the reason given."""
-        ...
-
-    def over(self) -> bool:
-        """Whether the engine ends the allocation now (cancelled): nothing will be waited for."""
-        ...
 
 
 class BatchLeader:
@@ -102,14 +93,14 @@ class BatchLeader:
 
     def __init__(self, options: LeadOptions, site: Site | None = None) -> None:
         self.options = options
-        self.site: Site = site or _Nowhere()
+        self.site: Site = site or Nowhere()
         self.state = options.state
         self._controller: OwnController | None = None
         if options.own_server:
             self._controller = OwnController(options.state, options.url, options.policy)
         self._leaving = ""  # why
         self._emptied: dict[str, str] = {}  # nodes that we asked to be empty
-        self._ask_site_at = 0.0
+        self._questions = SiteQuestions()
         self.quarantined: list[str] = []  # nodes that did harm, for whoever asks for nodes next
 
     def run(self) -> int:
@@ -146,8 +137,15 @@ class BatchLeader:
             joined = self._wait_for_nodes()
             if self._leaving and not self._known():
                 return CANCELLED if self._over() else AGAIN  # there is nothing to save
-            number = self._submit(max(0, min(spares, joined - self.options.slots)))
+            known = self._known()
+            number = self._submit(known, max(0, min(spares, joined - self.options.slots)))
+            client = Client(self.options.url, self.state)
+            outs: list[BinaryIO] = [sys.stdout.buffer]
+            if self.options.output == "stderr":
+                outs = [sys.stderr.buffer, (self.state.parent / OUTPUT_FILE).open("ab")]
+            output = JobOutput(client, number, outs, seen=bool(known))
             code = self._follow(number)
+            output.finish(OUTPUT_SECONDS if code != AGAIN else 0.0)
             if code not in (AGAIN, CANCELLED):
                 (self.state / ENDED_FILE).write_text(f"{code}\n")
             return code
@@ -222,7 +220,7 @@ class BatchLeader:
     def _empty(self, name: str, why: str) -> None:
         log.info("%s is to be empty: %s", name, why)
         path = f"/v1/nodes/{quote(name, safe='')}/drain"
-        if self._ask(lambda: self.client.post(path, Drain(), Done)):
+        if self._ask(lambda: self.client.post(path, Drain(why=why[:MOST_WHY]), Done)):
             self._emptied[name] = why
 
     def _readmit(self, name: str) -> None:
@@ -266,13 +264,8 @@ class BatchLeader:
 
     def _ask_site(self) -> None:
         """What the engine's administrator wants of the nodes, told to the core."""
-        if time.monotonic() < self._ask_site_at:
-            return
-        self._ask_site_at = time.monotonic() + SITE_SECONDS
-        try:
-            unwanted = self.site.unwanted()
-        except Exception as error:  # an engine that does not answer is no reason to stop
-            log.warning("%s", error)
+        unwanted = self._questions.unwanted(self.site)
+        if unwanted is None:
             return
         for name, why in unwanted.items():
             if name not in self._emptied:
@@ -283,9 +276,9 @@ class BatchLeader:
 
     # The job.
 
-    def _submit(self, spares: int) -> int:
-        """Put the job into the queue, once; in a later allocation it is let in again."""
-        if number := self._known():
+    def _submit(self, number: int, spares: int) -> int:
+        """Put the job into the queue, once; ``number``: known, and let in again."""
+        if number:
             if self._job(number).state == JobState.PENDING:
                 self._ask(lambda: self.client.post(f"/v1/jobs/{number}/release", None, Done))
             return number
@@ -370,16 +363,3 @@ class BatchLeader:
         found = self._nodes().items()
         self.quarantined = [name for name, node in found if node.state == "quarantined"]
         (self.state / "exclude").write_text(",".join(self.quarantined))
-
-
-class _Nowhere:
-    """Before the engine has placed anything."""
-
-    def nodes(self) -> tuple[str, ...]:
-        return ()
-
-    def unwanted(self) -> dict[str, str]:
-        return {}
-
-    def over(self) -> bool:
-        return False

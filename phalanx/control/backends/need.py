@@ -7,7 +7,7 @@ import math
 from msgspec import Struct
 
 from phalanx.config import Job
-from phalanx.control.server.http.submission import slot_of
+from phalanx.control.server.http.submission import RequestedWork, slot_of
 from phalanx.plan import AxisTraffic, Prediction, mapping_of, predict, traffic, workload_of
 
 USUAL_NODE_GPUS = 8
@@ -38,21 +38,21 @@ class Need(Struct, frozen=True, kw_only=True):
         return self.slots + self.spares
 
 
-def need_of(job: Job | None, ranks: int, spares: int = 0, gpus_per_node: int = 0) -> Need:
-    """What a resolved job (None: a program) asks an engine for."""
-    backend = job.backend if job is not None else None
-    node_gpus = gpus_per_node or (backend.gpus_per_node if backend else 0) or USUAL_NODE_GPUS
-    slot = slot_of(ranks, node_gpus)
+def need_of(wanted: RequestedWork) -> Need:
+    """What a resolved job, or a program, asks an engine for."""
+    job, backend, ranks = wanted.job, wanted.backend, wanted.ranks
+    slot = slot_of(ranks, wanted.slot_gpus or backend.gpus_per_node or USUAL_NODE_GPUS)
+    device = backend.device if job is None else job.train.device
     need = Need(
         ranks=ranks,
         slots=-(-ranks // slot),
-        spares=spares or (backend.spares if backend else 0),
+        spares=wanted.spares or backend.spares,
         gpus_per_node=slot,
-        wants_gpus=job is None or job.train.device != "cpu",
-        hours=backend.hours if backend else 0.0,
-        least_hours=backend.hours if backend else 0.0,
+        wants_gpus=device != "cpu",
+        hours=backend.hours,
+        least_hours=backend.hours,
     )
-    if job is None or backend is None or not backend.cluster:
+    if job is None or not backend.cluster:
         return need
     return _predicted(job, need)
 

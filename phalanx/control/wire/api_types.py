@@ -158,7 +158,11 @@ class Budget(In, frozen=True):
     forced: bool = False
 
 
+MOST_WHY = 300  # characters of a person's reason
+
+
 class Drain(In, frozen=True):
+    why: Annotated[str, Meta(max_length=MOST_WHY)] = ""
     deadline_seconds: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ from phalanx.control.backends.kubernetes.apply import KubernetesError, apply
 from phalanx.control.backends.kubernetes.install import install
 from phalanx.control.backends.kubernetes.manifests import manifests
 from phalanx.control.backends.kubernetes.site import KubernetesSite
+from phalanx.control.backends.need import need_of
+from phalanx.control.backends.requested import fitted
 from phalanx.control.server.http.submission import RequestedWork
 
 IMAGE = "registry.example/phalanx@sha256:" + "0" * 64
@@ -156,6 +159,74 @@ def test_an_agent_has_its_node_alone_with_gpus_rdma_and_shared_memory() -> None:
     data = next(m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "data")
     assert data["readOnly"] is True
     assert "drain" in spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+
+
+def test_memory_is_what_slurm_would_be_asked_for() -> None:
+    asked = wanted()
+    assert asked.job is not None
+    planned = asked.with_backend(structs.replace(asked.backend, cluster="h100-512"))
+    limits = agent_of(manifests(planned))["spec"]["containers"][0]["resources"]["limits"]
+    need = need_of(planned)
+    assert limits["memory"] == f"{math.ceil(need.memory_bytes / 1e9)}G" and limits["cpu"] == "64"
+    unplanned = agent_of(manifests(asked))["spec"]["containers"][0]["resources"]["limits"]
+    assert unplanned["memory"] == "256G"
+    own = wanted(memory_gb=100, cpus=12, shm_gb=8)
+    spec = agent_of(manifests(own))["spec"]
+    limits = spec["containers"][0]["resources"]["limits"]
+    assert (limits["memory"], limits["cpu"]) == ("100G", "12")
+    shm = next(volume for volume in spec["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"]["sizeLimit"] == "8G"
+
+
+@pytest.mark.parametrize("kind", ["jobset", "job", "pytorchjob", "volcano", "pods"])
+def test_a_program_is_led_with_its_variables(kind: str) -> None:
+    site = Kubernetes(runs_claim="runs", kind=kind)  # type: ignore[arg-type]
+    backend = Backend(image=IMAGE, kubernetes=site)
+    program = RequestedWork(
+        argv=("python", "train.py", "--lr", "1"),
+        ranks=4,
+        retries=7,
+        program_backend=backend,
+        environment={"A": "b c"},
+    )
+    made = manifests(fitted("kubernetes", program))
+    (config,) = [each for each in made if each["kind"] == "ConfigMap"]
+    assert config["data"] == {"environment": 'A="b c"\n'}
+    commands = [
+        container["command"]
+        for template in templates(made)
+        for container in template["spec"]["containers"]
+    ]
+    (lead,) = [words for words in commands if "lead" in words]
+    assert lead[lead.index("--") + 1 :] == ["python", "train.py", "--lr", "1"]
+    assert lead[lead.index("--retries") + 1] == "7" and "/etc/phalanx/environment" in lead
+
+
+def test_pods_fit_the_restricted_profile_unless_rdma_or_the_nodes_network_is_asked_for() -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted"""
+    for template in templates(manifests(wanted(data_claim="corpus", stage="true"))):
+        spec = template["spec"]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        kinds = {next(key for key in volume if key != "name") for volume in spec["volumes"]}
+        assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim"}
+        pod = spec["securityContext"]
+        assert pod["runAsUser"] > 0 and pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in (*spec["containers"], *spec.get("initContainers", [])):
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_what_is_over_goes_away_and_one_bad_node_does_not_use_up_the_others_restarts() -> None:
+    made = manifests(wanted(kind="job", keep_hours=2))
+    jobs = {
+        each["metadata"]["name"].rpartition("-")[2]: each for each in made if each["kind"] == "Job"
+    }
+    assert all(job["spec"]["ttlSecondsAfterFinished"] == 7200 for job in jobs.values())
+    assert jobs["agents"]["spec"]["backoffLimitPerIndex"] == 10
+    assert "backoffLimitPerIndex" not in jobs["controller"]["spec"]
+    pod = jobs["controller"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    probes = {name for name in pod["containers"][0] if name.endswith("Probe")}
+    assert probes == {"startupProbe", "readinessProbe", "livenessProbe"}
 
 
 def test_a_bad_job_fails_and_a_lost_node_does_not_count() -> None:

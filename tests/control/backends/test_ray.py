@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from phalanx.config import ConfigError, Ray
 from phalanx.control.backends.ray import submit
-from phalanx.control.backends.ray.submit import RayBackend, RayError, connect
+from phalanx.control.backends.ray.submit import RayBackend, RayError, connect, runtime_env_of
 from phalanx.control.server.http.submission import RequestedWork
 from tests.control.jobs import assert_same, generations, undisturbed, write_job
 
@@ -138,3 +139,15 @@ def test_slurm_starts_a_ray_inside_an_allocation(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["nodes"][0] == 2 and found["state"] == "CANCELLED"
+
+
+def test_a_runtime_env_is_read_from_its_file_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "env.json"
+    path.write_text('{"env_vars": {"A": "b"}}')
+    assert runtime_env_of(Ray(runtime_env=str(path))) == {"env_vars": {"A": "b"}}
+    for text in ("[1]", "{"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"backend\.ray\.runtime_env"):
+            runtime_env_of(Ray(runtime_env=str(path)))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        runtime_env_of(Ray(runtime_env=str(tmp_path / "none.json")))

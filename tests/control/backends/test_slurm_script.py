@@ -14,6 +14,7 @@ from phalanx.config import Backend, ConfigError, Job, Model, Parallel, Slurm, Tr
 from phalanx.control.backends.need import need_of
 from phalanx.control.backends.slurm.directives import ScriptOptions, refuse_short
 from phalanx.control.backends.slurm.script import render
+from phalanx.control.server.http.submission import RequestedWork
 from phalanx.testing.slurm.sandbox import Sandbox
 
 IMAGE = "nvcr.io/nvidia/pytorch@sha256:" + "0" * 64
@@ -27,7 +28,7 @@ def made(backend: Backend, comments: bool = False, ranks: int = 16, **more: obje
     options = ScriptOptions(
         name="big",
         backend=backend,
-        need=need_of(job, ranks),
+        need=need_of(RequestedWork(job=job, ranks=ranks)),
         python="/venv/bin/python",
         folder="/work",
         runs=Path("/work/runs/big"),
@@ -72,7 +73,7 @@ def test_a_slurm_without_segments_is_not_asked_for_them() -> None:
 
 
 def test_time_and_memory_come_from_the_plan() -> None:
-    job_hours = need_of(_planned(), 16)
+    job_hours = need_of(RequestedWork(job=_planned(), ranks=16))
     lines = directives(made(Backend(cluster="h100-512")))
     (time,) = [line for line in lines if line.startswith("--time=")]
     (least,) = [line for line in lines if line.startswith("--time-min=")]
@@ -84,7 +85,7 @@ def test_time_and_memory_come_from_the_plan() -> None:
 
 def test_a_short_job_is_not_warned_as_soon_as_it_starts() -> None:
     job = structs.replace(_planned(), train=Train(steps=10, global_batch=16))
-    need = need_of(job, 16)
+    need = need_of(RequestedWork(job=job, ranks=16))
     assert need.hours * 3600 < 120
     slurm = Slurm(signal_seconds=120)
     options = ScriptOptions(

@@ -41,6 +41,9 @@ def test_a_drained_node_is_left_at_a_step_boundary(
     left = next(name for name in job.job()["nodes"] if name != job.protected())
     sandbox.run("scontrol", "update", f"nodename={left}", "state=drain", "reason=bad fan")
     job.wait(lambda: left not in job.job().get("nodes", [left]), "the job to leave the node")
+    known = job.client.get("/v1/nodes", dict)["nodes"]
+    why = {node["name"]: node["why"]["text"] for node in known}
+    assert why[left] == "a person wants it empty: bad fan"
     records = job.run / "metrics" / "steps.jsonl"
     elsewhere = lambda: records.exists() and 2 in generations(job.run).values()  # noqa: E731
     job.wait(elsewhere, "steps elsewhere")

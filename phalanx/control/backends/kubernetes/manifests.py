@@ -18,8 +18,10 @@ from phalanx.control.backends.kubernetes.pods import (
 )
 from phalanx.control.backends.kubernetes.pods import PORT as API_PORT
 from phalanx.control.backends.need import need_of
+from phalanx.control.backends.requested import environment_file, lead_words
 from phalanx.control.server.http.submission import RequestedWork
 
+MOST_INDEX_RESTARTS = 10  # of one agent
 MOST_RESTARTS = 100  # of pods, by infrastructure that fails again and again
 BAD_JOB = [1, 2]  # exit codes of a controller whose job is wrong: doing it again would not help
 
@@ -43,22 +45,19 @@ def manifests(wanted: RequestedWork) -> list[Tree]:
 
 def pod_options(wanted: RequestedWork) -> PodOptions:
     """What the pods are made of; ConfigError names what is missing."""
-    job = wanted.job
-    if job is None:
-        rule = "Kubernetes runs a job file"
-        raise ConfigError("submit", " ".join(wanted.argv), rule, "name a JOB.toml")
-    site = job.backend.kubernetes
+    backend = wanted.backend
+    site = backend.kubernetes
     for key, value, why in (
-        ("backend.image", job.backend.image, "pods need an image with phalanx in it"),
+        ("backend.image", backend.image, "pods need an image with phalanx in it"),
         ("backend.kubernetes.runs_claim", site.runs_claim, "every pod must see runs and state"),
     ):
         if not value:
             raise ConfigError(key, '""', why, "name one")
-    if job.backend.image.startswith("/"):
+    if backend.image.startswith("/"):
         rule = "Kubernetes pulls images from a registry, and takes no file"
         fix = 'e.g. "registry.example/phalanx@sha256:…"'
-        raise ConfigError("backend.image", f'"{job.backend.image}"', rule, fix)
-    need = need_of(job, wanted.ranks, wanted.spares, wanted.slot_gpus)
+        raise ConfigError("backend.image", f'"{backend.image}"', rule, fix)
+    need = need_of(wanted)
     name = object_name(wanted.title)
     host = {
         "jobset": f"{name}-controller-0-0.{name}",
@@ -68,13 +67,18 @@ def pod_options(wanted: RequestedWork) -> PodOptions:
         "pods": f"controller.{name}",
     }[site.kind]
     lead = ["--nodes", need.slots, "--spares", need.spares, "--gpus", need.gpus_per_node]
-    lead += ["--world-size", need.ranks, "--name", wanted.title, f"{JOB}/job.toml"]
+    lead += ["--world-size", need.ranks, *lead_words(wanted)]
+    if wanted.job is not None:
+        lead.append(f"{JOB}/job.toml")
+    else:
+        lead += ["--env-file", f"{JOB}/environment", "--", *wanted.argv]
     return PodOptions(
         name=name,
         title=wanted.title,
-        backend=job.backend,
+        backend=backend,
+        slot_cpus=wanted.slot_cpus,
         need=need,
-        url=f"{'https' if job.backend.tls else 'http'}://{host}:{API_PORT}",
+        url=f"{'https' if backend.tls else 'http'}://{host}:{API_PORT}",
         lead=tuple(map(str, lead)),
         index=INDEX_LABELS.get(site.kind, INDEX_LABELS["job"]),
     )
@@ -83,13 +87,15 @@ def pod_options(wanted: RequestedWork) -> PodOptions:
 def _config_map(options: PodOptions, wanted: RequestedWork) -> Tree:
     from msgspec import structs
 
-    assert wanted.job is not None
-    here = structs.replace(wanted.job, runs="/runs")
+    if wanted.job is None:
+        data = {"environment": environment_file(wanted.backend)}
+    else:
+        data = {"job.toml": to_toml(structs.replace(wanted.job, runs="/runs"))}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": f"{options.name}-job"},
-        "data": {"job.toml": to_toml(here)},
+        "data": data,
     }
 
 
@@ -112,20 +118,27 @@ def _job_spec(options: PodOptions, role: str) -> Tree:
     """A Job of one controller, or of all agents with an index each."""
     agents = role == AGENT
     count = options.need.nodes if agents else 1
+    limit = {"backoffLimitPerIndex": MOST_INDEX_RESTARTS} if agents else {}
     return {
         "completionMode": "Indexed",
         "completions": count,
         "parallelism": count,
         "backoffLimit": MOST_RESTARTS,
+        **limit,  # one bad node does not use up what the others may need
         "podFailurePolicy": _failure_policy(role),
         "podReplacementPolicy": "Failed",  # never two pods with one index
         "template": agent_pod(options) if agents else controller_pod(options),
     }
 
 
+def _kept_seconds(options: PodOptions) -> int:
+    return round(options.site.keep_hours * 3600)
+
+
 def _jobset(options: PodOptions) -> list[Tree]:
     metadata: Tree = {"name": options.name}
     spec: Tree = {
+        "ttlSecondsAfterFinished": _kept_seconds(options),
         "network": {"enableDNSHostnames": True, "subdomain": options.name},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": ["controller"]},
         "failurePolicy": {
@@ -163,6 +176,7 @@ def _jobset(options: PodOptions) -> list[Tree]:
 def _pytorchjob(options: PodOptions) -> list[Tree]:
     metadata: Tree = {"name": options.name}
     policy: Tree = {"cleanPodPolicy": "All", "backoffLimit": MOST_RESTARTS}
+    policy["ttlSecondsAfterFinished"] = _kept_seconds(options)
     if options.site.queue:
         metadata["labels"] = {"kueue.x-k8s.io/queue-name": options.site.queue}
         policy["suspend"] = True
@@ -193,7 +207,7 @@ def _jobs(options: PodOptions) -> list[Tree]:
     """Nothing needs to be installed: Indexed Jobs, and a service that names their pods."""
     made: list[Tree] = [_service(options)]
     for role, plural in (("controller", "controller"), (AGENT, "agents")):
-        spec = _job_spec(options, role)
+        spec = _job_spec(options, role) | {"ttlSecondsAfterFinished": _kept_seconds(options)}
         spec["template"]["spec"]["subdomain"] = options.name
         made.append(
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from typing import Any
 
@@ -17,6 +18,9 @@ RUNS, DATA, JOB = "/runs", "/data", "/etc/phalanx"
 PORT = 7070
 AGENT = "agent"
 MOST_NAME = 40
+RANK_CPUS = 8  # for its loaders, its keeper's share and the rank itself
+RANK_GB, LEAST_GB = 32.0, 64.0  # of memory, where nothing predicts it
+RANK_SHM_GB, LEAST_SHM_GB = 2.0, 16.0
 NAME_LABEL, ROLE_LABEL = "app.kubernetes.io/name", "phalanx.dev/role"
 INDEX_LABELS = {  # with an agent's number, by what carries the pods
     "job": "batch.kubernetes.io/job-completion-index",
@@ -35,6 +39,7 @@ class PodOptions(Struct, frozen=True, kw_only=True):
     need: Need
     url: str  # of the controller
     lead: tuple[str, ...]  # words behind `phalanx lead`
+    slot_cpus: int = 1  # that were asked for
     index: str = INDEX_LABELS["job"]  # label with an agent's number
 
     @property
@@ -69,7 +74,7 @@ def controller_pod(options: PodOptions) -> Tree:
         **_container(options, "controller", words),
         "ports": [{"name": "api", "containerPort": PORT}],
         "resources": _same({"cpu": "2", "memory": "4G"}),
-        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 5},
+        **_probes(),
     }
     spec = {
         **_pod(options, [container]),
@@ -114,6 +119,17 @@ def agent_pod(options: PodOptions) -> Tree:
     return {"metadata": metadata, "spec": spec}
 
 
+def _probes() -> Tree:
+    """Of the controller. An agent that is silent is dealt with by the controller itself."""
+    answers = {"tcpSocket": {"port": PORT}}
+    return {
+        "startupProbe": {**answers, "periodSeconds": 5, "failureThreshold": 60},
+        "readinessProbe": {**answers, "periodSeconds": 5},
+        # It starts its server again by itself: only one that cannot is to be replaced.
+        "livenessProbe": {**answers, "periodSeconds": 20, "failureThreshold": 15},
+    }
+
+
 def _metadata(options: PodOptions, role: str) -> Tree:
     return {"labels": {NAME_LABEL: options.name, ROLE_LABEL: role}}
 
@@ -129,6 +145,7 @@ def _pod(options: PodOptions, containers: list[Tree]) -> Tree:
             "runAsUser": site.user,
             "runAsGroup": site.user,
             "fsGroup": site.user,
+            "fsGroupChangePolicy": "OnRootMismatch",  # not every file of all runs at each start
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
@@ -194,7 +211,7 @@ def _volumes(options: PodOptions, *, shared_memory: bool) -> list[Tree]:
         claim = {"claimName": site.data_claim, "readOnly": True}
         volumes.append({"name": "data", "persistentVolumeClaim": claim})
     if shared_memory:
-        limit = {"medium": "Memory", "sizeLimit": _giga(site.shm_gb)}
+        limit = {"medium": "Memory", "sizeLimit": _giga(shared_memory_gb(options))}
         volumes.append({"name": "shm", "emptyDir": limit})
         if site.stage:
             volumes.append({"name": "local", "emptyDir": {}})
@@ -203,12 +220,29 @@ def _volumes(options: PodOptions, *, shared_memory: bool) -> list[Tree]:
 
 def _amounts(options: PodOptions) -> dict[str, str]:
     site, need = options.site, options.need
-    amounts = {"cpu": str(site.cpus), "memory": _giga(site.memory_gb)}
+    cpus = site.cpus or max(RANK_CPUS * need.gpus_per_node, options.slot_cpus)
+    amounts = {"cpu": str(cpus), "memory": _giga(memory_gb(options))}
     if need.wants_gpus:
         amounts[site.gpu_resource] = str(need.gpus_per_node)
     if site.rdma_resource:
         amounts[site.rdma_resource] = str(site.rdma_devices)
     return amounts
+
+
+def memory_gb(options: PodOptions) -> float:
+    """Of an agent's pod: as given, as predicted, or by its ranks."""
+    need = options.need
+    if options.site.memory_gb:
+        return options.site.memory_gb
+    if need.memory_bytes:
+        return math.ceil(need.memory_bytes / 1e9)
+    return max(LEAST_GB, RANK_GB * need.gpus_per_node)
+
+
+def shared_memory_gb(options: PodOptions) -> float:
+    """Of /dev/shm, which loaders and NCCL use; snapshots are in memory beside it."""
+    by_ranks = max(LEAST_SHM_GB, RANK_SHM_GB * options.need.gpus_per_node)
+    return options.site.shm_gb or min(by_ranks, memory_gb(options))
 
 
 def _same(amounts: dict[str, str]) -> Tree:

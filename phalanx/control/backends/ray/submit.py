@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from phalanx.config import Backend
+from phalanx.config import Backend, ConfigError, Ray
 from phalanx.control.backends.lead import BatchLeader, LeadError, options_in
 from phalanx.control.backends.need import Need, need_of
 from phalanx.control.client.client import TLS_FILE
@@ -125,12 +126,13 @@ class RayBackend:
 
     def __init__(self, wanted: RequestedWork) -> None:
         self.wanted = wanted
-        self.backend = wanted.job.backend if wanted.job is not None else Backend()
-        self.need = need_of(wanted.job, wanted.ranks, wanted.spares, wanted.slot_gpus)
+        self.backend = wanted.backend
+        self.need = need_of(wanted)
         self.key = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
     def run(self, policy: Path | None = None) -> RayRun:
         """Place, start, lead, and give everything back."""
+        runtime_env_of(self.backend.ray)  # refused before nodes are taken
         ray = connect(self.backend.ray.address)
         groups: list[Any] = []
         actors: list[Any] = []
@@ -205,11 +207,13 @@ class RayBackend:
 
         made = []
         settings = self.backend.ray
+        runtime_env = runtime_env_of(settings)
         for group in groups:
             for index, bundle in enumerate(group.bundle_specs):
                 remote = ray.remote(AgentActor).options(
                     num_cpus=bundle["CPU"],
                     num_gpus=bundle.get("GPU", 0),
+                    runtime_env=runtime_env,
                     max_restarts=-1,  # with its bundle, wherever Ray puts that
                     scheduling_strategy=PlacementGroupSchedulingStrategy(
                         placement_group=group, placement_group_bundle_index=index
@@ -244,6 +248,21 @@ class RayBackend:
             with suppress(Exception):
                 remove_placement_group(group)
         ray.shutdown()
+
+
+def runtime_env_of(settings: Ray) -> dict[str, Any]:
+    """Ray's runtime_env from its file; ConfigError where that is none."""
+    if not settings.runtime_env:
+        return {}
+    try:
+        found = msgspec.json.decode(Path(settings.runtime_env).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        rule, fix = f"cannot be read: {error}", 'a file such as {"pip": ["einops"]}'
+        raise ConfigError("backend.ray.runtime_env", settings.runtime_env, rule, fix) from None
+    if not isinstance(found, dict):
+        rule = "holds no JSON object"
+        raise ConfigError("backend.ray.runtime_env", settings.runtime_env, rule, "write {…}")
+    return found
 
 
 class _Tokens:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
 from phalanx.config import Backend, ConfigError
 from phalanx.control.backends.need import Need
+from phalanx.control.backends.requested import EARLY_SECONDS
 
+DEFAULT_HOURS = 24.0  # of an allocation where nothing says how long
 START_SECONDS = 600  # that a predicted time limit leaves for staging, loading and compiling
-EARLY_SECONDS = 60  # that Slurm may send a warning before its time
 
 
 class ScriptOptions(Struct, frozen=True, kw_only=True):
@@ -26,6 +27,9 @@ class ScriptOptions(Struct, frozen=True, kw_only=True):
     runs: Path  # folder of this name's runs, on shared storage
     job_toml: str = ""  # "": a program
     argv: tuple[str, ...] = ()
+    environment: str = ""  # of a program, as a file has it
+    slot_cpus: int = 1  # that a node must have at least
+    longest_hours: float = 0.0  # that the partition gives; 0: not limited, or not known
     lead: tuple[str, ...] = ()  # more options of the leading process
     switches: int = 0
     segment: bool = True  # this Slurm has it
@@ -92,6 +96,8 @@ def _nodes(options: ScriptOptions) -> Iterator[Directive]:
         gpus = f"{kind}{need.gpus_per_node}"
         flag = f"--gres=gpu:{gpus}" if slurm.gres else f"--gpus-per-node={gpus}"
         yield Directive(flag, "One rank a GPU")
+    if options.slot_cpus > 1:
+        yield Directive(f"--mincpus={options.slot_cpus}", "--slot-cpus")
     yield Directive(
         "--exclusive", "All cores of the node for loaders and keepers, and no noisy guest"
     )
@@ -140,6 +146,14 @@ def _time(options: ScriptOptions) -> Iterator[Directive]:
                 f"--time-min={_clock(need.least_hours)}",
                 "Backfill may start it with less: it goes on in the next allocation",
             )
+    else:
+        hours = min(DEFAULT_HOURS, options.longest_hours or DEFAULT_HOURS)
+        then = "then back to the queue" if slurm.requeue else "then it ends"
+        yield Directive(
+            f"--time={_clock(hours, math.floor)}",
+            f"Nobody said how long (--minutes, backend.hours or backend.cluster): {hours:g} h or\n"
+            f"what the partition gives, {then}",
+        )
     yield Directive(
         f"--signal=B:USR1@{slurm.signal_seconds}",
         f"{slurm.signal_seconds} s before the limit, or when preempted (sites with\n"
@@ -179,7 +193,7 @@ def _minutes(hours: float) -> int:
     return max(1, math.ceil(hours * 60))
 
 
-def _clock(hours: float) -> str:
-    minutes = _minutes(hours)
+def _clock(hours: float, rounded: Callable[[float], int] = math.ceil) -> str:
+    minutes = max(1, rounded(hours * 60))
     days, rest = divmod(minutes, 24 * 60)
     return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"

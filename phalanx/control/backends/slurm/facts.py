@@ -12,6 +12,8 @@ from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
 # States that mean: an administrator (or a health check) wants the node empty, or it is gone.
 UNWANTED = ("DRAIN", "DRAINING", "DRAINED", "MAINTENANCE", "REBOOT", "FAIL", "FAILING")
 RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+LIMIT = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")  # of time; others have none
+POLL_SECONDS = 10.0  # that a running job waits for an answer: a warning may come meanwhile
 MOST_NODES = 65_536  # that a Slurm can have
 NODE_FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")
 
@@ -96,6 +98,24 @@ def leaves_needed(switches: list[Switch], nodes: int) -> int:
     return 0
 
 
+def longest_hours(shown: str, partitions: str) -> float:
+    """The shortest limit of these partitions ("": the default one); 0: none has a limit.
+
+    ``shown``: what ``scontrol --oneliner show partition`` says.
+    """
+    limits = []
+    for line in shown.splitlines():
+        fields = dict(NODE_FIELD.findall(line.strip()))
+        meant = fields.get("Default") == "YES"
+        if partitions:
+            meant = fields.get("PartitionName") in partitions.split(",")
+        limit = LIMIT.fullmatch(fields.get("MaxTime", ""))
+        if meant and limit:
+            days, hours, minutes, seconds = (int(part or 0) for part in limit.groups())
+            limits.append(days * 24 + hours + minutes / 60 + seconds / 3600)
+    return min(limits, default=0.0)
+
+
 def unwanted_nodes(text: str) -> dict[str, str]:
     """Of ``scontrol --oneliner show node``: those that somebody wants empty, and why."""
     unwanted = {}
@@ -124,11 +144,15 @@ class SlurmSite:
 
     def unwanted(self) -> dict[str, str]:
         """Nodes that the administrator drains. One query for all of them."""
-        return unwanted_nodes(
-            self._programs.run("scontrol", "--oneliner", "show", "node", self._list)
+        shown = self._programs.run(
+            *("scontrol", "--oneliner", "show", "node", self._list), within_seconds=POLL_SECONDS
         )
+        return unwanted_nodes(shown)
 
     def over(self) -> bool:
         """Whether Slurm is ending the job: cancelled, or past its limit or grace."""
-        said = self._programs.run("squeue", "--noheader", f"--jobs={self.job}", "--format=%T")
+        said = self._programs.run(
+            *("squeue", "--noheader", f"--jobs={self.job}", "--format=%T"),
+            within_seconds=POLL_SECONDS,
+        )
         return said.strip() not in ("RUNNING", "SUSPENDED")

@@ -96,7 +96,13 @@ class SlurmCommands:
                     old.unlink()
         return answer
 
-    def run(self, *command: str, text: str | None = None, asks_controller: bool = True) -> str:
+    def run(
+        self,
+        *command: str,
+        text: str | None = None,
+        asks_controller: bool = True,
+        within_seconds: float = TIMEOUT_SECONDS,
+    ) -> str:
         """What a program prints; SlurmError where it fails."""
         require(command[0])
         if asks_controller:
@@ -108,11 +114,11 @@ class SlurmCommands:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=TIMEOUT_SECONDS,
+                timeout=within_seconds,
             )
         except subprocess.TimeoutExpired:
             raise SlurmError(
-                f"{command[0]} did not answer within {TIMEOUT_SECONDS:.0f} s: is slurmctld busy?"
+                f"{command[0]} did not answer within {within_seconds:.0f} s: is slurmctld busy?"
             ) from None
         if done.returncode:
             raise SlurmError(explained(command[0], (done.stderr or done.stdout).strip()))

@@ -135,7 +135,9 @@ def _ray(options: ScriptOptions) -> Iterator[Directive]:
         "  --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --gpu-bind=none --mpi=none \\\n"
         f'  {" ".join(before)} bash -c \'ray "$@"\' - "$SLURMD_NODENAME" "$ray_host" '
         f'"$ray_port" {shlex.quote(python)} > "$run/ray.log" 2>&1 &\n'
-        f'until scontrol show step "$SLURM_JOB_ID.{step}" >/dev/null 2>&1; do sleep 0.1; done\n'
+        "for _ in $(seq 120); do\n"
+        f'  scontrol show step "$SLURM_JOB_ID.{step}" >/dev/null 2>&1 && break; sleep 0.5\n'
+        "done\n"
         'export RAY_ADDRESS="$ray_host:$ray_port"',
         "backend.slurm.ray: a Ray cluster of these nodes, for the job's own use",
     )
@@ -169,8 +171,8 @@ def _where(options: ScriptOptions) -> Iterator[Directive]:
 # Two of the other nodes look from time to time; more would trouble slurmctld.
 WATCHER = """\
 if [ -n "${script_node:-}" ] && [ $SLURM_NODEID = 1 -o $SLURM_NODEID = 2 ]; then
-  (while sleep 5 && kill -0 $$ 2>/dev/null; do
-    case $(scontrol --oneliner show node $script_node) in
+  (while sleep 15 && kill -0 $$ 2>/dev/null; do
+    case $(timeout 30 scontrol --oneliner show node $script_node) in
       *" State=DOWN"*) $without_script $SLURM_JOB_ID; exit ;;
     esac
   done) &
@@ -185,6 +187,13 @@ def _lead(options: ScriptOptions) -> Iterator[Directive]:
             f"cat > \"$run/job.toml\" <<'{JOB_MARK}'\n{options.job_toml.rstrip()}\n{JOB_MARK}",
             "The job as submitted; later changes of the file do not touch it",
         )
+    variables = ""
+    if options.environment:
+        variables = ' --env-file "$run/environment"'
+        yield Directive(
+            f"cat > \"$run/environment\" <<'{JOB_MARK}'\n{options.environment}{JOB_MARK}",
+            "Variables of the program, in a folder that is its owner's alone",
+        )
     argv = ["--nodes", options.need.slots, "--spares", options.need.spares]
     argv += ["--gpus", options.need.gpus_per_node, "--world-size", options.need.ranks]
     argv += ["--policy", options.policy] if options.policy else []
@@ -194,7 +203,7 @@ def _lead(options: ScriptOptions) -> Iterator[Directive]:
         what = "-- " + " ".join(map(shlex.quote, options.argv))
     yield Directive(
         f'"${{phalanx[@]}}" lead --engine slurm --state "$state" --url "$url" '
-        f"{given} {what} &\nlead=$!",
+        f"{given}{variables} {what} &\nlead=$!",
         "Controller, submission, and what Slurm wants of nodes, told to the core",
     )
     yield Directive(

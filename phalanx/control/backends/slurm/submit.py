@@ -16,8 +16,14 @@ from msgspec import Struct
 
 from phalanx.config import Backend, ConfigError, to_toml
 from phalanx.control.backends.need import Need, need_of
+from phalanx.control.backends.requested import environment_file, lead_words
 from phalanx.control.backends.slurm.directives import ScriptOptions, refuse_short
-from phalanx.control.backends.slurm.facts import expand, leaves_needed, topology
+from phalanx.control.backends.slurm.facts import (
+    expand,
+    leaves_needed,
+    longest_hours,
+    topology,
+)
 from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError, require
 from phalanx.control.backends.slurm.script import render
 from phalanx.control.server.http.submission import RequestedWork
@@ -63,10 +69,10 @@ class SlurmBackend:
     def options(self, wanted: RequestedWork, server: str = "", policy: str = "") -> ScriptOptions:
         """What a script, or an allocation, is made of."""
         job = wanted.job
-        backend = job.backend if job is not None else Backend()
+        backend = wanted.backend
         refuse_short(backend)
         _refuse_missing(backend)
-        need = need_of(job, wanted.ranks, wanted.spares, wanted.slot_gpus)
+        need = need_of(wanted)
         bad = quarantined()
         given = _excluded(backend.slurm.exclude)
         folder = wanted.folder or str(Path.cwd())
@@ -81,7 +87,10 @@ class SlurmBackend:
             runs=runs,
             job_toml=to_toml(job) if job is not None else "",
             argv=wanted.argv,
-            lead=_lead_options(wanted),
+            environment=environment_file(backend) if job is None else "",
+            slot_cpus=wanted.slot_cpus,
+            longest_hours=self._longest_hours(backend, need),
+            lead=lead_words(wanted),
             switches=self._switches(backend, need),
             segment=self._has_segment(),
             exclude=tuple(dict.fromkeys((*given, *bad))),
@@ -98,6 +107,15 @@ class SlurmBackend:
                 topology(self.programs.remembered("scontrol", "show", "topology")), need.nodes
             )
         return 0
+
+    def _longest_hours(self, backend: Backend, need: Need) -> float:
+        """What the partitions give at most, asked where nothing says how long; 0: no limit."""
+        if need.hours:
+            return 0.0
+        with suppress(SlurmError):
+            shown = self.programs.remembered("scontrol", "--oneliner", "show", "partition")
+            return longest_hours(shown, backend.slurm.partition)
+        return 0.0
 
     def _has_segment(self) -> bool:
         with suppress(SlurmError, ValueError):
@@ -145,16 +163,6 @@ def _refuse_unclear(name: str, runs: Path) -> None:
             rule = f"has {json.dumps(found[0])}, which means something else in a line of #SBATCH"
             fix = f"nearest: {json.dumps(UNCLEAR.sub('-', text))}"
             raise ConfigError(key, json.dumps(text), rule, fix)
-
-
-def _lead_options(wanted: RequestedWork) -> tuple[str, ...]:
-    plain = RequestedWork()
-    argv: list[str] = ["--name", wanted.title]
-    quiet = ("first_step_minutes", "hang_minutes", "idle_minutes")
-    for name in ("team", "least", "most", "retries", *quiet):
-        if getattr(wanted, name) != getattr(plain, name):
-            argv += [f"--{name.replace('_', '-')}", str(getattr(wanted, name))]
-    return tuple(argv)
 
 
 def memory_file() -> Path:

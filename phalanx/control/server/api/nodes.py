@@ -76,7 +76,7 @@ async def drain_node(call: Call) -> t.Done:
     """Empty a node and give it no new work."""
     seconds = call.body.deadline_seconds
     deadline = call.leading.controller.clock.now_ns() + seconds * 10**9 if seconds else 0
-    return await call.order(DrainNode(node=call.node(), deadline_ns=deadline))
+    return await call.order(DrainNode(node=call.node(), deadline_ns=deadline, why=call.body.why))
 
 
 @_node("POST /v1/nodes/{node}/readmit", body=t.Readmit)

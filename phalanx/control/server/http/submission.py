@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from phalanx.cluster.jobs.job import SECOND_NS, GangShape, JobSpec, JobTimeouts
-from phalanx.config import Job, to_toml
+from phalanx.config import Backend, Job, to_toml
 from phalanx.config.schema import Train as TrainSection
 from phalanx.control.wire.api_types import JobRequest, Submission
 from phalanx.control.wire.payload import Payload, Script, Train, encode_payload
@@ -22,6 +22,7 @@ class RequestedWork(Struct, frozen=True, kw_only=True):
     """A job file's job, or a program, and what was asked for beside it."""
 
     job: Job | None = None  # checked and resolved; None: a program
+    program_backend: Backend = Backend()  # of a program, which has no job file
     argv: tuple[str, ...] = ()
     ranks: int = 1
     folder: str = ""  # that it runs in
@@ -44,6 +45,17 @@ class RequestedWork(Struct, frozen=True, kw_only=True):
     requeue: bool = False  # at its time limit
     traffic: tuple[AxisTraffic, ...] = ()
     environment: dict[str, str] = {}
+
+    @property
+    def backend(self) -> Backend:
+        """Settings of engines, of the job file or given for a program."""
+        return self.program_backend if self.job is None else self.job.backend
+
+    def with_backend(self, backend: Backend) -> RequestedWork:
+        """The same work with other settings of engines."""
+        if self.job is None:
+            return structs.replace(self, program_backend=backend)
+        return structs.replace(self, job=structs.replace(self.job, backend=backend))
 
     @property
     def timeouts(self) -> JobTimeouts:
@@ -103,9 +115,10 @@ def submission(wanted: RequestedWork, node_gpus: int) -> Submission:
 
 def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Payload]:
     job, ranks = wanted.job, wanted.ranks
+    environment = {**wanted.backend.environment, **wanted.environment}
     slot = slot_of(ranks, node_gpus)
     if job is None:
-        script = Script(argv=wanted.argv, folder=wanted.folder, environment=wanted.environment)
+        script = Script(argv=wanted.argv, folder=wanted.folder, environment=environment)
         return GangShape(replicas=ranks, slot_gpus=slot), script
     axes = job.parallel
     shape = GangShape(
@@ -119,7 +132,7 @@ def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Payloa
         toml=to_toml(job),
         world_size=ranks,
         folder=wanted.folder,
-        environment={**job.backend.environment, **wanted.environment},
+        environment=environment,
     )
     return shape, work
 
