@@ -72,7 +72,7 @@ class Copy:
         os.close(self._file)
 
 
-class Attempts:
+class CopyAttempts:
     """One copy, tried until it is done or given up."""
 
     def __init__(self, copy: Copy, complain: Callable[[int, str], None]) -> None:
@@ -128,14 +128,14 @@ class Archiver:
         leaving: threading.Event,
     ) -> None:
         self._complain, self._done, self._leaving = complain, done, leaving
-        self._trying: list[Attempts] = []
+        self._trying: list[CopyAttempts] = []
         self._changed = threading.Condition()
         self._running = False
 
     def add(self, copy: Copy) -> None:
         """Copy a shard that is durable on the first tier."""
         with self._changed:
-            self._trying.append(Attempts(copy, self._complain))
+            self._trying.append(CopyAttempts(copy, self._complain))
             self._changed.notify()
             if not self._running:
                 self._running = True
@@ -148,7 +148,7 @@ class Archiver:
                     self._trying.remove(attempts)
                 self._done(attempts.step, attempts.problem)
 
-    def _next(self) -> Attempts | None:
+    def _next(self) -> CopyAttempts | None:
         """The copy whose turn it is, waited for; None: there is none."""
         with self._changed:
             while self._trying:
@@ -165,7 +165,7 @@ def copy_patiently(
     copy: Copy, complain: Callable[[int, str], None], leaving: Callable[[], bool] = lambda: False
 ) -> str:
     """Try until it is done or time is up, or somebody wants to leave; why it is given up."""
-    attempts = Attempts(copy, complain)
+    attempts = CopyAttempts(copy, complain)
     while not attempts.once(last=leaving()):
         while time.monotonic() < attempts.next_at and not leaving():
             time.sleep(min(LEAVING_SECONDS, FIRST_PAUSE_SECONDS))
