@@ -17,7 +17,8 @@ from phalanx.cli.output import exit_on, exit_on_config_error, fail
 from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
-    from phalanx.control.backends.lead import LeadOptions, Site
+    from phalanx.control.backends.lead import LeadOptions
+    from phalanx.control.backends.site import Site
     from phalanx.control.server.http.submission import RequestedWork
 
 app = typer.Typer()
