@@ -113,8 +113,8 @@ def test_a_run_continues_to_the_bit_from_a_dcp_folder_that_was_exported(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("model.layers.0.self_attn.q_proj.weight", "names of Hugging Face .*safetensors"),
-        ("layers.0.attention.wq.weight", "names of torchtitan .*convert_to_hf"),
+        ("model.layers.0.self_attn.q_proj.weight", "(?s)names of Hugging Face .*safetensors"),
+        ("layers.0.attention.wq.weight", "(?s)names of torchtitan .*convert_to_hf"),
         ("net.0.weight", "none of its tensors is a model's here"),
     ],
 )
