@@ -366,6 +366,8 @@ def translated(what: str) -> Iterator[None]:
     except exceptions.BaseError as error:
         if "403 Forbidden" in str(error):  # what the client has no name for
             raise PermissionError(13, "access is refused", what) from None
+        if "404 Not Found" in str(error):  # of a list: there is no such bucket
+            raise FileNotFoundError(2, "no such bucket", what) from None
         raise ConnectionError(5, _first_line(error), what) from error
 
 
