@@ -162,7 +162,7 @@ class Context:
         """Keeps in mind a job that may want more nodes: for replicas, or to stand by."""
         placement = job.placement
         small = placement is not None and placement.replicas < job.wanted_replicas
-        if small or job.spec.spares:
+        if small or job.spec.spares or job.own is not None:
             self.wanting[job.id] = None
 
     def live(self, number: int, generation: int) -> Job | None:

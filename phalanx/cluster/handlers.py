@@ -16,6 +16,7 @@ from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import budget, departure, elastic, replan, requests, submission
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import JobState
+from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.placement.choose import defragment
 from phalanx.cluster.protocol.commands import Proposal
 from phalanx.cluster.protocol.events import (
@@ -84,7 +85,7 @@ def _on_ready(ctx: Context, fact: GangReady) -> None:
         if gang.ending is not None:  # it only formed to save what it had in memory
             limit = departure.drain_limit_ns(ctx, job, gang.ending_why)
             draining.drain(ctx, job, limit, gang.ending, gang.ending_why)
-        elif job.placement and job.placement.replicas < job.wanted_replicas:
+        elif job.placement and (job.own or job.placement.replicas < job.wanted_replicas):
             ctx.look_at_queue(capacity=True)
         else:  # fewer may have been asked for while it formed
             wanted = job.wanted_replicas
@@ -110,7 +111,9 @@ def _on_drained(ctx: Context, fact: GangDrained) -> None:
     if job is not None:
         gang, placement = gang_of(job), job.placement
         assert gang.ending is not None and placement is not None
-        departure.leave(ctx, job, gang.ending, gang.ending_why)
+        # It starts again from memory at once; the checkpoint is for the case that this fails.
+        again = LeaveCause.of(gang.ending_why) is LeaveCause.OWN_MAPPING
+        departure.leave(ctx, job, gang.ending, gang.ending_why, keep_memory=again)
         replan.start_again(ctx, job, gang, placement)
 
 

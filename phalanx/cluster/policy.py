@@ -154,6 +154,7 @@ class RecoveryPolicy(PolicySection, frozen=True):
     in_place: bool = True  # workers restart where they are
     swap: bool = True  # another node takes the slot
     shrink: bool = True  # an elastic job goes on with fewer replicas
+    remap: bool = True  # a job goes on with another mapping on the nodes that are left
     rebalance: bool = True  # a slow replica gets fewer micro-batches
     degraded: bool = True  # a slow node is kept
     peer_memory: bool = True  # state is restored from the memory of nodes

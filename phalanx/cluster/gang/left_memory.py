@@ -10,7 +10,8 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.losses import in_memory, tell_left
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import Gang, Job, Kept
+from phalanx.cluster.gang.remembered import Kept
+from phalanx.cluster.jobs.job import Gang, Job
 from phalanx.cluster.reasons import Reason, reason
 
 

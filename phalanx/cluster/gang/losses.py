@@ -10,7 +10,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.jobs.job import Gang, Job, JobState, Loss
+from phalanx.cluster.gang.remembered import Loss
+from phalanx.cluster.jobs.job import Gang, Job, JobState
 from phalanx.cluster.protocol.events import GangStopped
 from phalanx.cluster.reasons import Code, Reason, reason
 

@@ -27,8 +27,9 @@ from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Scale
 from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.recovery.own_mapping import return_to_own
 from phalanx.cluster.recovery.prices import horizon_ns, slower_gpu_ns
-from phalanx.cluster.recovery.recover import occupy
+from phalanx.cluster.recovery.reshape import occupy
 
 
 def on_scale(ctx: Context, fact: Scale) -> None:
@@ -243,7 +244,7 @@ def use_capacity(ctx: Context) -> None:
     first = ctx.queue.first_priority(ctx.view) if small else None
     for job in small:
         if first is None or ctx.queue.priority(ctx.view, job, gang_of(job).reshaped_ns) >= first:
-            grow(ctx, job, job.wanted_replicas)
+            _grow_back(ctx, job)
     for job in _wanting(ctx):
         if lacks_spares(job) and gang_of(job).phase == "running":
             fill_spares(ctx, job)
@@ -254,9 +255,16 @@ def use_the_rest(ctx: Context) -> None:
     """The queue has taken what it could: every job that is too small takes what it left."""
     for job in _small(ctx):
         if ctx.now_ns >= _reshaped_again_ns(ctx, job):
-            grow(ctx, job, job.wanted_replicas)
+            _grow_back(ctx, job)
         else:
             ctx.wake(_reshaped_again_ns(ctx, job), "capacity", 0)
+
+
+def _grow_back(ctx: Context, job: Job) -> None:
+    if job.own is not None:
+        return_to_own(ctx, job)
+    else:
+        grow(ctx, job, job.wanted_replicas)
 
 
 def _wanting(ctx: Context) -> list[Job]:
@@ -268,10 +276,13 @@ def _wanting(ctx: Context) -> list[Job]:
 
 
 def _small(ctx: Context) -> list[Job]:
-    """Jobs that run with fewer replicas than they should."""
+    """Jobs that run with fewer replicas than they should, or as one of their fallbacks."""
     small = []
     for job in _wanting(ctx):
         placement, shape = job.placement, job.spec.gang
+        if job.own is not None and gang_of(job).phase == "running":
+            small.append(job)
+            continue
         elastic = shape.least_replicas or shape.most_replicas
         if placement is None or not elastic or gang_of(job).phase != "running":
             continue

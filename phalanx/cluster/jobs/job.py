@@ -6,7 +6,9 @@ from enum import StrEnum
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from phalanx.cluster.gang.remembered import Dispute, Kept, Loss
 from phalanx.cluster.plan_record import PlanInterval, PlanRecord
 from phalanx.cluster.protocol.messages import Source
 from phalanx.cluster.reasons import Reason
@@ -121,6 +123,22 @@ class JobTimeouts(
     idle_ns: int = 0  # without steps, CPU, GPU and output: then it is restarted
 
 
+class FallbackMapping(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A job on fewer nodes, as the planner would map it there: the same model and global batch."""
+
+    gang: GangShape  # with slots like the job's own
+    expected: Expected
+    plan: PlanRecord | None = None
+    payload: str = ""  # what it runs then; "": the same
+
+    @property
+    def slots(self) -> int:
+        """Nodes that it needs."""
+        return self.gang.slots(self.gang.replicas)
+
+
 class Dependency(Struct, frozen=True, forbid_unknown_fields=True):
     """This job waits for others. singleton: for every job of the same name and user.
 
@@ -163,6 +181,20 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     timeouts: JobTimeouts = JobTimeouts()
     plan: PlanRecord | None = None  # of the server that took it; None: nobody planned it
     payload: str = ""
+    # What it can go on as where nodes are missing, the most nodes first.
+    fallbacks: tuple[FallbackMapping, ...] = ()
+
+    def on_fewer_nodes(self, fallback: FallbackMapping) -> JobSpec:
+        """The submission with another mapping of the same work."""
+        spec = replace(self, gang=fallback.gang, expected=fallback.expected, plan=fallback.plan)
+        return replace(spec, payload=fallback.payload or self.payload)
+
+    @property
+    def mapping(self) -> str:
+        """Its mapping in words; where nobody planned it, its replicas and their ranks."""
+        if self.plan is not None and self.plan.mapping:
+            return self.plan.mapping
+        return f"{self.gang.replicas} replicas of {self.gang.replica_ranks} ranks"
 
     @property
     def array_width(self) -> int:
@@ -183,7 +215,7 @@ class SpecChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     settings: tuple[str, ...] = ()  # that differ, as a job file says them
     before: str = ""  # the mapping that it had, in words
     step_ns: PlanInterval | None = None  # that is predicted from its own steps
-    taken_back: bool = False  # it is what the job was, which made no step as anything else
+    taken_back: bool = False  # it is what the job was before: nothing that could fail to run
 
 
 class JobState(StrEnum):
@@ -251,42 +283,6 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     only_saves: bool = False  # this generation writes what it restored, and makes no step
 
 
-class Kept(Struct, kw_only=True):
-    """What nodes keep of a job that left them: see ``left_memory``."""
-
-    nodes: tuple[int, ...]  # by slot of the last generation that ran
-    generation: int  # that one
-    buddy_shift: int
-    since: int  # checkpoints after this step were written by these very nodes
-    lost: dict[int, str]  # nodes whose memory is gone, with the cause
-    token: int  # tells whether a timer speaks of this
-    keep_ns: int = 0  # from then on, unless others get the nodes; 0: as the policy says
-
-    @property
-    def holders(self) -> tuple[int, ...]:
-        """Nodes that still have something."""
-        return tuple(node for node in self.nodes if node not in self.lost)
-
-
-class Loss(Struct, frozen=True, kw_only=True):
-    """Committed steps that are gone, and why."""
-
-    first: int
-    last: int
-    at_ns: int  # when it was found out
-    why: Reason
-
-
-class Dispute(Struct, kw_only=True):
-    """A step on which word stands against word, and all that was said of it."""
-
-    step: int
-    block: int
-    replicas: int  # with another number of them sums are added up otherwise: all is open again
-    times: int = 0
-    claims: tuple[tuple[int, int], ...] = ()  # (node, fingerprint), oldest first
-
-
 class Job(Struct, kw_only=True, omit_defaults=True):
     """A job in the core. Plain data; the modules beside this one change it."""
 
@@ -351,6 +347,8 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     measured: tuple[str, ...] = ()  # fields of it that were
     change: SpecChange | None = None  # carried out when it has left its nodes with its state safe
     former: JobSpec | None = None  # what it was, until it has made a step as changed
+    own: JobSpec | None = None  # its submission, while it runs as one of its fallbacks
+    own_step_ns: int = 0  # of that, as measured; 0: not yet
 
     @property
     def expected(self) -> Expected:
@@ -359,8 +357,8 @@ class Job(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def wanted_replicas(self) -> int:
-        """Replicas that it should have."""
-        return self.wanted or self.spec.gang.replicas
+        """Replicas that it should have; a fallback has its own number."""
+        return (0 if self.own is not None else self.wanted) or self.spec.gang.replicas
 
     @property
     def durable(self) -> int:
@@ -373,6 +371,10 @@ class Job(Struct, kw_only=True, omit_defaults=True):
             self.durables = [*self.durables, step]
             if len(self.durables) > DURABLES_KEPT:
                 del self.durables[1 : DURABLES_KEPT // 2 : 2]
+
+    def forget_measurements(self) -> None:
+        """It has another mapping: what was measured was measured of the one before."""
+        self.step_ns, self.revised, self.measured, self.dispute = 0, None, (), None
 
     @property
     def saving_ns(self) -> int:

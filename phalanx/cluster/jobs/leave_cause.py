@@ -15,6 +15,7 @@ class LeaveCause(Code):
     TURN = "turn"
     WINDOW = "window_opens"
     REPLANNED = "replanned"
+    OWN_MAPPING = "own_mapping"
     NO_ROOM_TO_SAVE = "room_never"
     STORAGE_FAILED = "storage_ended"
     STORAGE_FAILED_WITH_LOSS = "storage_never"

@@ -11,7 +11,7 @@ from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs import write_leases as storage
-from phalanx.cluster.jobs.job import Job, JobState, Placement
+from phalanx.cluster.jobs.job import Job, JobState, Placement, SpecChange
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.reasons import Reason, reason
 
@@ -69,20 +69,25 @@ def release(ctx: Context, job: Job) -> None:
 
 
 def take_over_change(ctx: Context, job: Job) -> None:
-    """A job that holds no nodes becomes what it was asked to become.
+    """A job that holds no nodes becomes what it was asked to become, or was submitted as.
 
-    Not where nodes keep its last steps in memory, which another mapping could not find there.
+    Nothing that a person asks for where nodes keep its last steps in memory: too few of them may
+    be in the next gang.
     """
-    change, job.change = job.change, None
+    change, own = job.change, job.own
+    job.change = None
+    if change is not None and job.kept is not None and change.spec != own:
+        ctx.notify(reason("change_dropped"), job=job.id, level="warning")
+        change = None
+    if change is None and own is not None:
+        change = SpecChange(spec=own, taken_back=True)
     if change is None:
         return
-    if job.kept is not None:
-        ctx.notify(reason("change_dropped"), job=job.id, level="warning")
-        return
     job.former = None if change.taken_back else job.spec
-    job.spec, job.wanted = change.spec, 0
-    # What was measured was measured of another mapping.
-    job.step_ns, job.revised, job.measured, job.dispute = 0, None, (), None
+    if change.spec != own:
+        job.wanted = 0
+    job.spec, job.own, job.own_step_ns = change.spec, None, 0
+    job.forget_measurements()
 
 
 def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:

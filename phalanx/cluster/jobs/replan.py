@@ -27,7 +27,8 @@ from phalanx.cluster.protocol.events import Replan
 from phalanx.cluster.reasons import Reason, reason
 
 WHAT_RUNS = ("gang", "payload", "spares")
-CHANGEABLE = (*WHAT_RUNS, "expected", "plan")
+CHANGEABLE = (*WHAT_RUNS, "expected", "plan", "fallbacks")
+CHANGES = (LeaveCause.REPLANNED, LeaveCause.OWN_MAPPING)
 
 
 def on_replan(ctx: Context, fact: Replan) -> None:
@@ -54,7 +55,7 @@ def start_again(ctx: Context, job: Job, gang: Gang, left: Placement) -> None:
 
     Whoever was to be gone by a time, for others, waits for its turn like them.
     """
-    if LeaveCause.of(gang.ending_why) is LeaveCause.REPLANNED and not gang.leave_by_ns:
+    if LeaveCause.of(gang.ending_why) in CHANGES and not gang.leave_by_ns:
         _start_at_once(ctx, job, left, gang.ending_why)
 
 
@@ -85,10 +86,10 @@ def _refusal(ctx: Context, job: Job, change: SpecChange) -> Reason | None:
     if bad is not None or job.placement is None:
         return bad
     changed = structs.replace(job, spec=spec, wanted=0)
-    return _beyond_limits(ctx, job, changed) or _no_place(ctx, job, changed)
+    return beyond_limits(ctx, job, changed) or _no_place(ctx, job, changed)
 
 
-def _beyond_limits(ctx: Context, job: Job, changed: Job) -> Reason | None:
+def beyond_limits(ctx: Context, job: Job, changed: Job) -> Reason | None:
     """Which limits leave too little for a job that would become larger."""
     assert job.placement is not None
     ctx.queue.sync(ctx.view)
@@ -102,15 +103,21 @@ def _beyond_limits(ctx: Context, job: Job, changed: Job) -> Reason | None:
 
 def _no_place(ctx: Context, job: Job, changed: Job) -> Reason | None:
     """Why a gang would have no place if it left its nodes; None: it would."""
+    found = place_as(ctx, job, changed)
+    if isinstance(found, PlacementRefusal):
+        return reason("change_no_place", why=str(found.reason))
+    return None
+
+
+def place_as(ctx: Context, job: Job, changed: Job) -> Placement | PlacementRefusal:
+    """Where a changed gang would stand if it left its nodes and came back."""
     placement, fleet = job.placement, ctx.fleet
     assert placement is not None
     held = [(node, fleet.release(job.id, node)) for node in placement.nodes]
     found = place(fleet, _request(ctx, changed, placement))
     for node, part in held:
         fleet.take(job.id, node, part)
-    if isinstance(found, PlacementRefusal):
-        return reason("change_no_place", why=str(found.reason))
-    return None
+    return found
 
 
 def _request(ctx: Context, job: Job, left: Placement) -> PlacementRequest:

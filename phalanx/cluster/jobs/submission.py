@@ -180,6 +180,7 @@ def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, s
         both = expected.exposed_ns + expected.bubble_ns
         rule = f"together with the bubble {both} ns, more than a step of {expected.step_ns} ns"
         yield "expected.exposed_ns", expected.exposed_ns, rule
+    yield from _bad_fallbacks(spec)
     if abs(spec.priority) > MOST_PRIORITY:
         yield "priority", spec.priority, f"must be within +-{MOST_PRIORITY}"
     for name in ("time_limit_ns", "retries", "budget_gpu_seconds", "spares"):
@@ -193,6 +194,17 @@ def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, s
         )
     if spec.array is not None and spec.array.width < 0:
         yield "array.width", spec.array.width, "must not be negative (0: no cap)"
+
+
+def _bad_fallbacks(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
+    shape = spec.gang
+    for each in spec.fallbacks:
+        if each.gang.slot_gpus != shape.slot_gpus:
+            yield "fallbacks.gang.slot_gpus", each.gang.slot_gpus, f"must be {shape.slot_gpus}"
+        if each.slots >= shape.slots(shape.replicas):
+            yield "fallbacks", each.slots, "must need fewer nodes than the job itself"
+        if each.expected.step_ns < 1:
+            yield "fallbacks.expected.step_ns", each.expected.step_ns, "must be at least 1"
 
 
 def _too_many_jobs(ctx: Context, spec: JobSpec) -> Reason | None:

@@ -43,6 +43,10 @@ class Queue:
         """Takes over what changed outside: who holds what, who is pending, windows."""
         self._index.sync(view)
 
+    def prepare(self, view: View) -> None:
+        """Makes what the next decision would have to wait for: the ends of all that runs."""
+        self._index.ends.horizon(view)
+
     def on_pending(self, view: View, job: Job) -> None:
         """A job became eligible, or came back after a preemption or failure."""
         self.sync(view)
@@ -50,6 +54,11 @@ class Queue:
 
     def on_stopped(self, view: View, job: Job) -> None:
         """A job gave its nodes back."""
+        self._index.ends.forget(job.id)
+        self.sync(view)
+
+    def on_remapped(self, view: View, job: Job) -> None:
+        """A job goes on with another mapping on some of its nodes, and with another end."""
         self._index.ends.forget(job.id)
         self.sync(view)
 

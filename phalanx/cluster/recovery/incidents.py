@@ -10,8 +10,9 @@ from phalanx.cluster.fleet.node_events import mark_node_lost
 from phalanx.cluster.gang.draining import tell_bare
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
+from phalanx.cluster.gang.remembered import Dispute
 from phalanx.cluster.jobs.departure import drain_limit_ns, leave
-from phalanx.cluster.jobs.job import SECOND_NS, Dispute, Job, JobState
+from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
 from phalanx.cluster.jobs.leave_cause import FOR_OTHERS, LeaveCause
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.protocol.events import (

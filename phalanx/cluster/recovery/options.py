@@ -16,7 +16,7 @@ from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.layout import column_of, column_replicas
 from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import FallbackMapping, Job
 from phalanx.cluster.jobs.measured import waiting_parts_ns
 from phalanx.cluster.placement.choose import (
     PlacementRefusal,
@@ -27,6 +27,7 @@ from phalanx.cluster.placement.choose import (
 )
 from phalanx.cluster.placement.free_index import array_of
 from phalanx.cluster.policy import MILLION
+from phalanx.cluster.recovery.fallbacks import best_fallback
 from phalanx.cluster.recovery.prices import (
     failures_ppm,
     horizon_ns,
@@ -47,6 +48,7 @@ class Rung(StrEnum):
     IN_PLACE = "in_place"  # the same nodes form again
     SWAP = "swap"  # others take the places of nodes that leave
     SHRINK = "shrink"  # it goes on with fewer replicas
+    REMAP = "remap"  # it goes on with another mapping, on the nodes that are left
     WAIT = "wait"  # it leaves, its nodes stay empty for it, and it waits for the missing ones
     REQUEUE = "requeue"  # it leaves, and waits for nodes
     REBALANCE = "rebalance"  # a slow replica gets fewer micro-batches
@@ -68,6 +70,8 @@ class Option(Struct, frozen=True, kw_only=True):
     replicas: int = 0
     micro_batches: tuple[int, ...] = ()
     cold: bool = False  # a worker must be started on a node that has none standing by
+    fallback: FallbackMapping | None = None  # another mapping, on ``nodes``
+    nodes: tuple[int, ...] = ()
 
 
 def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
@@ -97,6 +101,8 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
                 ways.append(option)
     if (must or may) and not ways and not saves and allowed.order == "predicted":
         ways += _waiting(ctx, job, (*must, *may), missing_by_ns)
+    if missing_by_ns != 0 and allowed.order == "predicted":
+        ways += _remapped(ctx, job, must or may, missing_by_ns)
     best = min((option.loss_gpu_ns for option in ways), default=None)
     ways.append(_requeued(ctx, job, best, missing_by_ns, saves=saves))
     if allowed.order == "fixed":
@@ -210,7 +216,8 @@ def _reshaped(
         slow_ns = horizon_ns(ctx, job)
         if missing_by_ns is not None:
             slow_ns = min(slow_ns, max(missing_by_ns, ctx.policy.recovery.grow_after_ns))
-        loss += slower_gpu_ns(job, replicas, slow_ns) + to_come_gpu_ns(ctx, job, replicas, slow_ns)
+        loss += slower_gpu_ns(job, replicas, slow_ns)
+        loss += to_come_gpu_ns(ctx, job, shape, replicas, slow_ns)
     return Option(
         rung=Rung.SHRINK if columns else Rung.SWAP,
         loss_gpu_ns=loss,
@@ -248,6 +255,24 @@ def _shrunk(
         pair for pair in incoming if column_of(shape, placement.replicas, pair[0]) not in columns
     )
     return _reshaped(ctx, job, gone, useful, columns, missing_by_ns)
+
+
+def _remapped(
+    ctx: Context, job: Job, gone: tuple[int, ...], missing_by_ns: int | None
+) -> list[Option]:
+    """Going on with another mapping until the missing nodes are there."""
+    found = best_fallback(ctx, job, gone, missing_by_ns)
+    if found is None:
+        return []
+    way = Option(
+        rung=Rung.REMAP,
+        loss_gpu_ns=found.loss_gpu_ns,
+        leaving=gone,
+        replicas=found.mapping.gang.replicas,
+        fallback=found.mapping,
+        nodes=found.nodes,
+    )
+    return [way]
 
 
 def _waiting(

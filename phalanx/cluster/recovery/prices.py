@@ -14,20 +14,25 @@ from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import LONGEST_NS, Expected, GangShape, Job
 from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.placement.request import request_of, tensor_slots
 from phalanx.cluster.policy import DAY_NS, MILLION
+from phalanx.cluster.protocol.messages import Source
 
 MOST_FAILURES_PPM = 16 * MILLION  # during one pause: such a gang would never run again
 
 
 def horizon_ns(ctx: Context, job: Job) -> int:
     """How long a loss of speed lasts: until a node is repaired, or the job is done."""
-    left = (job.spec.expected.steps - job.step) * step_ns(job)
-    repair = ctx.policy.recovery.repair_ns
-    return min(repair, max(0, left)) if job.spec.expected.steps else repair
+    return min(ctx.policy.recovery.repair_ns, left_ns(job))
+
+
+def left_ns(job: Job) -> int:
+    """How long a job still runs; where nobody said how many steps it has, as long as any does."""
+    steps = job.spec.expected.steps
+    return max(0, (steps - job.step) * step_ns(job)) if steps else LONGEST_NS
 
 
 def step_ns(job: Job) -> int:
@@ -107,15 +112,18 @@ def pause_ns(
     expected, gang = job.expected, gang_of(job)
     gone = tuple(node for node in lost if ctx.fleet.state(node) is NodeState.DEAD)
     step, source = choose_source(ctx, job, job.committed if in_memory(gang, gone) else -1)
-    restore = {
+    start_ns = started_ns + expected.form_ns + restore_ns(expected, source)
+    return through_ns(ctx, job, gpus, start_ns, (job.step - step) * step_ns(job))
+
+
+def restore_ns(expected: Expected, source: Source) -> int:
+    """How long a gang is expected to load its state from a source."""
+    return {
         "none": 0,
         "peer": expected.restore_peer_ns,
         "disk": expected.restore_disk_ns,
         "remote": expected.restore_remote_ns,
     }[source]
-    return through_ns(
-        ctx, job, gpus, started_ns + expected.form_ns + restore, (job.step - step) * step_ns(job)
-    )
 
 
 def through_ns(ctx: Context, job: Job, gpus: int, start_ns: int, again_ns: int) -> int:
@@ -128,18 +136,18 @@ def through_ns(ctx: Context, job: Job, gpus: int, start_ns: int, again_ns: int) 
     return until_through_ns(start_ns, failures_ppm(ctx, job, gpus, start_ns)) + again_ns
 
 
-def to_come_gpu_ns(ctx: Context, job: Job, replicas: int, span_ns: int) -> int:
+def to_come_gpu_ns(ctx: Context, job: Job, shape: GangShape, replicas: int, span_ns: int) -> int:
     """What failures within a time cost a gang of so many replicas more than the one it is.
 
     Each costs a pause: a short one where another node has every slot's newest snapshot.
     """
     assert job.placement is not None
-    now = _to_come(ctx, job, job.placement.replicas, span_ns)
-    return _to_come(ctx, job, replicas, span_ns) - now
+    now = _to_come(ctx, job, job.spec.gang, job.placement.replicas, span_ns)
+    return _to_come(ctx, job, shape, replicas, span_ns) - now
 
 
-def _to_come(ctx: Context, job: Job, replicas: int, span_ns: int) -> int:
-    expected, shape = job.expected, job.spec.gang
+def _to_come(ctx: Context, job: Job, shape: GangShape, replicas: int, span_ns: int) -> int:
+    expected = job.expected
     each_ns = expected.join_ns(cold=False) + expected.form_ns
     if _copied(ctx, job, range(shape.slots(replicas))):
         each_ns += expected.restore_peer_ns + expected.snapshot_steps * step_ns(job) // 2

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
-from phalanx.cluster.fleet.node import NodeState, lowest_bits
-from phalanx.cluster.gang import failure_rates, left_memory
-from phalanx.cluster.gang.formation import form
-from phalanx.cluster.gang.layout import column_slots, without_columns
+from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.gang.losses import unsaved
-from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of, last_call_ns, timeouts_of, token
 from phalanx.cluster.gang.way_taken import WayTaken
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.departure import depart_safely, leave
-from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, Placement, SpecChange
+from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, SpecChange
 from phalanx.cluster.jobs.leave_cause import STORAGE_GONE, LeaveCause
-from phalanx.cluster.jobs.lifecycle import drop_spare, held_gpus, spare_gpus
-from phalanx.cluster.placement.choose import held_by
+from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.protocol.commands import Abort, Rebalance
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.options import LEAVES, Option, Rung, degraded_ways, options, slow_ways
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, back_off_ns
+from phalanx.cluster.recovery.reshape import doubtful, remap, reshape, settle_nodes
 
 MORE_SAVES = 1  # times that a gang which is to leave forms again to save what it has
 
@@ -93,13 +92,19 @@ def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
 
 
 def _take_back(ctx: Context, job: Job, why: Reason) -> None:
-    """A changed job has made no step: it becomes what it was, and goes on from its checkpoint."""
+    """A changed job has made no step: it becomes what it was, and goes on from its checkpoint.
+
+    One that cannot run as a fallback waits for its nodes, which keep what is in memory.
+    """
     assert job.former is not None
-    job.change, job.former = SpecChange(spec=job.former, taken_back=True), None
+    former, on_fewer = job.former, job.own is not None
+    if on_fewer:
+        former = job.own = structs.replace(former, fallbacks=())
+    job.change, job.former = SpecChange(spec=former, taken_back=True), None
     job.retries_used = job.failed_formations = job.failures_there = 0
     told = reason("change_taken_back", why=str(why))
     ctx.notify(told, job=job.id, level="error")
-    leave(ctx, job, JobState.PENDING, told)
+    leave(ctx, job, JobState.PENDING, told, keep_memory=on_fewer)
 
 
 def _saves_again(ctx: Context, job: Job) -> bool:
@@ -153,7 +158,7 @@ def recover(ctx: Context, job: Job) -> None:
     )
     if best.rung in LEAVES:
         job.preemptions += best.rung is Rung.REQUEUE
-        gone = _doubtful(ctx, job, tuple(gang.broken))
+        gone = doubtful(ctx, job, tuple(gang.broken))
         ending, told = (gang.ending, gang.ending_why) if gang.ending else (JobState.PENDING, why)
         wait_ns = ctx.policy.recovery.wait_ns if best.rung is Rung.WAIT else 0
         leave(ctx, job, ending, told, keep_memory=True, keep_ns=wait_ns)
@@ -162,7 +167,10 @@ def recover(ctx: Context, job: Job) -> None:
             ctx.queue.wait_for_rest(ctx.view, job, rest, ctx.now_ns + wait_ns)
         settle_nodes(ctx, gone)
         return
-    reshape(ctx, job, best, why)
+    if best.fallback is not None:
+        remap(ctx, job, best, why)
+    else:
+        reshape(ctx, job, best, why)
 
 
 def _merely_emptied(ctx: Context, job: Job) -> bool:
@@ -237,52 +245,6 @@ def _parted(ctx: Context, job: Job) -> None:
                 health.suspect(ctx, node, Cause.NETWORK_LINK)
 
 
-def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
-    """Gives a gang its new nodes and forms the next generation on them."""
-    placement = job.placement
-    assert placement is not None
-    gone, doubtful = option.leaving, _doubtful(ctx, job, option.leaving)
-    nodes, masks = list(placement.nodes), list(placement.gpus)
-    for slot, node in option.incoming:
-        nodes[slot] = node
-    freed = _cut(job, option, nodes)
-    for node in gone:
-        ctx.fleet.release(job.id, node)
-    for slot, node in option.incoming:
-        mask = occupy(ctx, job, node)
-        if not masks and mask.bit_count() < ctx.fleet.nodes[node].gpus:
-            masks = [0] * len(nodes)  # the others have their whole node
-        if masks:
-            masks[slot] = mask
-    spares = [n for n in placement.spares if n not in [node for _, node in option.incoming]]
-    kept = tuple(nodes)
-    if option.columns:
-        kept = without_columns(nodes, job.spec.gang, placement.replicas, option.columns)
-        masks = (
-            list(without_columns(masks, job.spec.gang, placement.replicas, option.columns))
-            if masks
-            else []
-        )
-        spares += _stand_by(ctx, job, [node for node in freed if node not in gone])
-    job.placement = Placement(
-        nodes=kept,
-        gpus=tuple(masks),
-        spares=tuple(spares),
-        replicas=option.replicas,
-        cost_ns=placement.cost_ns,
-        reason=why,
-    )
-    gang_of(job).micro_batches = ()
-    if option.columns:
-        gang_of(job).reshaped_ns = ctx.now_ns
-    ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
-    alive = tuple(n for n in gone if ctx.fleet.state(n) is not NodeState.DEAD)
-    stop_on(ctx, job, alive, keep_snapshots=True)
-    form(ctx, job, why, cold=option.cold)
-    settle_nodes(ctx, doubtful)
-    ctx.look_at_queue(capacity=True)
-
-
 def slow(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) -> None:
     """One node holds up a gang: the cheapest of bearing it, less work for it, a replacement."""
     assert job.placement is not None
@@ -334,55 +296,3 @@ def _without_stopping(ctx: Context, job: Job, node: int, cause: str, ways: list[
             micro_batches=best.micro_batches,
         )
         ctx.emit(placement.nodes, order)
-
-
-def _doubtful(ctx: Context, job: Job, nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """Nodes that a gang leaves; those that are merely kept for others need no test."""
-    known = gang_of(job).broken
-    return tuple(
-        node
-        for node in nodes
-        if known.get(node) != Cause.HOST_MAINTENANCE
-        or ctx.fleet.state(node) is not NodeState.HEALTHY
-    )
-
-
-def settle_nodes(ctx: Context, nodes: tuple[int, ...]) -> None:
-    """Nodes that left a gang are tested, now that they are empty."""
-    for node in nodes:
-        if not ctx.fleet.held[node]:
-            health.examine(ctx, node)
-
-
-def _cut(job: Job, option: Option, nodes: list[int]) -> list[int]:
-    """Nodes of the columns that are cut out."""
-    placement = job.placement
-    assert placement is not None
-    return [
-        nodes[slot]
-        for column in option.columns
-        for slot in column_slots(job.spec.gang, placement.replicas, column)
-    ]
-
-
-def occupy(ctx: Context, job: Job, node: int) -> int:
-    """Gives a job a slot on a free node; returns the mask of its GPUs."""
-    if ctx.fleet.state(node) is NodeState.SPARE:
-        ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("swapped_in", job=job.id))
-    left_memory.displace(ctx, job, (node,))
-    shape = job.spec.gang
-    mask = lowest_bits(ctx.fleet.free_mask(node), shape.slot_gpus)
-    ctx.fleet.take(job.id, node, held_by(ctx.fleet, shape, node, mask))
-    return mask
-
-
-def _stand_by(ctx: Context, job: Job, nodes: list[int]) -> list[int]:
-    """Healthy nodes of a replica that is gone wait for it to come back."""
-    waiting = []
-    for node in nodes:
-        ctx.fleet.release(job.id, node)
-        if ctx.fleet.state(node) is NodeState.HEALTHY and not ctx.fleet.held[node]:
-            why = reason("spare_of_job", job=job.id)
-            ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
-            waiting.append(node)
-    return waiting

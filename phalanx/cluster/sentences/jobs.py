@@ -71,6 +71,9 @@ SENTENCES = {
     "queued": "in the queue",
     "finished": "did all its steps",
     "program_ended": "its program ended by itself, without an error",
+    # own_mapping
+    "own_mapping": "its nodes are there again: it returns at a step boundary from {before} to its"
+    " own mapping ({after}), which is predicted to gain {gain} GPU seconds",
     # replan
     "replanned": "changes at a step boundary ({settings}), asked for by {by}: from {before} to"
     " {after}",

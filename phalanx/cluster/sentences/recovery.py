@@ -50,6 +50,8 @@ SENTENCES = {
     # recover
     "change_taken_back": "goes on as it was before the change, since it made no step as changed:"
     " {why}",
+    "remapped": "goes on as {after} instead of {before}, on {nodes} of its {of} nodes, until the"
+    " others are back",
     "parted": "ranks lost each other {times} times at step {step}: they meet again in "
     "{seconds} s; last: {evidence}",
     "saves_first": "{why}. It is given up; first it forms once more to save its newest steps",

@@ -116,6 +116,9 @@ class AgentOrders:
             match order:
                 case Take(formation=place):
                     if self._place is None or place.generation > self._place.generation:
+                        if self._take is not None and order.payload != self._take.payload:
+                            log.info("the job has another mapping: a new process goes on")
+                            os._exit(GIVE_WAY)
                         self._take = order
                         self._end_generations(place.generation - 1)
                     up = WorkerUp(job=self.job, generation=place.generation, rank=place.rank)

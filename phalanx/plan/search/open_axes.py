@@ -49,6 +49,20 @@ def with_open_axes_chosen(
     return chosen, setting_changes(job, chosen)
 
 
+def all_open(job: Job, ranks: int) -> Job:
+    """The job with nothing decided that the search may decide."""
+    axes = structs.replace(
+        job.parallel, tensor=1, pipeline=1, context=1, expert=1, data=0, replicate=1
+    )
+    free = structs.replace(
+        job,
+        parallel=axes,
+        train=structs.replace(job.train, micro_batch=1),
+        memory=structs.replace(job.memory, recompute="none"),
+    )
+    return resolve(free, ranks)
+
+
 def _job(job: Job, mapping: Mapping) -> Job:
     assert mapping.schedule in RUNNABLE
     schedule: Any = mapping.schedule if mapping.pipeline > 1 else job.parallel.schedule

@@ -22,7 +22,8 @@ from phalanx.plan.cost.uncertainty import Z80
 from phalanx.plan.machine import machine_of
 from phalanx.plan.memory.model_counts import flops_per_token
 from phalanx.plan.search.contract import Plan, plan_job
-from phalanx.plan.search.open_axes import setting_changes, with_open_axes_chosen
+from phalanx.plan.search.fewer_nodes import sized
+from phalanx.plan.search.open_axes import all_open, setting_changes, with_open_axes_chosen
 from phalanx.plan.search.proposal import describe
 
 USUAL_SPREAD = 0.03  # of a step over the next, where too few were measured
@@ -105,9 +106,9 @@ def priced(running: Running, change: JobChange, constants: Constants | None = No
     ratio = own.seconds / before.step_seconds.mid if own.seconds else 1.0
     now = _outcome(before, running, job.train.steps, ratio, change=JobChange(), measured=True)
     other, ranks = _changed(running.toml, job, running.ranks, change)
-    on = _sized(running.devices, ranks)
+    on = sized(running.devices, ranks)
     if change.search:
-        other, _ = with_open_axes_chosen(_all_open(other, ranks), on, constants=constants)
+        other, _ = with_open_axes_chosen(all_open(other, ranks), on, constants=constants)
     after = plan_job(other, on, constants=constants)
     same = after.mapping == before.mapping and after.workload == before.workload
     then = _outcome(after, running, other.train.steps, ratio, change=change, measured=same)
@@ -118,13 +119,6 @@ def priced(running: Running, change: JobChange, constants: Constants | None = No
         other = structs.replace(other, checkpoint=checkpoint)
     answer = WhatIf(now=now, then=then, changed=changed, calibration=ratio)
     return PricedChange(answer, other, ranks)
-
-
-def _sized(devices: Cluster, gpus: int) -> Cluster:
-    """So many of the same devices; cores of one machine stay in one domain."""
-    if devices.gpu.family == "cpu":
-        return structs.replace(devices, gpus=gpus, domain_gpus=gpus)
-    return structs.replace(devices, gpus=gpus)
 
 
 def _told(mapping: tuple[str, ...], change: JobChange) -> tuple[str, ...]:
@@ -158,20 +152,6 @@ def _changed(toml: str, job: Job, ranks: int, change: JobChange) -> tuple[Job, i
     other = job_from_table(parse_toml(toml), settings)
     check(other, wanted)
     return resolve(other, wanted), wanted
-
-
-def _all_open(job: Job, ranks: int) -> Job:
-    """The job with nothing decided that the search may decide."""
-    axes = structs.replace(
-        job.parallel, tensor=1, pipeline=1, context=1, expert=1, data=0, replicate=1
-    )
-    free = structs.replace(
-        job,
-        parallel=axes,
-        train=structs.replace(job.train, micro_batch=1),
-        memory=structs.replace(job.memory, recompute="none"),
-    )
-    return resolve(free, ranks)
 
 
 def _outcome(

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import Array, Expected, GangShape, JobSpec
+from phalanx.cluster.jobs.job import Array, Expected, FallbackMapping, GangShape, JobSpec
 from phalanx.cluster.placement.request import may_use
 from phalanx.cluster.policy import (
     HealthPolicy,
@@ -153,8 +153,21 @@ def usual_jobs(luck: DrawStream, part: ChaosPart, nodes: int) -> list[JobSpec]:
             preemptible=luck.chance(0.3),
             spares=1 if slots < nodes - 1 and luck.chance(0.3) else 0,
         )
-        jobs.append(spec)
+        jobs.append(spec if elastic else structs.replace(spec, fallbacks=_fallbacks(spec)))
     return jobs
+
+
+def _fallbacks(spec: JobSpec) -> tuple[FallbackMapping, ...]:
+    """Mappings for one node less, and for one alone."""
+    slots, expected = spec.gang.replicas, spec.expected
+    return tuple(
+        FallbackMapping(
+            gang=structs.replace(spec.gang, replicas=count),
+            expected=structs.replace(expected, step_ns=expected.step_ns * slots // count),
+        )
+        for count in dict.fromkeys((slots - 1, 1))
+        if 0 < count < slots
+    )
 
 
 def to_the_lab(luck: DrawStream, wanted: PlannedJob, rule: Partition, lab: int) -> PlannedJob:
@@ -180,6 +193,7 @@ def busy_jobs(luck: DrawStream, usual: list[JobSpec], nodes: int) -> list[Planne
             expected=structs.replace(first.expected, steps=15 + luck.below(25), step_ns=4 * SECOND),
             array=Array(2 + luck.below(3), luck.below(3)) if luck.chance(0.3) else None,
             spares=0,
+            fallbacks=(),
         )
         kind = luck.choice(KINDS)
         after = ((kind, luck.below(len(usual) + number)),) if kind else ()

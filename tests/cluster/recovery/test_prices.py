@@ -93,7 +93,9 @@ def test_failures_to_come_cost_more_where_nobody_has_a_second_copy():
     drive = Drive(8, often_failing(1_000_000))
     job = drive.running(gang=WIDE)
     ctx = drive.core._ctx
-    two, one = (prices.to_come_gpu_ns(ctx, job, replicas, DAY) for replicas in (2, 1))
+    two, one = (
+        prices.to_come_gpu_ns(ctx, job, job.spec.gang, replicas, DAY) for replicas in (2, 1)
+    )
     assert two < 0  # fewer nodes fail less often, and hold up fewer
     assert one > two
 

@@ -8,7 +8,14 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import LONGEST_NS, SECOND_NS, Expected, JobSpec
+from phalanx.cluster.jobs.job import (
+    LONGEST_NS,
+    SECOND_NS,
+    Expected,
+    FallbackMapping,
+    GangShape,
+    JobSpec,
+)
 from phalanx.cluster.jobs.job import Job as QueuedJob
 from phalanx.cluster.placement.catalogued import CPU, planned_cluster
 from phalanx.cluster.plan_record import Origin, PlanInterval, PlanRecord
@@ -20,11 +27,13 @@ from phalanx.plan import AxisTraffic, Constants, FailureSettings, Plan, Range, p
 from phalanx.plan.cost.failures import AUTOMATIC_RATE, rate_named
 from phalanx.plan.cost.uncertainty import COMMUNICATION
 from phalanx.plan.question.request import load_constants
+from phalanx.plan.search.fewer_nodes import on_fewer_nodes
 from phalanx.plan.search.open_axes import with_open_axes_chosen
 from phalanx.plan.search.proposal import describe
 
 # In the server's state: what `phalanx plan calibrate --out` wrote, for GPUs and for CPU cores.
 CONSTANTS, CPU_CONSTANTS = "constants.toml", "constants-cpu.toml"
+MOST_FALLBACKS = 3  # mappings for fewer nodes that travel with a job
 RECENT_JOBS = 64  # whose starts are looked at
 MOST = 1 << 53
 
@@ -87,22 +96,75 @@ def planned(spec: JobSpec, job: Job, site: PlanningSite) -> JobSpec:
     record = structs.replace(record_of(plan, origins), chosen=chosen)
     spec = _with_axes(spec, job) if chosen else spec
     gang = structs.replace(spec.gang, traffic=_whole_bytes(plan.traffic))
-    return structs.replace(spec, gang=gang, expected=expected, plan=record)
+    spec = structs.replace(spec, gang=gang, expected=expected, plan=record)
+    return structs.replace(spec, fallbacks=_fallbacks(spec, job, site, constants))
+
+
+def _fallbacks(
+    spec: JobSpec, job: Job, site: PlanningSite, constants: Constants | None
+) -> tuple[FallbackMapping, ...]:
+    """What the job can go on as where nodes are missing, the most nodes first.
+
+    None where every node holds whole replicas of an elastic job: it just goes on with fewer. Nor
+    of a job that is to come to the same bits each time: another mapping adds up in another order.
+    """
+    shape, work, devices = spec.gang, decode_payload(spec.payload), site.devices
+    assert isinstance(work, Train) and devices is not None
+    elastic = shape.least_replicas > 0 and shape.slot_gpus % shape.replica_ranks == 0
+    if elastic or job.train.deterministic or not shape.slot_gpus:
+        return ()
+    found: list[FallbackMapping] = []
+    nodes = shape.slots(shape.replicas)
+    rate = FailureSettings(rate=rate_named(site.failure_rate or job.checkpoint.failure_rate))
+    ways = on_fewer_nodes(
+        job,
+        devices,
+        nodes=nodes,
+        node_gpus=shape.slot_gpus,
+        constants=constants,
+    )
+    for other, fewer in ways:
+        plan = plan_job(other, fewer, constants=constants, settings=rate)
+        expected, origins = _expected(plan, other, site.measured)
+        before = found[-1] if found else None
+        if before and 2 * before.slots >= nodes and expected.step_ns >= before.expected.step_ns:
+            continue  # more nodes, and no faster; fewer than half cannot keep all memory
+        payload = structs.replace(work, toml=to_toml(other), world_size=fewer.gpus)
+        gang = structs.replace(
+            _gang_of(spec.gang, other),
+            least_replicas=0,
+            most_replicas=0,
+            traffic=_whole_bytes(plan.traffic),
+        )
+        found.append(
+            FallbackMapping(
+                gang=gang,
+                expected=expected,
+                plan=record_of(plan, origins),
+                payload=encode_payload(payload),
+            )
+        )
+    return tuple(reversed(found[-MOST_FALLBACKS:]))
 
 
 def _with_axes(spec: JobSpec, job: Job) -> JobSpec:
     """The submission with the axes of a job whose mapping was chosen, and that job to run."""
-    axes, work = job.parallel, decode_payload(spec.payload)
+    work = decode_payload(spec.payload)
     assert isinstance(work, Train)
-    gang = structs.replace(
-        spec.gang,
+    payload = encode_payload(structs.replace(work, toml=to_toml(job)))
+    return structs.replace(spec, gang=_gang_of(spec.gang, job), payload=payload)
+
+
+def _gang_of(shape: GangShape, job: Job) -> GangShape:
+    """The shape with the axes of a job."""
+    axes = job.parallel
+    return structs.replace(
+        shape,
         replicas=axes.data,
         tensor=axes.tensor,
         context=axes.context,
         pipeline=axes.pipeline,
     )
-    payload = encode_payload(structs.replace(work, toml=to_toml(job)))
-    return structs.replace(spec, gang=gang, payload=payload)
 
 
 def unplanned(spec: JobSpec, job: Job, problem: str) -> JobSpec:

@@ -89,7 +89,8 @@ def job_out(core: Core, job: Job, now_ns: int) -> JobOut:
 
 def shown_spec(spec: JobSpec) -> JobSpec:
     """A submission as others than its node may see it."""
-    return msgspec.structs.replace(spec, payload=shown_payload(spec.payload))
+    fallbacks = tuple(msgspec.structs.replace(each, payload="") for each in spec.fallbacks)
+    return msgspec.structs.replace(spec, payload=shown_payload(spec.payload), fallbacks=fallbacks)
 
 
 def job_detail(core: Core, job: Job, now_ns: int) -> JobDetail:

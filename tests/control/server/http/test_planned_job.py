@@ -271,3 +271,39 @@ def test_a_fleet_that_was_seen_to_fail_often_has_jobs_planned_to_save_more_often
     assert plan(job, 8, drive).expected.checkpoint_steps < before
     named = structs.replace(job, checkpoint=structs.replace(job.checkpoint, failure_rate="llama3"))
     assert plan(named, 8, drive).expected.checkpoint_steps == pytest.approx(before, rel=0.001)
+
+
+def test_a_job_carries_mappings_for_fewer_nodes() -> None:
+    job = job_on({"data": 2, "pipeline": 4, "zero": 1}, "cuda")
+    spec = structs.replace(spec_for(job, 8, 2))
+    drive = Drive(fleet=fleet_of(4, gpus=2))
+    made = planned(spec, job, site_of(drive.core, spec, job))
+    assert made.fallbacks and len(made.fallbacks) <= 3
+    slots = [each.slots for each in made.fallbacks]
+    assert slots == sorted(slots, reverse=True) and max(slots) < 4
+    steps = [each.expected.step_ns for each in made.fallbacks if 2 * each.slots >= 4]
+    assert steps == sorted(steps), "more nodes are only there if they are faster"
+    for each in made.fallbacks:
+        work = decode_payload(each.payload)
+        assert isinstance(work, Train)
+        assert each.gang.slot_gpus == 2 and work.world_size == each.gang.gpus(each.gang.replicas)
+        other = resolve(job_from_table(parse_toml(work.toml)), work.world_size)
+        assert (other.model, other.train.global_batch) == (job.model, job.train.global_batch)
+        assert other.parallel.data == each.gang.replicas
+        assert_all_derived(made.on_fewer_nodes(each))
+
+
+def test_a_job_that_wants_the_same_bits_keeps_its_mapping() -> None:
+    job = job_on({"data": 2, "pipeline": 4, "zero": 1}, deterministic=True)
+    assert plan(job, 8).fallbacks == ()
+
+
+def test_an_elastic_job_whose_nodes_hold_whole_replicas_needs_no_other_mapping() -> None:
+    job = job_on({"data": 8})
+    drive = Drive(fleet=fleet_of(4, gpus=2))
+    elastic, fixed = (
+        structs.replace(spec, gang=structs.replace(spec.gang, least_replicas=least))
+        for spec, least in ((spec_for(job, 8, 2), 2), (spec_for(job, 8, 2), 0))
+    )
+    assert planned(elastic, job, site_of(drive.core, elastic, job)).fallbacks == ()
+    assert planned(fixed, job, site_of(drive.core, fixed, job)).fallbacks

@@ -1,0 +1,73 @@
+"""A job that runs as one of its fallbacks returns to its own mapping when that pays."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.gang.phases import gang_of
+from phalanx.cluster.jobs.departure import depart_safely
+from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, Placement, SpecChange
+from phalanx.cluster.jobs.leave_cause import LeaveCause
+from phalanx.cluster.jobs.lifecycle import spare_gpus
+from phalanx.cluster.jobs.measured import shared_step_ns
+from phalanx.cluster.jobs.replan import beyond_limits, place_as
+from phalanx.cluster.placement.choose import PlacementRefusal
+from phalanx.cluster.reasons import reason
+from phalanx.cluster.recovery.fallbacks import return_ns
+from phalanx.cluster.recovery.prices import horizon_ns
+
+
+def return_to_own(ctx: Context, job: Job) -> None:
+    """Has a job save its state and start as it was submitted, if there is a place and it pays."""
+    own, placement = job.own, job.placement
+    assert own is not None and placement is not None
+    if job.change is not None or gang_of(job).ending is not None:
+        return
+    gain = _gain_gpu_ns(ctx, job)
+    changed = structs.replace(job, spec=own, own=None)
+    if gain <= 0 or beyond_limits(ctx, job, changed) is not None:
+        return
+    found = place_as(ctx, job, changed)
+    if isinstance(found, PlacementRefusal):
+        return
+    _hold(ctx, job, found)
+    why = LeaveCause.OWN_MAPPING.because(
+        before=job.spec.mapping, after=own.mapping, gain=gain // SECOND_NS
+    )
+    ctx.notify(why, job=job.id)
+    job.change = SpecChange(spec=own, before=job.spec.mapping, taken_back=True)
+    depart_safely(ctx, job, JobState.PENDING, why)
+
+
+def _gain_gpu_ns(ctx: Context, job: Job) -> int:
+    """What faster steps are worth until the horizon, less the pause."""
+    own, now = job.own, job.spec
+    assert own is not None
+    replicas = job.wanted or own.gang.replicas
+    before, after = now.expected.step_ns, shared_step_ns(own, replicas)
+    if job.step_ns and job.own_step_ns:
+        before, after = job.step_ns, job.own_step_ns
+    gpus = own.gang.gpus(replicas)
+    return gpus * (horizon_ns(ctx, job) * (before - after) // before - return_ns(job))
+
+
+def _hold(ctx: Context, job: Job, found: Placement) -> None:
+    """Keeps the free nodes of its future place for a job that is still saving its state."""
+    placement = job.placement
+    assert placement is not None
+    mine = dict.fromkeys(placement.nodes + placement.spares)
+    free = [
+        node
+        for node in found.nodes + found.spares
+        if node not in mine
+        and ctx.fleet.state(node) is NodeState.HEALTHY
+        and not ctx.fleet.held[node]
+    ]
+    for node in free:
+        why = reason("spare_of_job", job=job.id)
+        ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
+    job.placement = structs.replace(placement, spares=(*placement.spares, *free))
+    account = ctx.ledger.accounts[job.id]
+    ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))

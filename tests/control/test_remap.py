@@ -1,0 +1,58 @@
+"""A node is lost and none is spare: a job goes on with another mapping, and loses no step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from phalanx.testing.local_cluster import TrialCluster
+from phalanx.train import StepRecord
+from tests.control.jobs import losses, undisturbed, write_job
+from tests.control.test_replan import steps_made
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 100_000
+POLICY = "[recovery]\nwait_ns = 0\n"
+AGREES = 600  # steps of the undisturbed run that it is compared with
+
+
+def two_nodes(root: Path, mesh: str) -> Path:
+    """A job whose state lies across two nodes, and nowhere whole."""
+    path = write_job(root, "remapped", STEPS)
+    text = path.read_text().replace("data = 2\npipeline = 2", mesh)
+    path.write_text(text.replace("deterministic = true", "deterministic = false"))
+    return path
+
+
+def made_by(root: Path, generation: int) -> list[StepRecord]:
+    return [each for each in steps_made(root, "remapped") if each.generation == generation]
+
+
+@pytest.mark.parametrize("mesh", ["data = 1\npipeline = 2", "data = 2\nzero = 3"])
+def test_a_job_on_two_nodes_goes_on_with_one(tmp_path: Path, mesh: str) -> None:
+    same = undisturbed(tmp_path, AGREES, "parallel.data=1", "parallel.pipeline=1")
+    with TrialCluster(tmp_path, nodes=2, policy=POLICY) as cluster:
+        job = cluster.submit(str(two_nodes(tmp_path, mesh)))
+        cluster.wait(lambda: cluster.job(job)["step"] > 10, "steps", 120)
+        cluster.kill_node(cluster.node_of(1, job))
+        cluster.wait(
+            lambda: cluster.job(job)["generation"] == 2 and len(made_by(tmp_path, 2)) > 20,
+            "steps with another mapping",
+            120,
+        )
+        shown = cluster.job(job)
+        assert shown["why"]["facts"]["rung"] == "remap" and len(shown["nodes"]) == 1
+        assert cluster.get(f"/v1/jobs/{job}")["lost_steps"] == 0
+        (ready,) = [e for e in cluster.events("GangReady", job) if e["generation"] == 2]
+        assert ready["step"] > 10, "from memory: there is no checkpoint"
+        cluster.command("cancel", str(job))
+        made = steps_made(tmp_path, "remapped")
+    kept = {each.step: each for each in made}
+    assert list(kept) == list(range(1, len(kept) + 1))
+    assert all(each.first_sample == 8 * (each.step - 1) for each in made), "with its own samples"
+    known, by = losses(same), {each.generation for each in made if each.step <= AGREES}
+    assert by == {1, 2}, "both mappings are compared"
+    for step in range(1, min(AGREES, len(kept)) + 1):
+        assert kept[step].loss == pytest.approx(known[step], rel=2e-3), step
