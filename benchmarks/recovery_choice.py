@@ -6,7 +6,7 @@ Every scenario is played twice with the same faults: once the core takes the way
 predicts to lose the least GPU time, once the first that there is of in place (unless the node
 failed lately), swap, shrink and requeue. Effective time is the share of all GPU time, waiting
 included, that went into steps that are kept. What a decision takes is measured on the gang of
-98,304 GPUs, by a core that has seen a few.
+98,304 GPUs, by a core that has played for a while and by one that was just restored.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from phalanx.cluster.core import Core
 from phalanx.cluster.ledger.accounts import TRAINING
 from phalanx.cluster.recovery.options import ways_without
 from phalanx.simulate.result import SeedResult
@@ -87,7 +88,10 @@ def _added(tables: list[dict[str, int]]) -> dict[str, int]:
 def decision_ms(changes: tuple[str, ...]) -> list[float]:
     """CPU milliseconds in which every way out is priced for a gang of 98,304 GPUs."""
     world = played(load_scenario("100k-1t", ["days=0.1", *changes]), seed=1)[1]
-    core = world.core
+    return _decisions(world.core) + _decisions(Core.restore(world.core.snapshot()))
+
+
+def _decisions(core: Core) -> list[float]:
     (job,) = (core.view.jobs[number] for number in core.view.active)
     assert job.placement is not None
     taken = []

@@ -128,4 +128,5 @@ class Core:
         """The core that ``snapshot`` wrote."""
         core = cls.__new__(cls)
         core._ctx = load(data)
+        core.queue.prepare(core.view)
         return core

@@ -79,6 +79,7 @@ def _on_joined(ctx: Context, fact: GangJoined) -> None:
 def _on_ready(ctx: Context, fact: GangReady) -> None:
     if formation.on_ready(ctx, fact):
         job = ctx.view.jobs[fact.job]
+        ctx.queue.prepare(ctx.view)  # while nothing is lost by it: its next failure decides at once
         own_failures.restored(ctx, job)
         budget.watch(ctx, job)
         gang = gang_of(job)

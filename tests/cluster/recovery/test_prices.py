@@ -7,7 +7,10 @@ import math
 import pytest
 from msgspec import structs
 
+from phalanx.cluster.core import Core
+from phalanx.cluster.jobs.horizon import Horizon
 from phalanx.cluster.jobs.job import Expected, GangShape
+from phalanx.cluster.placement.free_index import FreeIndex
 from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy
 from phalanx.cluster.protocol.events import NodeRepaired, NodeSilent
 from phalanx.cluster.protocol.messages import CheckResult, WorkerExited
@@ -168,3 +171,18 @@ def back(drive: Drive, node: int) -> None:
     drive.tell(NodeRepaired(node=node))
     drive.tell(CheckResult(node=node, check="full", passed=True))
     drive.wait(SECOND)
+
+
+def test_the_first_decision_of_a_restored_core_makes_no_index() -> None:
+    """Indices over the fleet are made when it is restored, and kept up when a gang is ready."""
+    drive = Drive(64)
+    job = drive.running(gang=structs.replace(WIDE, replicas=48))
+    restored = Core.restore(drive.core.snapshot())
+    renewed: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for made in (Horizon, FreeIndex):
+            patch.setattr(made, "_renew", lambda *given: renewed.append(given[-1]))
+        for core in (drive.core, restored):
+            ways = ways_without(core._ctx, core.view.jobs[job.id], (3,), "node_silent")
+            assert ways[0].rung is Rung.SWAP
+    assert renewed == []
