@@ -35,6 +35,8 @@ class FailureDay(Struct, kw_only=True):
     day: int  # since the epoch
     gpu_seconds: int = 0
     causes: dict[str, int] = {}
+    aged_gpu_seconds: dict[str, int] = {}  # by the nodes' age: see ``node_ages``
+    aged_failures: dict[str, int] = {}
 
 
 class KindFailures(Struct, kw_only=True):
@@ -67,6 +69,8 @@ class HealthState(Struct, kw_only=True):
     ordered: dict[int, int] = {}  # node that a person wants empty, until one gives it back: by when
     doomed: dict[int, str] = {}  # quarantined by a person as soon as they are empty
     failures: dict[str, KindFailures] = {}  # by kind of node
+    in_service: dict[int, int] = {}  # young nodes: since when they are in the fleet, or repaired
+    down_ppm: int = 0  # chance of a node to be away, that spares are kept for; 0: by the prior
     failures_look_ns: int = 0  # when rates are looked at next although nothing failed; 0: never
     returns: dict[str, SeenReturns] = {}  # by the cause that took nodes
     renewed: dict[int, Node] = {}  # came back as other machines: described so when they are empty

@@ -87,7 +87,9 @@ class SparePolicy(PolicySection, frozen=True):
 
     nodes: int = 0  # in the fleet's pool; -1: from failure rate and repair time (binomial)
     quantile_ppm: int = 990_000  # chance that the pool suffices, where ``nodes`` is -1
-    down_ppm: int = 5_000  # chance of a node to be away at a moment: failure rate * repair time
+    # Chance of a node to be away at a moment. 0: as nodes of each kind and age are seen to fail,
+    # times how long they are seen to stay away.
+    down_ppm: int = 0
     # Each such part of the fleet keeps its own; what they share, a failure can take at once.
     per: Literal["fleet", "pod", "leaf", "rack", "power", "switch"] = "fleet"
 

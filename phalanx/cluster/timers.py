@@ -60,6 +60,11 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
         ctx.wake_queue(later)
 
 
+def _look_at_rates(ctx: Context, _about: int, _token: int) -> None:
+    failure_rates.look_again(ctx)
+    pool.follow_rate(ctx)
+
+
 def _queue_asked(ctx: Context, _about: int, asked_ns: int) -> None:
     if ctx.queue_wake_ns == asked_ns:
         ctx.queue_wake_ns = None
@@ -109,7 +114,7 @@ TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "leave_by": _allocation_timer(departure.must_be_gone),
     "vacate": vacate.last_call,
     "budget": _allocation_timer(budget.check),
-    "rates": lambda ctx, _about, _token: failure_rates.look_again(ctx),
+    "rates": _look_at_rates,
     "test": nodes.no_test,
     "ask": lambda ctx, number, _token: health.ask(ctx, number),
     "flush": lambda ctx, number, _token: storage.expired(ctx, number),

@@ -32,4 +32,12 @@ def failures(server: ServerUrl = "", state: State = None, json: Json = False) ->
         days = f"{each.node_days:.1f}"
         add_row(made, each.kind or "-", each.failures, days, rate, between, prior, causes or "-")
     print_table(made)
+    aged = table("KIND", "AGE", "FAILURES", "NODE-DAYS", "PER 1000", "80 %")
+    for each in listed.rates:
+        for age in each.ages:
+            days, rate = f"{age.node_days:.1f}", f"{age.per_1000_node_days:.2f}"
+            between = f"{age.low:.2f}-{age.high:.2f}"
+            add_row(aged, each.kind or "-", age.age, age.failures, days, rate, between)
+    if any(each.ages for each in listed.rates):
+        print_table(aged)
     print("of nodes with eight GPUs, per 1000 days")

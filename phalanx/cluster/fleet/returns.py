@@ -57,6 +57,13 @@ def expected_ns(ctx: Context, nodes: Iterable[int], count: int) -> int | None:
     return count * usual_ns * 1000 // max(1, per_usual)
 
 
+def usual_ns(ctx: Context) -> int:
+    """How long a node stays away on average; the policy's ``repair_ns`` counts as one return."""
+    seen = ctx.health.returns.values()
+    total_ns = ctx.policy.recovery.repair_ns + sum(each.away_ns for each in seen)
+    return total_ns // (1 + sum(each.count for each in seen))
+
+
 def _left(ctx: Context, node: int) -> tuple[str, int] | None:
     """Why and since when a node gets no work; None: nobody remembers."""
     found = None

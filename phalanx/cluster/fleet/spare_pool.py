@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec import structs
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.fleet import returns
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.fleet.spares import is_full, spare_nodes
+from phalanx.cluster.fleet.spares import is_full, spare_nodes, wanted_spares
+from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.placement.free_index import free_index_of
-from phalanx.cluster.reasons import reason
+from phalanx.cluster.policy import DAY_NS, MILLION, SparePolicy
+from phalanx.cluster.reasons import reason, span_of
 
 
 def fill_pool(ctx: Context) -> None:
     """Keeps the fleet's own spares at the number that the policy wants."""
-    policy = ctx.policy.spares
-    if not policy.nodes or is_full(ctx.fleet, policy):
+    policy = _policy(ctx)
+    if not policy.nodes:
+        return
+    if is_full(ctx.fleet, policy):
+        _give_back(ctx, policy)
         return
     closed = ctx.queue.closed_to(ctx.view, None)
     left = _beyond_need(ctx)
@@ -30,6 +37,44 @@ def fill_pool(ctx: Context) -> None:
             for classes in using:
                 left[classes] -= 1
             ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, reason("spare_of_fleet"))
+
+
+def follow_rate(ctx: Context) -> None:
+    """Has the spares follow how often nodes fail, where the policy wants that, and says why."""
+    if ctx.policy.spares.nodes >= 0 or ctx.policy.spares.down_ppm:
+        return
+    before = wanted_spares(ctx.fleet, _policy(ctx))
+    away_ns = returns.usual_ns(ctx)
+    ctx.health.down_ppm = failure_rates.down_ppm(ctx, away_ns)
+    now = wanted_spares(ctx.fleet, _policy(ctx))
+    if now != before:
+        down = f"{ctx.health.down_ppm // 10_000}.{ctx.health.down_ppm % 10_000 // 100:02}"
+        facts = {"before": before, "nodes": now, "percent": down, "away": span_of(away_ns)}
+        ctx.notify(reason("spares_follow", **facts))
+        ctx.look_at_queue(capacity=True)
+
+
+def _policy(ctx: Context) -> SparePolicy:
+    """What is kept free, with the chance of a node to be away that is known now."""
+    policy = ctx.policy.spares
+    if policy.nodes >= 0 or policy.down_ppm:
+        return policy
+    prior = ctx.policy.health.failures_per_million_node_days * ctx.policy.recovery.repair_ns
+    down = ctx.health.down_ppm or min(MILLION - 1, max(1, prior // DAY_NS))
+    return structs.replace(policy, down_ppm=down)
+
+
+def _give_back(ctx: Context, policy: SparePolicy) -> None:
+    """Spares that are more than the fleet needs now are for everybody."""
+    columns = ctx.fleet.columns
+    pool = np.flatnonzero((columns.state == NodeState.SPARE) & (columns.spare_for == 0)).tolist()
+    if policy.nodes >= 0 or len(pool) <= wanted_spares(ctx.fleet, policy):
+        return
+    kept = dict.fromkeys(spare_nodes(ctx.fleet, policy))
+    for node in pool:
+        if node not in kept:
+            why = reason("spare_not_needed")
+            ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, why)
 
 
 def _beyond_need(ctx: Context) -> dict[tuple[int, ...], int]:

@@ -73,6 +73,11 @@ def is_full(fleet: Fleet, policy: SparePolicy) -> bool:
     return bool((np.bincount(domain[pool], minlength=len(wanted)) >= wanted).all())
 
 
+def wanted_spares(fleet: Fleet, policy: SparePolicy) -> int:
+    """Nodes that the pool should have."""
+    return int(_wanted(_domains(fleet, policy), policy).sum()) if len(fleet) else 0
+
+
 def _domains(fleet: Fleet, policy: SparePolicy) -> Column:
     """For each node: the part of the fleet whose spares it could be one of."""
     if policy.per == "fleet":

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet import health
+from phalanx.cluster.fleet import health, spare_pool
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.gang.losses import unsaved
@@ -140,8 +140,9 @@ def recover(ctx: Context, job: Job) -> None:
         return
     ctx.ledger.found(job.id, gang.cause)
     if gang.interrupted is not None:
-        failure_rates.interrupted(ctx, gang.interrupted, gang.cause)
+        failure_rates.interrupted(ctx, gang.interrupted, gang.cause, gang.culprit)
         gang.interrupted = None
+        spare_pool.follow_rate(ctx)
     ways = options(ctx, job)
     if ways[0].rung in LEAVES and _merely_emptied(ctx, job):
         _leave_in_order(ctx, job)

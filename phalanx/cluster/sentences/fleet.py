@@ -37,6 +37,9 @@ SENTENCES = {
     "node_described": "{node} describes itself anew: {what}",
     # spare_pool
     "spare_of_fleet": "kept to replace others",
+    "spare_not_needed": "the fleet needs fewer spares: it is for everybody",
+    "spares_follow": "{nodes} nodes are kept as spares instead of {before}: as nodes of their kind"
+    " and age fail, and with {away} until one is back, {percent} % of them are away at a moment",
     "lent": "a waiting job cannot start without it",
     "spare_in_window": "a reservation or maintenance has begun there",
 }

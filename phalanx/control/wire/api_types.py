@@ -416,6 +416,17 @@ class LedgerOut(Out, frozen=True):
     jobs: dict[int, Share]
 
 
+class AgeRateOut(Out, frozen=True):
+    """The same of nodes of one age: since they joined, or were repaired."""
+
+    age: str
+    failures: int
+    node_days: float
+    per_1000_node_days: float
+    low: float
+    high: float
+
+
 class FailureRateOut(Out, frozen=True):
     """How often nodes of one kind fail, as nodes of eight GPUs, in a thousand days."""
 
@@ -427,6 +438,7 @@ class FailureRateOut(Out, frozen=True):
     high: float
     prior: float  # the policy's
     causes: dict[str, int]
+    ages: list[AgeRateOut] = []  # youngest first
 
 
 class FailureRates(Out, frozen=True):

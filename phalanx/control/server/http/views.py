@@ -12,7 +12,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import WaitExplainer, explainer
-from phalanx.cluster.gang.failure_rates import NODE_DAY_GPU_SECONDS, SeenFailures
+from phalanx.cluster.gang.failure_rates import NODE_DAY_GPU_SECONDS, AgeFailures, SeenFailures
 from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec, JobState
 from phalanx.cluster.jobs.measured import expected_now
 from phalanx.cluster.protocol.commands import Command, job_of
@@ -21,6 +21,7 @@ from phalanx.cluster.reasons import Reason, about
 from phalanx.control.server.shell_memory import Notice
 from phalanx.control.trust.secrets import shown_body, shown_payload
 from phalanx.control.wire.api_types import (
+    AgeRateOut,
     ChangeOut,
     CommandOut,
     EventOut,
@@ -247,23 +248,41 @@ def questions(core: Core) -> list[QuestionOut]:
 
 def failure_rate(seen: SeenFailures) -> FailureRateOut:
     """A rate of failures, with the interval that holds four chances in five."""
-    shape = 1 + seen.failures
-    rate = seen.per_million_node_days / 1000
-
-    def quantile(z: float) -> float:
-        """Of a gamma distribution, by the cube root that is nearly normal (Wilson and Hilferty)."""
-        return rate * max(0.0, 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))) ** 3
-
+    rate, low, high = _rate_between(seen.per_million_node_days, seen.failures)
     return FailureRateOut(
         kind=seen.kind,
         failures=seen.failures,
         node_days=seen.gpu_seconds / NODE_DAY_GPU_SECONDS,
         per_1000_node_days=rate,
-        low=quantile(-TENTH_Z),
-        high=quantile(TENTH_Z),
+        low=low,
+        high=high,
         prior=seen.prior / 1000,
         causes=seen.causes,
+        ages=[_age_rate(each) for each in seen.ages],
     )
+
+
+def _age_rate(seen: AgeFailures) -> AgeRateOut:
+    rate, low, high = _rate_between(seen.per_million_node_days, seen.failures)
+    return AgeRateOut(
+        age=seen.age,
+        failures=seen.failures,
+        node_days=seen.gpu_seconds / NODE_DAY_GPU_SECONDS,
+        per_1000_node_days=rate,
+        low=low,
+        high=high,
+    )
+
+
+def _rate_between(per_million: int, failures: int) -> tuple[float, float, float]:
+    """A rate in a thousand days, and the bounds that it is between with four chances in five."""
+    shape, rate = 1 + failures, per_million / 1000
+
+    def quantile(z: float) -> float:
+        """Of a gamma distribution, by the cube root that is nearly normal (Wilson and Hilferty)."""
+        return rate * max(0.0, 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))) ** 3
+
+    return rate, quantile(-TENTH_Z), quantile(TENTH_Z)
 
 
 def quotas(core: Core, sees: Sees) -> list[QuotaOut]:
