@@ -96,7 +96,7 @@ def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
         withdraw(ctx, job)
     job.state, job.why, job.eligible = state, why, False
     left_memory.give_up(ctx, job, why)
-    job.ended_ns, job.change, job.former = ctx.now_ns, None, None
+    job.ended_ns, job.change, job.former, job.own = ctx.now_ns, None, None, None
     dependencies.withdrawn(ctx, job)
     level: Level = "error" if state == JobState.FAILED else "info"
     ctx.notify(why, job=job.id, level=level)

@@ -203,8 +203,9 @@ def _bad_fallbacks(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
             yield "fallbacks.gang.slot_gpus", each.gang.slot_gpus, f"must be {shape.slot_gpus}"
         if each.slots >= shape.slots(shape.replicas):
             yield "fallbacks", each.slots, "must need fewer nodes than the job itself"
-        if each.expected.step_ns < 1:
-            yield "fallbacks.expected.step_ns", each.expected.step_ns, "must be at least 1"
+        alone = structs.replace(spec.on_fewer_nodes(each), fallbacks=(), array=None)
+        for key, value, rule in _bad_fields(alone, 0):
+            yield f"fallbacks.{key}", value, rule
 
 
 def _too_many_jobs(ctx: Context, spec: JobSpec) -> Reason | None:

@@ -254,7 +254,12 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
 def test_fallbacks_that_make_no_sense_are_refused() -> None:
     wide = structs.replace(ON_ONE, gang=structs.replace(ONE_STAGE, slot_gpus=4))
     large = structs.replace(ON_ONE, gang=STAGES)
-    for bad, rule in ((wide, "slot_gpus"), (large, "fewer nodes")):
+    none = structs.replace(ON_ONE, gang=structs.replace(ONE_STAGE, tensor=0))
+    for bad, rule in (
+        (wide, "slot_gpus"),
+        (large, "fewer nodes"),
+        (none, "fallbacks.gang.tensor"),
+    ):
         drive = Drive(2)
         spec = JobSpec(name="job", gang=STAGES, expected=EXPECTED, fallbacks=(bad,))
         drive.tell(Submit(spec=spec, request="r"))
