@@ -49,8 +49,8 @@ def follow_rate(ctx: Context) -> None:
     now = wanted_spares(ctx.fleet, _policy(ctx))
     if now != before:
         down = f"{ctx.health.down_ppm // 10_000}.{ctx.health.down_ppm % 10_000 // 100:02}"
-        facts = {"before": before, "nodes": now, "percent": down, "away": span_of(away_ns)}
-        ctx.notify(reason("spares_follow", **facts))
+        away = span_of(away_ns)
+        ctx.notify(reason("spares_follow", before=before, nodes=now, percent=down, away=away))
         ctx.look_at_queue(capacity=True)
 
 

@@ -221,7 +221,7 @@ def down_ppm(ctx: Context, away_ns: int) -> int:
     """
     fleet, rates = ctx.fleet, {each: _ages(ctx, each) for each in _kinds(ctx)}
     counts = np.bincount(fleet.columns.node_class, minlength=len(fleet.classes)).tolist()
-    total = sum(
+    total: int = sum(
         count * known.gpus * rates[known.kind][node_ages.OLDER]
         for count, known in zip(counts, fleet.classes, strict=True)
     )
