@@ -12,7 +12,7 @@ from phalanx.control.wire.api_types import JobRequest
 
 def test_expectations_plan_and_payload_are_the_servers_alone() -> None:
     own = set(JobSpec.__struct_fields__) - set(JobRequest.__struct_fields__)
-    assert own == {"expected", "plan", "payload", "reports_steps"}
+    assert own == {"expected", "fallbacks", "plan", "payload", "reports_steps"}
 
 
 @pytest.mark.parametrize(
