@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -73,3 +75,32 @@ def _keepers_end_with_the_tests() -> Iterator[None]:
         yield
         for process in keepers_below(folder):
             process.kill()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clusters_fork_their_processes() -> Iterator[None]:
+    """Servers, agents and commands of clusters need not import Phalanx again."""
+    module = sys.modules.get("phalanx.testing.local_cluster")
+    if module is None:  # no test that was collected has a cluster
+        yield
+        return
+    from phalanx.control.backends import local
+    from tests.commands import run_phalanx
+    from tests.forked_process import can_fork, start_in_background
+
+    started = module.TrialCluster.command
+
+    def command(cluster: Any, name: str, *arguments: str) -> str:
+        if not can_fork():
+            return str(started(cluster, name, *arguments))
+        words = (name, "--state", str(cluster.state), "--json", *arguments)
+        made = run_phalanx(*words, folder=cluster.root)
+        if made.returncode:
+            raise RuntimeError(made.stdout + made.stderr)
+        return made.stdout
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.TrialCluster, "command", command)
+        for each in (local, module):
+            patch.setattr(each, "start_in_background", start_in_background)
+        yield

@@ -23,7 +23,12 @@ from typing import Any, NamedTuple
 from phalanx.checkpoint.keeper.messages import Noted, Watch
 from phalanx.checkpoint.keeper.wire import expect, send
 from phalanx.control.agent.socket_paths import runtime_folder
-from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of
+from phalanx.control.backends.local import (
+    LocalCluster,
+    LocalNode,
+    processes_of,
+    start_in_background,
+)
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.api_types import Done, Readmit
 from phalanx.testing.fork_server import fork_zygote
@@ -175,14 +180,7 @@ class TrialCluster:
         if self.network is not None:
             command += ["--host", self.network.host]
         command += ["--follow", str(os.getpid())]
-        with (self.state / "server.log").open("ab") as log:
-            self.server = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us
-            )
+        self.server = start_in_background(command, self.state / "server.log", {})
         self.wait(self._server_is_up, "the server")
 
     def _server_is_up(self) -> bool:

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.control.servers import Postgres, ServerProcess, postgres_program
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _clusters_fork_their_commands() -> Iterator[None]:
-    """What a cluster has the command line do need not import Phalanx again."""
-    module = sys.modules.get("phalanx.testing.local_cluster")
-    if module is None:  # no test that was collected has a cluster
-        yield
-        return
-    from tests.commands import run_phalanx
-
-    def command(cluster: Any, name: str, *arguments: str) -> str:
-        words = (name, "--state", str(cluster.state), "--json", *arguments)
-        made = run_phalanx(*words, folder=cluster.root)
-        if made.returncode:
-            raise RuntimeError(made.stdout + made.stderr)
-        return made.stdout
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.TrialCluster, "command", command)
-        yield
 
 
 @pytest.fixture(scope="module")

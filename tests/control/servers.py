@@ -48,6 +48,7 @@ from phalanx.control.trust.node_key import (
     NodeKey,
 )
 from phalanx.control.wire import agent_messages as wire
+from tests.forked_process import start_in_background
 from tests.ports import free_port
 
 MACHINE = "test-machine-0001"
@@ -82,10 +83,8 @@ class ServerProcess:
         self.state.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "phalanx", "up", "--state", str(self.state)]
         command += ["--port", str(self.port), *self.options]
-        with (self.state / "out.txt").open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+        log = self.state / "out.txt"
+        self.process = start_in_background(command, log, {}, new_session=False)
         if wait:
             self.wait()
         return self

@@ -79,8 +79,7 @@ def submit(cluster: TrialCluster, *argv: str) -> int:
 
 
 def cancel(cluster: TrialCluster, job: int) -> None:
-    command = [sys.executable, "-m", "phalanx", "cancel", str(job), "--state", str(cluster.state)]
-    subprocess.run(command, check=True, capture_output=True)
+    cluster.command("cancel", str(job))
     cluster.wait_ended(job, 120)
 
 

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from phalanx.control.agent.identity import AlreadyRunsError, lock_state
-from phalanx.control.agent.socket_paths import runtime_folder
+from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
 from phalanx.testing.chaos.verdict import orphans
+from phalanx.testing.fork_server import fork_zygote
 from tests.commands import run_phalanx
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 from tests.ports import free_port
@@ -217,6 +218,8 @@ def test_whoever_waits_for_a_job_is_told_how_it_ended(tmp_path: Path) -> None:
     say = 'echo "$FROM_FILE $FROM_OPTION" > said; exit $CODE'
     options = ("--wait", "--retries", "0", "--workdir", str(work), "--env-file", str(given))
     where = ("--state", str(tmp_path / "state"))
+    sockets = make_runtime_folder(tmp_path / "state" / "local")
+    fork_zygote(sockets / "parent.sock", tmp_path / "parent.log")
     with ServerProcess(tmp_path / "state", "--nodes", "1"):
         for code in (0, 3):
             variables = ("--env", "FROM_OPTION=option", "--env", f"CODE={code}")

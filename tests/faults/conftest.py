@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.conftest import _clusters_fork_their_commands  # noqa: F401
 from tests.control.jobs import undisturbed
 from tests.faults.trial import STEPS
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from phalanx.control.client.client import Client, ClientError
 from phalanx.testing.local_cluster import TrialCluster
 from phalanx.train import StepRecord, read_records
+from tests.commands import run_phalanx
 from tests.control.jobs import write_job
 
 pytestmark = pytest.mark.timeout(500)  # a cluster and a browser on whatever machine
@@ -187,7 +186,6 @@ def test_the_run_is_tracked_with_its_origin_and_placement(done: Done) -> None:
 
 
 def run_cli_text(done: Done, *arguments: str) -> str:
-    command = [sys.executable, "-m", "phalanx", *arguments, "--state", str(done.cluster.state)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    made = run_phalanx(*arguments, "--state", str(done.cluster.state))
     assert made.returncode == 0, made.stdout + made.stderr
     return made.stdout

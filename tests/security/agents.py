@@ -11,15 +11,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from phalanx.control.agent.safe_files import Owner
+from phalanx.control.agent.socket_paths import make_runtime_folder
+from phalanx.testing.fork_server import fork_zygote
 from tests.control.servers import ServerProcess
 
 
 class RootAgent:
     """``phalanx agent`` as a process of its own."""
 
-    def __init__(self, server: ServerProcess, folder: Path, name: str, *options: str) -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        folder: Path,
+        name: str,
+        *options: str,
+        zygote_ready: bool = False,
+    ) -> None:
         self.name, self.state = name, folder / name
         self._log = folder / f"{name}.log"
+        if zygote_ready:
+            self._have_zygote()
         command = [sys.executable, "-m", "phalanx", "agent", "--join", server.url, "--name", name]
         command += ["--gpus", "1", "--state", str(self.state), "--address", "127.0.0.1", *options]
         token = {"PHALANX_TOKEN_FILE": str(server.state / "join.token")}
@@ -27,6 +38,13 @@ class RootAgent:
             self.process = subprocess.Popen(
                 command, env={**os.environ, **token}, stdout=output, stderr=output
             )
+
+    def _have_zygote(self) -> None:
+        """It finds one as if an agent before it had left it, and need not import torch."""
+        self.state.mkdir(mode=0o700, exist_ok=True)
+        path = make_runtime_folder(self.state) / "zygote.sock"
+        if not path.exists():  # an agent before it has
+            fork_zygote(path, self.state / "zygote.log")
 
     def alive(self) -> bool:
         """Whether its process is the one that was started."""

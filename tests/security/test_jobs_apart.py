@@ -192,7 +192,7 @@ def test_workers_of_another_user_outlive_a_root_agent(
     (open_folder / "runs").mkdir()
     shutil.chown(open_folder / "runs", users[0])
     with ServerProcess(open_folder / "server") as server:
-        with RootAgent(server, open_folder, "real") as agent:
+        with RootAgent(server, open_folder, "real", zygote_ready=True) as agent:
             assert wait_for(lambda: server.call("GET", "/v1/nodes")[1]["nodes"])
             job = submit_words(server, open_folder, users[0], str(job_file))
 

@@ -49,7 +49,7 @@ def site(users: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> It
     for path in (folder, *folder.parents[:2]):
         path.chmod(path.stat().st_mode | 0o011)
     with ServerProcess(folder / "server") as server:
-        agents = [RootAgent(server, folder, name) for name in ("one", "two")]
+        agents = [RootAgent(server, folder, name, zygote_ready=True) for name in ("one", "two")]
         try:
             nodes = lambda: server.call("GET", "/v1/nodes")[1]["nodes"]  # noqa: E731
             assert wait_for(lambda: len(nodes()) == 2), agents[0].log()

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -135,19 +135,8 @@ class LocalCluster:
         command += ["--name", node.name, "--state", str(node.state), "--address", address]
         command += ["--as-agent", *self._machine_of(node)]
         command += ["--follow", str(os.getpid()), "--outlived", "--config", str(_config(node))]
-        with (node.state / "agent.log").open("ab") as output:
-            node.agent = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C is for whoever started us; we end it in order
-                env={
-                    **os.environ,
-                    **self._environment(),
-                    "PHALANX_TOKEN_FILE": str(self.join_token),
-                },
-            )
+        given = {**self._environment(), "PHALANX_TOKEN_FILE": str(self.join_token)}
+        node.agent = start_in_background(command, node.state / "agent.log", given)
 
     async def run(self) -> None:
         """Start every node, and end all of them when this is cancelled."""
@@ -180,6 +169,21 @@ class LocalCluster:
             shutil.rmtree(runtime_folder(node.state), ignore_errors=True)
         await self._parent_zygote.leave()
         shutil.rmtree(runtime_folder(self.state), ignore_errors=True)
+
+
+def start_in_background(
+    command: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a command that we end in order: Ctrl-C is for whoever started us."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
 
 
 def _listened(path: Path) -> bool:
