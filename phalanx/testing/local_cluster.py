@@ -280,7 +280,19 @@ class TrialCluster:
 
     def order_fault(self, node: LocalNode, job: int, fault: str, content: str = "") -> None:
         """Have a worker do something wrong (``phalanx.train.rank.drill``); agents must allow it."""
-        (node.state / "jobs" / str(job) / "chaos" / fault).write_text(content)
+        (fault_orders(node, job) / fault).write_text(content)
+
+    def pace(self, job: int, step_seconds: float) -> None:
+        """Have all workers sleep so long before each step from now on; agents must allow it.
+
+        Whoever only looks at a job leaves the cores to others, and what shall happen between two
+        steps does, on however slow a machine.
+        """
+        self.wait(lambda: self.job(job)["nodes"], "the job to be placed")
+        for node in map(self.node, self.job(job)["nodes"]):
+            self.wait(fault_orders(node, job).exists, f"workers on {node.name}")
+            for index in range(self._gpus):
+                self.order_fault(node, job, f"slow-{index}", str(step_seconds))
 
     def corrupt_snapshots(self, node: LocalNode) -> int:
         """Spoil every snapshot that a node's keepers hold; how many pieces of memory it was."""
@@ -324,6 +336,11 @@ class TrialCluster:
 def urlsplit_port(url: str) -> int:
     """The port of a server's URL."""
     return int(url.rstrip("/").rpartition(":")[2])
+
+
+def fault_orders(node: LocalNode, job: int) -> Path:
+    """Where the workers of a job on a node find faults that they are ordered to have."""
+    return node.state / "jobs" / str(job) / "chaos"
 
 
 def snapshot_memory(pid: int) -> list[Path]:

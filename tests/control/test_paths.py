@@ -27,6 +27,7 @@ from tests.control.jobs import (
 from tests.control.server.test_replay import reach
 
 END_SECONDS = 180
+STEP_SECONDS = 0.2  # while something is to happen to a job of few steps
 # Deadlines for a job of small steps, as long as a busy machine may hold all of them up.
 PROMPT = """
 [spares]
@@ -54,6 +55,7 @@ def disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Distu
         nodes: int = 4,
         spares: int = 0,
         steps: int = 60,
+        paced: bool = False,
         policy: str = "",
         options: tuple[str, ...] = (),
     ) -> tuple[TrialCluster, int, Commits]:
@@ -62,6 +64,8 @@ def disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Distu
         stages.append(cluster.__enter__())
         path = write_job(tmp_path, "disturbed", steps)
         job = cluster.submit(str(path), *set_options(settings), *options)
+        if paced:
+            cluster.pace(job, STEP_SECONDS)
         return cluster, job, cluster.commits(job, nodes)
 
     yield start
@@ -96,8 +100,8 @@ def explained(cluster: TrialCluster, job: int) -> Iterator[None]:
 def test_ranks_that_stand_still_are_found_named_and_replaced(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
-    expected = undisturbed(tmp_path, 120)
-    cluster, job, commits = disturbed(steps=120)
+    expected = undisturbed(tmp_path, 40)
+    cluster, job, commits = disturbed(steps=40, paced=True)
     reach(cluster, commits, 5)
     stopped, dead = cluster.node_of(1, job), cluster.node_of(2, job)
     cluster.signal_worker(1, job, signal.SIGSTOP)
@@ -106,6 +110,7 @@ def test_ranks_that_stand_still_are_found_named_and_replaced(
     cluster.order_fault(dead, job, "deadlock-0")
     with explained(cluster, job):
         cluster.wait(lambda: commits.first_after(2), "recovery from a deadlock", 120)
+    cluster.pace(job, 0.0)
     names = {node["number"]: node["name"] for node in cluster.get("/v1/nodes")["nodes"]}
     named = [[names[n] for n in fact["nodes"]] for fact in cluster.events("NoProgress", job)]
     assert named == [[stopped.name], [dead.name]]
@@ -126,13 +131,14 @@ REPLICAS = ("parallel.data=3", "parallel.pipeline=1", "parallel.zero=0", "train.
 
 
 def test_a_flipped_bit_is_found_voted_on_and_undone(disturbed: Disturbed, tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path, 60, *REPLICAS)
-    cluster, job, commits = disturbed(*REPLICAS, nodes=3, spares=1)
+    expected = undisturbed(tmp_path, 30, *REPLICAS)
+    cluster, job, commits = disturbed(*REPLICAS, nodes=3, spares=1, steps=30, paced=True)
     reach(cluster, commits, 5)
     culprit = cluster.node_of(1, job)
     cluster.order_fault(culprit, job, "flip-0")
     with explained(cluster, job):
         cluster.wait(lambda: commits.first_after(1), "recovery from a wrong bit", 120)
+    cluster.pace(job, 0.0)
     (fact,) = cluster.events("Corruption", job)
     assert fact["step"] == fact["clean_step"] + 1
     states = {node["name"]: node["state"] for node in cluster.get("/v1/nodes")["nodes"]}
@@ -148,13 +154,14 @@ def test_a_wrong_gradient_is_recomputed_and_its_node_leaves(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
     three = ("parallel.data=3", "train.global_batch=12", *SHARDED)
-    expected = undisturbed(tmp_path, 60, *three)
-    cluster, job, commits = disturbed(*three, nodes=3, spares=1)
+    expected = undisturbed(tmp_path, 30, *three)
+    cluster, job, commits = disturbed(*three, nodes=3, spares=1, steps=30, paced=True)
     reach(cluster, commits, 5)
     culprit = cluster.node_of(1, job)
     cluster.order_fault(culprit, job, "backward-0")
     with explained(cluster, job):
         cluster.wait(lambda: commits.first_after(1), "recovery from a wrong gradient", 120)
+    cluster.pace(job, 0.0)
     (fact,) = cluster.events("Corruption", job)
     assert fact["step"] == fact["clean_step"] + 1
     states = {node["name"]: node["state"] for node in cluster.get("/v1/nodes")["nodes"]}
@@ -165,7 +172,7 @@ def test_a_wrong_gradient_is_recomputed_and_its_node_leaves(
     records = list(read_records(folder / "metrics" / "steps.jsonl", StepRecord))
     assert all(0 < each.parts.verification < each.step_seconds for each in records)
     report = json.loads((folder / "exit_info.json").read_text())
-    assert 0 < report["details"]["verifications"] < 60  # since the last start
+    assert 0 < report["details"]["verifications"] < 30  # since the last start
 
 
 PAIR = ("parallel.data=2", "parallel.pipeline=1", "parallel.zero=0")
@@ -314,10 +321,11 @@ def _shares(cluster: TrialCluster, job: int) -> list[int]:
 def test_after_a_power_failure_the_job_goes_on_from_its_checkpoint(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
-    expected = undisturbed(tmp_path, 80, "checkpoint.every=10")
-    cluster, job, _ = disturbed("checkpoint.every=10", steps=80)
+    expected = undisturbed(tmp_path, 40, "checkpoint.every=10")
+    cluster, job, _ = disturbed("checkpoint.every=10", steps=40, paced=True)
     with explained(cluster, job):
         cluster.wait(lambda: cluster.job(job)["durable"] >= 10, "a durable checkpoint", 120)
+    cluster.pace(job, 0.0)
     cluster.kill_everything()
     cluster.restart_everything()
     with explained(cluster, job):

@@ -14,3 +14,9 @@ from tests.faults.trial import STEPS
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the job of all trials comes to when nothing happens to it."""
     return undisturbed(tmp_path_factory.mktemp("undisturbed"), STEPS)
+
+
+@pytest.fixture(autouse=True)
+def _workers_obey_drills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of few steps are slowed down until something has happened to them."""
+    monkeypatch.setenv("PHALANX_CHAOS", "1")

@@ -11,9 +11,8 @@ import pytest
 
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from tests.control.jobs import undisturbed
-from tests.faults.trial import Process, Trial, trial_cluster
+from tests.faults.trial import SHORT_STEPS, Process, Trial, trial_cluster
 
-SHORT_STEPS = 100
 BUSY_SECONDS = 8.0  # that a busy machine may add
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.control.jobs import undisturbed
-from tests.faults.trial import STEPS, Phase, Process, Trial, trial_cluster
+from tests.faults.trial import SHORT_STEPS, STEPS, Phase, Process, Trial, trial_cluster
 
 STOPPED_SECONDS = 30.0
 KILLED_SECONDS = 40.0  # to go on in, on a busy machine
@@ -17,7 +17,6 @@ SHORT = [
     (Process.WORKER, Phase.FORMING),
     (Process.KEEPER, Phase.FLUSHING),
 ]
-SHORT_STEPS = 100
 
 
 def cell(process: Process, phase: Phase) -> object:

@@ -37,9 +37,12 @@ from tests.control.jobs import assert_same, losses, set_options, write_job
 
 SLOTS = 4
 STEPS = 160
+SHORT_STEPS = 50  # of those in the normal suite
 EVERY = 40  # steps between checkpoints
+SHORT_EVERY = 20
 # The last rank begins to write three seconds after the first; training does not wait for it.
-SLOW_FLUSH = f"checkpoint.every={EVERY}", "checkpoint.stagger_seconds=4"
+SLOW_FLUSH = ("checkpoint.stagger_seconds=4",)
+STEP_SECONDS = 0.2  # while something is to happen to a job of few steps
 END_SECONDS = 240.0
 GONE_SECONDS = 30.0  # for what a job had to be gone after its end, on a busy machine
 SPARE_FILES = 12  # descriptors that a server or an agent may have more after a job than before
@@ -75,7 +78,11 @@ class Trial:
         self.cluster, self.root = cluster, root
         self._files = self._open_files()
         path = write_job(root, "disturbed", steps)
-        self.job = cluster.submit(str(path), *set_options((*SLOW_FLUSH, *settings)))
+        self._paced = steps == SHORT_STEPS
+        every = f"checkpoint.every={SHORT_EVERY if self._paced else EVERY}"
+        self.job = cluster.submit(str(path), *set_options((every, *SLOW_FLUSH, *settings)))
+        if self._paced:
+            cluster.pace(self.job, STEP_SECONDS)
         self.commits: Commits = cluster.commits(self.job, SLOTS)
         self._healing: list[tuple[float, Callable[[], object]]] = []
         self._drained = False
@@ -291,6 +298,8 @@ class Trial:
         """It ends well within a time, with the losses and weights of an undisturbed run."""
         deadline = time.monotonic() + seconds
         self.wait(lambda: not self._healing, "everything to be started again", seconds)
+        if self._paced and self.state == "running":
+            self.cluster.pace(self.job, 0.0)
         if self._drained:
             left = ("held", "done", "failed")
             self.wait(lambda: self.state in left, "it to leave", deadline - time.monotonic())

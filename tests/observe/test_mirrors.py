@@ -13,7 +13,7 @@ from phalanx.testing.local_cluster import TrialCluster
 from tests.control.jobs import losses, write_job
 from tests.train.test_trackers_soak import READ_WANDB, needs, read_back
 
-STEPS = 60  # so many that a worker is killed long before the last one
+STEPS = 24
 NAME = "mirrored"
 DATABASE = "curves.db"  # not where mlflow writes by itself
 
@@ -39,12 +39,16 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
             settings += ["--set", f"log.{name}=true"]
     settings += ["--set", "backend.environment.WANDB_MODE=offline"]
     settings += ["--set", f"backend.environment.MLFLOW_TRACKING_URI=sqlite:///{root / DATABASE}"]
-    with TrialCluster(root, nodes=2, gpus_per_node=2) as cluster:
-        job = cluster.submit(str(write_job(root, NAME, STEPS)), *settings)
-        commits = cluster.commits(job, 4)
-        cluster.wait(lambda: (n := commits.newest()) and n.step >= 6, "some steps")
-        cluster.signal_worker(0, job, signal.SIGKILL)
-        assert cluster.wait_ended(job, 120) == "done"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PHALANX_CHAOS", "1")  # workers let themselves be slowed down
+        with TrialCluster(root, nodes=2, gpus_per_node=2) as cluster:
+            job = cluster.submit(str(write_job(root, NAME, STEPS)), *settings)
+            cluster.pace(job, 0.25)  # a worker is killed long before the last step
+            commits = cluster.commits(job, 4)
+            cluster.wait(lambda: (n := commits.newest()) and n.step >= 6, "some steps")
+            cluster.signal_worker(0, job, signal.SIGKILL)
+            cluster.pace(job, 0.0)
+            assert cluster.wait_ended(job, 120) == "done"
     return root / "runs" / NAME / f"job-{job}"
 
 

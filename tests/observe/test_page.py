@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,11 +14,13 @@ import pytest
 
 from phalanx.control.client.client import Client
 from phalanx.testing.local_cluster import TrialCluster
+from tests.commands import run_phalanx
 from tests.control.jobs import write_job
 from tests.observe.browser import Tab, browser, chromium, tab
 
 pytestmark = pytest.mark.timeout(500)  # a cluster and a browser on whatever machine
 STEPS = 100_000  # more than any machine makes in the time of these tests
+STEP_SECONDS = 0.4  # the cores are the browser's
 VIEWS = ("goodput", "events", "queue", "compare?jobs=1", "plan", "simulate")
 STATES = "document.querySelector('canvas.map').map.fleet"
 
@@ -44,6 +44,12 @@ class Run:
         self.cluster.signal_worker(slot, self.job, signal.SIGKILL)
         self.cluster.wait(lambda: self.commits.first_after(generation), "the run to go on", 180)
 
+    def say(self, *words: str) -> str:
+        """What a command of the command line prints."""
+        done = run_phalanx(*words, "--state", str(self.cluster.state), seconds=400)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     @property
     def token(self) -> str:
         return (self.cluster.state / "admin.token").read_text().strip()
@@ -66,11 +72,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """The run that all tests look at."""
     chromium()
     root = tmp_path_factory.mktemp("stage")
-    with TrialCluster(root, nodes=2, gpus_per_node=2, spares=1) as cluster:
-        found = Run(cluster, cluster.submit(str(validated_job(root))))
-        found.wait_steps(5)
-        found.kill_worker(1)
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PHALANX_CHAOS", "1")  # workers let themselves be slowed down
+        with TrialCluster(root, nodes=2, gpus_per_node=2, spares=1) as cluster:
+            found = Run(cluster, cluster.submit(str(validated_job(root))))
+            found.wait_steps(5)
+            cluster.pace(found.job, STEP_SECONDS)
+            found.kill_worker(1)
+            yield found
 
 
 @pytest.fixture(scope="module")
@@ -193,20 +202,10 @@ def test_every_rank_of_a_step_is_fetched_from_the_nodes(run: Run, at: Tab) -> No
     step = int(at.page.input_value("details.closer input"))
     shown = at.page.locator("details.closer tbody tr")
     assert sorted(int(row.split()[0]) for row in shown.all_inner_texts()) == [0, 1, 2, 3]
-    asked = [
-        sys.executable,
-        "-m",
-        "phalanx",
-        "steps",
-        str(run.job),
-        "--steps",
-        f"{step}:{step + 1}",
-    ]
-    asked += ["--state", str(run.cluster.state)]
-    told = subprocess.run([*asked, "--json"], capture_output=True, text=True, check=True).stdout
-    found = [json.loads(line) for line in told.splitlines()]
+    asked = ("steps", str(run.job), "--steps", f"{step}:{step + 1}")
+    found = [json.loads(line) for line in run.say(*asked, "--json").splitlines()]
     assert {(each["rank"], each["step"]) for each in found} >= {(r, step) for r in range(4)}
-    one = subprocess.run([*asked, "--rank", "2"], capture_output=True, text=True, check=True).stdout
+    one = run.say(*asked, "--rank", "2")
     assert one.count(str(step)) >= 1 and "PEER_WAIT" in one
     at.page.fill("details.closer input", "999999999")
     at.page.keyboard.press("Enter")
@@ -214,16 +213,8 @@ def test_every_rank_of_a_step_is_fetched_from_the_nodes(run: Run, at: Tab) -> No
 
 
 def test_a_profile_comes_from_the_nodes_through_the_server(run: Run, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "phalanx", "profile", str(run.job), "--steps", "2"]
-    command += [
-        "--ranks",
-        "0,3",
-        "--out",
-        str(tmp_path / "p.json"),
-        "--state",
-        str(run.cluster.state),
-    ]
-    subprocess.run(command, check=True, timeout=400)
+    out = ("--out", str(tmp_path / "p.json"))
+    run.say("profile", str(run.job), "--steps", "2", "--ranks", "0,3", *out)
     merged = json.loads((tmp_path / "p.json").read_bytes())
     names = {
         event["args"]["name"].split()[1]
@@ -487,9 +478,7 @@ def test_the_ledger_of_an_ended_job_is_the_command_lines_to_the_nanosecond(
 ) -> None:
     run.cluster.client.post(f"/v1/jobs/{run.job}/cancel", None, dict)
     run.cluster.wait(lambda: run.cluster.job(run.job)["state"] == "cancelled", "the end", 180)
-    command = [sys.executable, "-m", "phalanx", "ledger", str(run.job), "--json"]
-    command += ["--state", str(run.cluster.state)]
-    told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    told = json.loads(run.say("ledger", str(run.job), "--json"))
     at.sign_in(run.token, f"goodput?job={run.job}")
     shown = at.page.evaluate(
         "() => Object.fromEntries([...document.querySelectorAll('.step[data-ns]')]"
