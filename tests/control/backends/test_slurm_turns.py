@@ -29,7 +29,7 @@ def say_warned(job: SlurmJob) -> None:
     job.sandbox.run("scancel", "--batch", "--signal=USR1", str(job.number))
 
 
-def test_a_drained_node_is_left_at_a_step_boundary(
+def test_a_drained_node_is_left_at_a_step_boundary_and_a_cancelled_job_leaves_nothing(
     make_sandbox: Callable[..., Sandbox], tmp_path: Path
 ) -> None:
     sandbox = make_sandbox(nodes=3, gpus_per_node=1)
@@ -51,6 +51,10 @@ def test_a_drained_node_is_left_at_a_step_boundary(
     assert set(generations(job.run).values()) == {1, 2}
     assert repeated(job) <= 1
     sandbox.run("scancel", str(job.number))
+    assert job.wait_ended(300) == "CANCELLED"
+    job.wait(lambda: not sandbox.job_processes(), "its processes to end", 60)
+    assert job.restarts() == 0
+    assert job.sockets_left() == []
 
 
 @pytest.mark.soak
@@ -131,22 +135,6 @@ def test_a_job_whose_script_dies_with_its_node_is_requeued_and_goes_on(
     made_by = generations(job.run)
     assert len(made_by) == 300 and len(set(made_by.values())) == 2
     assert min(step for step, number in made_by.items() if number > 1) > 20
-
-
-def test_a_cancelled_job_ends_at_once_and_leaves_nothing(
-    make_sandbox: Callable[..., Sandbox], tmp_path: Path
-) -> None:
-    sandbox = make_sandbox(nodes=2, gpus_per_node=1)
-    path = write_job(tmp_path, "unwanted", 4000)
-    path.write_text(path.read_text().replace("pipeline = 2", "pipeline = 1"))
-    job = SlurmJob(sandbox, tmp_path, 2, str(path), *SMALL)
-    job.wait_running()
-    job.reach(job.commits(), 2)
-    sandbox.run("scancel", str(job.number))
-    assert job.wait_ended(300) == "CANCELLED"
-    job.wait(lambda: not sandbox.job_processes(), "its processes to end", 60)
-    assert job.restarts() == 0
-    assert job.sockets_left() == []
 
 
 @pytest.mark.soak
