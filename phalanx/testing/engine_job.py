@@ -13,12 +13,12 @@ from typing import Any, Literal, TypeVar
 
 from phalanx.control.backends.local import LocalNode
 from phalanx.control.client.client import Client, ClientError
-from phalanx.testing.local_cluster import Commit, Commits
+from phalanx.testing.local_cluster import Commit, Commits, fault_orders
 from phalanx.testing.local_processes import worker_pids
 
 START_SECONDS = 300.0  # on a busy machine
 RECOVER_SECONDS = 300.0
-POLL_SECONDS = 0.02
+POLL_SECONDS = (0.02, 0.2)  # at first, and when it takes long
 WARM_STEPS = 10  # between two faults
 NUMBER = 1  # of the job at a controller of its own
 
@@ -29,11 +29,13 @@ Found = TypeVar("Found")
 
 def wait(ready: Callable[[], Found], what: str, seconds: float = START_SECONDS) -> Found:
     """Until something is true; TimeoutError says what was not."""
-    deadline = time.monotonic() + seconds
+    began, (least, most) = time.monotonic(), POLL_SECONDS
     while not (result := ready()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > seconds:
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(POLL_SECONDS)
+        # Whoever asks all the time keeps the cores from what is waited for.
+        time.sleep(min(most, max(least, waited / 20)))
     return result
 
 
@@ -124,6 +126,15 @@ class EngineJob(ABC):
         at = time.monotonic()
         os.kill(pid, number)
         return at
+
+    def pace(self, step_seconds: float) -> None:
+        """Have the first worker of each node sleep so long before each step from now on, as
+        ``TrialCluster.pace`` does.
+        """
+        for slot in range(len(self.job()["nodes"])):
+            orders = fault_orders(self.node_of(slot), NUMBER)
+            self.wait(orders.exists, f"a worker of slot {slot}")
+            (orders / "slow-0").write_text(str(step_seconds))
 
     def kill_controller(self) -> float:
         """SIGKILL of the server; returns when."""

@@ -73,18 +73,21 @@ def test_tensor_groups_share_a_node_and_stages_of_a_pipeline_a_leaf(
 
 
 def test_a_killed_worker_and_a_killed_node_lose_nothing(
-    make_sandbox: Callable[..., Sandbox], tmp_path: Path
+    make_sandbox: Callable[..., Sandbox], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PHALANX_CHAOS", "1")
     sandbox = make_sandbox(nodes=5, gpus_per_node=1)
-    expected = undisturbed(tmp_path, 120)  # both kills come before its end, however late we are
-    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed", 120)), *SMALL)
+    expected = undisturbed(tmp_path, 60)
+    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed", 60)), *SMALL)
     job.wait_running()
+    job.pace(0.2)  # both kills come before its end, however late we are
     places = placed(sandbox, job)
     assert [place.stage for place in places] == [0, 0, 1, 1]
     assert_together([place.leaf for place in places])
     commits = job.commits()
     for what in ("worker", "node"):
         job.apply_fault(what, commits)  # type: ignore[arg-type]
+    job.pace(0.0)
     # Slurm itself waits another minute for the dead node's part of the step.
     ended = lambda: job.slurm_state() in ("COMPLETING", *ENDED)  # noqa: E731
     job.wait(ended, "the job to end", END_SECONDS)
