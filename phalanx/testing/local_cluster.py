@@ -36,6 +36,7 @@ from phalanx.testing.local_processes import worker_pids
 from phalanx.testing.played_network import NodeNamespaces
 
 START_SECONDS = 120.0  # on a busy machine
+ENDED = ("done", "failed", "cancelled")  # states of a job
 SPOILED_EVERY = 65_536  # bytes, so that no snapshot is left whole
 
 
@@ -242,8 +243,7 @@ class TrialCluster:
 
     def wait_ended(self, number: int, seconds: float) -> str:
         """Until a job has ended; its state then."""
-        ended = ("done", "failed", "cancelled")
-        self.wait(lambda: self.job(number)["state"] in ended, f"job {number} to end", seconds)
+        self.wait(lambda: self.job(number)["state"] in ENDED, f"job {number} to end", seconds)
         return str(self.job(number)["state"])
 
     def commits(self, number: int, world_size: int) -> Commits:
@@ -288,7 +288,8 @@ class TrialCluster:
         Whoever only looks at a job leaves the cores to others, and what shall happen between two
         steps does, on however slow a machine.
         """
-        self.wait(lambda: self.job(job)["nodes"], "the job to be placed")
+        placed = lambda: self.job(job)["nodes"] or self.job(job)["state"] in ENDED  # noqa: E731
+        self.wait(placed, "the job to be placed")
         for node in map(self.node, self.job(job)["nodes"]):
             self.wait(fault_orders(node, job).exists, f"workers on {node.name}")
             for index in range(self._gpus):

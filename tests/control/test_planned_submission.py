@@ -19,6 +19,7 @@ from phalanx.config import job_from_table, resolve
 from phalanx.control.server.http import job_rights
 from phalanx.control.server.http.submission import RequestedWork, spec_of, submission
 from tests.cluster.drive import Drive
+from tests.commands import run_phalanx
 from tests.control.servers import PlayedAgent, ServerProcess
 
 JOB = """
@@ -39,12 +40,10 @@ POLICY = "[price]\nask_above_dollars = 5\n"
 
 def submit(server: ServerProcess, *options: str, terminal: str = "") -> tuple[int, str]:
     """The command's exit code and what it says; ``terminal``: what a person types there."""
-    command = [sys.executable, "-m", "phalanx", "submit", *options, "--state", str(server.state)]
+    words = ("submit", *options, "--state", str(server.state))
     if not terminal:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
-        )
-        return done.returncode, done.stdout + done.stderr
+        return said_by(*words)
+    command = [sys.executable, "-m", "phalanx", *words]
     parent, child = pty.openpty()
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child)
     os.close(child)
@@ -63,8 +62,11 @@ def submit(server: ServerProcess, *options: str, terminal: str = "") -> tuple[in
 
 
 def what_if(server: ServerProcess, *options: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "phalanx", "what-if", *options, "--state", str(server.state)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return said_by("what-if", *options, "--state", str(server.state))
+
+
+def said_by(*words: str) -> tuple[int, str]:
+    done = run_phalanx(*words, seconds=120)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from phalanx.control.host.users import own_name
 from phalanx.testing.local_cluster import TrialCluster
+from tests.commands import run_phalanx
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 
@@ -52,9 +53,8 @@ def audited(cluster: TrialCluster, action: str = "shell") -> list[dict[str, obje
 
 def make_token(cluster: TrialCluster, name: str, role: str, team: str) -> Path:
     path = cluster.root / f"{name}.token"
-    command = [sys.executable, "-m", "phalanx", "token", "create", name, "--role", role]
-    command += ["--team", team, "--out", str(path), "--state", str(cluster.state)]
-    subprocess.run(command, check=True, capture_output=True)
+    words = ("--role", role, "--team", team, "--out", str(path), "--state", str(cluster.state))
+    assert run_phalanx("token", "create", name, *words).returncode == 0
     return path
 
 

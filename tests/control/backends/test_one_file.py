@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.slurm.job import SlurmJob
 from phalanx.testing.slurm.sandbox import Sandbox
+from tests.commands import run_phalanx
 from tests.control.backends.test_ray import needs_namespace, needs_ray, play
 from tests.control.jobs import JOB, assert_same, undisturbed
 
@@ -31,15 +31,9 @@ runs_claim = "runs"
 
 
 def submit(path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "phalanx", "submit", "--dry-run", str(path), *words]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=path.parent,
-        env={**os.environ, **environment},
-    )
+    given = {**os.environ, **environment}
+    words = ("submit", "--dry-run", str(path), *words)
+    return run_phalanx(*words, environment=given, folder=path.parent)
 
 
 @pytest.fixture

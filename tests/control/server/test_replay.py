@@ -14,15 +14,18 @@ import pytest
 from phalanx.testing.chaos.verdict import belonging, orphans
 from phalanx.testing.local_cluster import Commits, TrialCluster
 from phalanx.testing.local_processes import worker_pids
-from tests.control.jobs import STEPS, assert_same, generations, undisturbed, write_job
+from tests.control.jobs import assert_same, generations, undisturbed, write_job
 from tests.control.servers import ServerProcess
 
 END_SECONDS = 180
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TrialCluster]:
+def cluster(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TrialCluster]:
     """A cluster of four nodes and a spare; its policy may be given as the fixture's parameter."""
+    monkeypatch.setenv("PHALANX_CHAOS", "1")  # workers let themselves be slowed down
     with TrialCluster(tmp_path, nodes=4, spares=1, policy=getattr(request, "param", "")) as cluster:
         yield cluster
     # Snapshots lie in memory without a name, and ports are held by processes: both go with them.
@@ -32,18 +35,21 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TrialClu
 def test_a_killed_worker_and_a_killed_node_lose_nothing(
     cluster: TrialCluster, tmp_path: Path
 ) -> None:
-    expected = undisturbed(tmp_path)
-    job = cluster.submit(str(write_job(tmp_path, "disturbed")))
+    steps = 32
+    expected = undisturbed(tmp_path, steps)
+    job = cluster.submit(str(write_job(tmp_path, "disturbed", steps)))
+    cluster.pace(job, 0.2)  # both kills come before its end, however late we are
     commits = cluster.commits(job, world_size=4)
     reach(cluster, commits, 5)
     cluster.signal_worker(2, job, signal.SIGKILL)
     cluster.wait(lambda: commits.first_after(1), "recovery from a killed worker", 120)
     cluster.kill_node(cluster.node_of(0, job))  # the rendezvous was there, too
     cluster.wait(lambda: commits.first_after(2), "recovery from a killed node", 120)
+    cluster.pace(job, 0.0)
     assert cluster.wait_ended(job, END_SECONDS) == "done"
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     made_by = generations(folder)
-    assert set(made_by) == set(range(1, STEPS + 1))
+    assert set(made_by) == set(range(1, steps + 1))
     assert set(made_by.values()) == {1, 2, 3}
     assert_same(folder, expected)
 
