@@ -220,7 +220,7 @@ def test_whoever_waits_for_a_job_is_told_how_it_ended(tmp_path: Path) -> None:
     where = ("--state", str(tmp_path / "state"))
     sockets = make_runtime_folder(tmp_path / "state" / "local")
     fork_zygote(sockets / "parent.sock", tmp_path / "parent.log")
-    with ServerProcess(tmp_path / "state", "--nodes", "1"):
+    with ServerProcess(tmp_path / "state", "--nodes", "1") as own:
         for code in (0, 3):
             variables = ("--env", "FROM_OPTION=option", "--env", f"CODE={code}")
             done = phalanx("submit", *where, *options, *variables, "--", "sh", "-c", say)
@@ -229,6 +229,8 @@ def test_whoever_waits_for_a_job_is_told_how_it_ended(tmp_path: Path) -> None:
             assert (work / "said").read_text() == "file option\n"
         last = phalanx("submit", *where, "--json", "--wait", "--", "true")
         assert json.loads(last.stdout)["state"] == "done"
+        own.stop()  # its nodes with it, which would outlive one that is killed for a while
+    assert orphans(tmp_path) == []
 
 
 def test_a_second_server_on_the_same_state_is_refused(server: ServerProcess) -> None:
