@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.ledger.accounts import TRAINING
+from phalanx.cluster.ledger.buckets import TRAINING
 from phalanx.cluster.recovery.options import ways_without
 from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import played, run_seed

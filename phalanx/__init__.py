@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phalanx.control.worker.client import WorkerClient
@@ -15,3 +15,17 @@ def worker() -> WorkerClient:
     from phalanx.control.worker.client import WorkerClient
 
     return WorkerClient()
+
+
+def transformers_callback() -> Any:
+    """The same for the Trainer of transformers: one of its callbacks."""
+    from phalanx.control.worker import callbacks
+
+    return callbacks.transformers_callback()
+
+
+def lightning_callback() -> Any:
+    """The same for Lightning's Trainer: one of its callbacks."""
+    from phalanx.control.worker import callbacks
+
+    return callbacks.lightning_callback()

@@ -64,6 +64,7 @@ from phalanx.cluster.protocol.messages import (
     NodeNotice,
     NodeSeen,
     RestoreFailed,
+    StepsPrinted,
     WorkerExited,
 )
 from phalanx.cluster.queue import site_orders as orders
@@ -76,7 +77,8 @@ def _on_joined(ctx: Context, fact: GangJoined) -> None:
         formation.on_joined(ctx, fact)
 
 
-def _on_ready(ctx: Context, fact: GangReady) -> None:
+def on_ready(ctx: Context, fact: GangReady) -> None:
+    """A gang has restored: it runs, unless what ran before it may not have ended yet."""
     if formation.on_ready(ctx, fact):
         job = ctx.view.jobs[fact.job]
         ctx.queue.prepare(ctx.view)  # while nothing is lost by it: its next failure decides at once
@@ -170,6 +172,7 @@ ABOUT_NODES = (
     WorkerExited,
     RestoreFailed,
     SlowRank,
+    StepsPrinted,
     KeeperSilent,
 )
 
@@ -200,11 +203,12 @@ HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     WorkerExited: incidents.on_worker_exited,
     GangJoined: _on_joined,
     GangStopped: losses.on_stopped,
-    GangReady: _on_ready,
+    GangReady: on_ready,
     GangStuck: incidents.on_stuck,
     GangDrained: _on_drained,
     RestoreFailed: formation.on_restore_failed,
     Progress: _on_progress,
+    StepsPrinted: progress.on_printed,
     JobFinished: _on_finished,
     NoProgress: incidents.on_no_progress,
     SlowRank: incidents.on_slow_rank,

@@ -176,6 +176,8 @@ class RecoveryPolicy(PolicySection, frozen=True):
     # The same step failing so often in a row, at the same rank or with the same error, and without
     # a step that became safe in between, stops the job.
     same_step_failures: int = 3
+    # A program that is cancelled has so long between SIGTERM and its end; 0: none.
+    cancel_grace_ns: int = 30 * SECOND_NS
     failed_formations: int = 10  # formations in a row that fail for no part's fault stop it too
     # A job's retries (``submit --retries``) are for this long; progress gives them back at once.
     retry_interval_ns: int = 24 * HOUR_NS

@@ -27,7 +27,13 @@ from phalanx.cluster.protocol.events import (
     StorageSlow,
     ThroughputRegression,
 )
-from phalanx.cluster.protocol.messages import DeviceError, KeeperSilent, NodeNotice, WorkerExited
+from phalanx.cluster.protocol.messages import (
+    DeviceError,
+    KeeperSilent,
+    NodeNotice,
+    StepsPrinted,
+    WorkerExited,
+)
 from phalanx.cluster.reasons import Reason, reason
 
 MOST = 1 << 62
@@ -89,7 +95,8 @@ RANGES: dict[type[EventBody], tuple[tuple[str, int, int], ...]] = {
     StorageSlow: (("bytes_per_second", -1, MOST),),
     KeeperSilent: (("seconds", 0, MOST),),
     DrainNode: (("deadline_ns", 0, MOST),),
-    NodeSilent: (("broke_ns", -1, MOST),),
+    StepsPrinted: (("step", 0, MOST), ("steps", 0, MOST), ("at_ns", 0, MOST)),
+    NodeSilent: (("broke_ns", -1, MOST), ("heard_ns", -MOST, MOST)),
     NodeNotice: (("deadline_ns", 0, MOST),),
 }
 

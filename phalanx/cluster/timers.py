@@ -14,10 +14,12 @@ from phalanx.cluster.fleet import health, renewal
 from phalanx.cluster.fleet import node_events as nodes
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.gang import failure_rates, left_memory
-from phalanx.cluster.gang.phases import token
+from phalanx.cluster.gang.phases import gang_of, token
+from phalanx.cluster.handlers import on_ready
 from phalanx.cluster.jobs import budget, departure, elastic, lifecycle
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.events import GangReady
 from phalanx.cluster.queue.decisions import Preempt, Resize, Start
 from phalanx.cluster.recovery import incidents
 from phalanx.cluster.recovery import recover as recovery
@@ -93,11 +95,17 @@ def _allocation_timer(then: Callable[[Context, Job], None]) -> Callable[[Context
     return fire
 
 
+def _unfenced(ctx: Context, job: Job) -> None:
+    """What ran on a lost node has ended: the gang that waited for it goes."""
+    step = gang_of(job).restored
+    on_ready(ctx, GangReady(job=job.id, generation=job.generation, step=step))
+
+
 def stale(ctx: Context, kind: str, about: int, held: int) -> bool:
     """Whether a timer would do nothing: its gang has gone on since it was set."""
     if kind == "queue":
         return ctx.queue_wake_ns != held
-    if kind not in ("phase", "settle"):
+    if kind not in ("phase", "settle", "fence"):
         return False
     job = ctx.view.jobs.get(about)
     return job is None or job.gang is None or token(job) != held
@@ -109,6 +117,7 @@ TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "capacity": lambda ctx, _about, _token: ctx.look_at_queue(capacity=True),
     "settle": _gang_timer(recovery.recover),
     "phase": _gang_timer(lambda ctx, job: incidents.no_answer(ctx, job, ())),
+    "fence": _gang_timer(_unfenced),
     "kept": left_memory.expire,
     "time_limit": _allocation_timer(departure.time_limit),
     "leave_by": _allocation_timer(departure.must_be_gone),

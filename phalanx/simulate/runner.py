@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import HOUR_NS, JobState
-from phalanx.cluster.ledger.accounts import TRAINING
+from phalanx.cluster.ledger.buckets import TRAINING
 from phalanx.cluster.ledger.report import Share, report
 from phalanx.cluster.policy import DAY_NS
 from phalanx.simulate.draws import SeedDraws

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from pathlib import Path
 
 from phalanx.control.agent.rendezvous import meeting_name
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
-from phalanx.control.wire.zygote_messages import Spawn
+from phalanx.control.wire.zygote_messages import Ended, Spawn
 
 LEASE_SECONDS = 1.0
 
@@ -81,15 +82,24 @@ def test_keeper_workers_and_what_they_started_end_with_the_lease(tmp_path: Path)
     assert not (tmp_path / "z.sock").exists() and not (tmp_path / "keeper.sock").exists()
 
 
-def test_an_agent_that_comes_back_in_time_finds_them(tmp_path: Path) -> None:
+def test_an_agent_that_comes_back_in_time_finds_them_and_programs_have_a_lease_of_their_own(
+    tmp_path: Path,
+) -> None:
     async def come_back() -> None:
         client, pids = await start(tmp_path, 60 * LEASE_SECONDS)
         client.close()
         await asyncio.sleep(1.5 * LEASE_SECONDS)
-        again = ZygoteClient(tmp_path / "z.sock", tmp_path / "zygote.log", lambda end: None)
+        ends: list[Ended] = []
+        again = ZygoteClient(tmp_path / "z.sock", tmp_path / "zygote.log", ends.append)
         await again.open()
         assert set(again.children) == {"store", "job1/keeper", "job1/worker0"}
         assert alive(pids) == pids
+        again.renew_programs(LEASE_SECONDS, LEASE_SECONDS)  # and nobody renews it
+        deadline = time.monotonic() + 60
+        while alive(pids[3:]) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        assert alive(pids) == pids[:3]  # the program and what it started are gone, nothing else
+        assert "had not answered" in ends[-1].why and ends[-1].status == -signal.SIGKILL
         await again.leave()
         deadline = time.monotonic() + 90
         while alive(pids) and time.monotonic() < deadline:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -211,6 +212,22 @@ def test_a_job_may_be_submitted_while_the_servers_own_nodes_start(tmp_path: Path
             assert not runtime_folder(folder).exists()
 
 
+def wait_until(ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 90
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def agents(folder: Path) -> list[int]:
+    """The agents of nodes below a folder."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if "--as-agent" in (line := process.info["cmdline"] or []) and str(folder) in str(line)
+    ]
+
+
 def test_whoever_waits_for_a_job_is_told_how_it_ended(tmp_path: Path) -> None:
     given, work = tmp_path / "given.env", tmp_path / "work"
     given.write_text("FROM_FILE=file\n")
@@ -227,6 +244,24 @@ def test_whoever_waits_for_a_job_is_told_how_it_ended(tmp_path: Path) -> None:
             assert done.returncode == (1 if code else 0), done.stderr
             assert f"exit code {code}" in done.stderr or not code
             assert (work / "said").read_text() == "file option\n"
+        raises = ("python3", "-c", "raise ValueError('no such batch')")
+        failed = phalanx("submit", *where, "--wait", "--retries", "0", "--", *raises)
+        assert failed.returncode == 1 and "ValueError: no such batch" in failed.stderr
+        minds = (
+            "trap 'sleep 0.2; echo tidied up > said; exit 0' TERM; echo up > said; sleep 60 & wait"
+        )
+        late = phalanx(
+            *("submit", *where, "--wait", "--timeout", "2", "--workdir", str(work), "--json"),
+            *("--", "sh", "-c", minds),
+        )
+        assert late.returncode == 124 and "goes on" in late.stderr
+        wait_until(lambda: (work / "said").read_text() == "up\n")
+        asked = phalanx("cancel", *where, "4")
+        assert "SIGTERM" in asked.stdout
+        wait_until(lambda: (work / "said").read_text() == "tidied up\n")
+        (agent,) = agents(tmp_path)
+        os.kill(agent, signal.SIGKILL)
+        wait_until(lambda: agents(tmp_path) not in ([], [agent]))
         last = phalanx("submit", *where, "--json", "--wait", "--", "true")
         assert json.loads(last.stdout)["state"] == "done"
         own.stop()  # its nodes with it, which would outlive one that is killed for a while

@@ -34,7 +34,7 @@ def cancel(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """End jobs at once."""
+    """End jobs: a program gets SIGTERM and a grace, or ends at once when cancelled again."""
     done, refused = [], []
     with connected(server, json, state) as client:
         for job in jobs:

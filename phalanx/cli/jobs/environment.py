@@ -12,9 +12,16 @@ from phalanx.config import ConfigError
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def variables(given: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
-    """What files and options say, the later the stronger; a bare name is taken from here."""
-    found: dict[str, str] = {}
+# What is this shell's, this machine's or this person's, and wrong on a node.
+NOT_EXPORTED = re.compile(
+    r"_|PWD|OLDPWD|SHLVL|HOSTNAME|HOME|USER|LOGNAME|SHELL|MAIL|TERM|COLORTERM|LINES|COLUMNS|DISPLAY"
+    r"|(BASH_|SSH_|XDG_|DBUS_|TMUX|STY|WINDOWID|PHALANX_|SLURM_|CUDA_VISIBLE_DEVICES).*"
+)
+
+
+def variables(given: Sequence[str], files: Sequence[Path], exported: str = "") -> dict[str, str]:
+    """What ``--export``, files and options say, the later the stronger; bare names: from here."""
+    found = _exported(exported)
     for path in files:
         found |= _of_file(path)
     for text in given:
@@ -27,6 +34,22 @@ def variables(given: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
             value = os.environ[name]
         found[name] = _checked("--env", name, value)
     return found
+
+
+def _exported(names: str) -> dict[str, str]:
+    """Variables as they are here: all that make sense elsewhere, or these."""
+    if names.upper() == "ALL":
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if VARIABLE.fullmatch(name) and not NOT_EXPORTED.fullmatch(name)
+        }
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    missing = [name for name in wanted if name not in os.environ]
+    if missing:
+        rule = f"{', '.join(missing)} is not set here, so there is no value to send"
+        raise ConfigError("--export", names, rule, "name what is set, or use --env NAME=VALUE")
+    return {name: os.environ[name] for name in wanted}
 
 
 def _of_file(path: Path) -> dict[str, str]:

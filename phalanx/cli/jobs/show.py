@@ -77,7 +77,11 @@ def _describe(detail: JobDetail) -> dict[str, str]:
         + (f", {job.phase}" if job.phase else ""),
         "step": f"{job.step}"
         + (f" of {job.steps}" if job.steps else "")
-        + f" ({job.committed} in memory, {job.durable} durable)",
+        + (
+            " (as it prints; what it saves is its own)"
+            if job.printed
+            else f" ({job.committed} in memory, {job.durable} durable)"
+        ),
         "step time": f"{job.step_seconds:.3f} s" if job.step_seconds else "not measured yet",
         **({"planned": detail.plan.summary()} if detail.plan and detail.plan.summary() else {}),
         **({"not planned": detail.plan.problem} if detail.plan and detail.plan.problem else {}),

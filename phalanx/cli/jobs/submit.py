@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -34,6 +35,7 @@ from phalanx.cluster.jobs.job import SECOND_NS, JobState
 from phalanx.cluster.plan_record import PlanRecord
 from phalanx.config import Backend, ConfigError, Job, program_backend
 from phalanx.control.client.client import Client, ClientError
+from phalanx.control.host.launchers import recognised
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.trust.secrets import secrets_note
 from phalanx.control.wire.api_types import (
@@ -49,6 +51,7 @@ from phalanx.hardware import count_cuda
 
 WAIT_SECONDS = 0.5  # between two looks at a job
 AWAY_SECONDS = 300.0  # that a server may be away meanwhile
+TIMED_OUT = 124  # exit code, as timeout(1) says it
 
 app = typer.Typer()
 
@@ -87,6 +90,9 @@ class SubmitOptions:
     env_file: Annotated[
         list[Path] | None, typer.Option(help="Variables for it, NAME=VALUE a line.")
     ] = None
+    export: Annotated[
+        str, typer.Option(metavar="ALL|NAME,…", help="Variables that it gets as they are here.")
+    ] = ""
     workdir: Annotated[
         Path | None, typer.Option(help="Folder that it runs in (default: this one).")
     ] = None
@@ -100,6 +106,9 @@ class SubmitOptions:
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when it has ended; 0 only where it is done.")
     ] = False
+    timeout: Annotated[
+        float, typer.Option(min=0, help="With --wait: seconds to wait at most; 0: for ever.")
+    ] = 0.0
     yes: Annotated[
         bool, typer.Option("--yes", help="Submit it whatever it is planned to cost.")
     ] = False
@@ -136,7 +145,7 @@ class SubmitOptions:
             minutes=self.minutes,
             preemptible=self.preemptible,
             requeue=self.requeue,
-            environment=variables(self.env or (), self.env_file or ()),
+            environment=variables(self.env or (), self.env_file or (), self.export),
         )
 
 
@@ -155,6 +164,8 @@ def submit(
     policy, dry_run = options.policy, options.dry_run
     if options.wait and (options.backend or dry_run):
         raise typer.BadParameter("--wait is for jobs of a server: it follows one that was sent")
+    if options.timeout and not options.wait:
+        raise typer.BadParameter("--timeout bounds --wait: give both, or --minutes for the job")
     if options.backend:
         if state is not None:
             raise typer.BadParameter("--state is a server's: a job of an engine has its own")
@@ -169,7 +180,7 @@ def submit(
     else:
         quiet = json and options.wait
         number = _send(wanted, server, state, json, quiet=quiet, confirmed=options.yes)
-        if options.wait and not _ended_well(number, server, state, json):
+        if options.wait and not _ended_well(number, server, state, json, options.timeout):
             raise typer.Exit(1)
 
 
@@ -228,11 +239,15 @@ def describe_plan(plan: PlanRecord) -> list[str]:
     return lines
 
 
-def _ended_well(number: int, server: str, state: Path | None, json: bool) -> bool:
+def _ended_well(number: int, server: str, state: Path | None, json: bool, timeout: float) -> bool:
     """Wait for a job, also past restarts of its server; whether it is done."""
+    until = time.monotonic() + timeout if timeout else math.inf
     with connected(server, json, state) as client:
         try:
             while not (job := _look(client, number)).ended_ns:
+                if time.monotonic() > until:
+                    print(f"job {number} is {job.state} and goes on", file=sys.stderr)
+                    raise typer.Exit(TIMED_OUT)
                 time.sleep(WAIT_SECONDS)
         except KeyboardInterrupt:
             print(f"job {number} goes on; `phalanx cancel {number}` ends it", file=sys.stderr)
@@ -317,7 +332,8 @@ def describe_submission(made: Submission, wanted: RequestedWork, nodes: str) -> 
         steps += f"a checkpoint every {every}" if every else "no checkpoints"
         lines["runs"] = f"the trainer on {work.world_size} ranks in {work.folder}: {steps}"
     elif isinstance(work, Script):
-        lines["runs"] = f"{shlex.join(work.argv)} in {work.folder}, one process a rank"
+        each = "one launcher a node" if recognised(work.argv) else "one process a rank"
+        lines["runs"] = f"{shlex.join(work.argv)} in {work.folder}, {each}"
     if work.environment:
         lines["variables"] = ", ".join(work.environment)
     return lines

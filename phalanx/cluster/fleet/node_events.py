@@ -9,6 +9,7 @@ from phalanx.cluster.fleet.evacuation import OUT, drain, forget
 from phalanx.cluster.fleet.node import NodeState, bad_node
 from phalanx.cluster.fleet.renewal import renew
 from phalanx.cluster.gang import left_memory, node_ages
+from phalanx.cluster.gang.fence import fence
 from phalanx.cluster.gang.orders import go_order, outstanding, stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Job
@@ -67,6 +68,8 @@ def on_silent(ctx: Context, fact: NodeSilent) -> None:
         return
     if not agent_ends.ended(ctx, node, fact.broke_ns):
         health.incident(ctx, node, cause)
+    for number in ctx.fleet.held[node]:
+        fence(ctx, ctx.view.jobs[number], fact.heard_ns)
     if state is NodeState.QUARANTINED or health.allowed(ctx, node, cause):
         mark_node_lost(ctx, node, cause)
     elif state in (NodeState.HEALTHY, NodeState.SPARE) and not ctx.fleet.spare_for(node):
@@ -157,6 +160,8 @@ def _forget_there(ctx: Context, node: int, number: int) -> None:
 
 def end_there(ctx: Context, node: int, holding: Holding, job: Job | None) -> None:
     """A node runs what it should not. What it keeps in memory may be the only copy of a slot."""
+    if job is not None and holding.phase in ("running", "aborted"):
+        fence(ctx, job, ctx.now_ns)
     gang = job.gang if job is not None else None
     needed = gang is not None and node in gang.keepers and gang.phase != "running"
     needed = needed or left_memory.holds(job, node)
@@ -264,7 +269,8 @@ def on_readmit(ctx: Context, fact: ReadmitNode) -> None:
         return
     state = ctx.fleet.state(fact.node)
     if state in (NodeState.HEALTHY, NodeState.SPARE):
-        refuse(ctx, fact.request, reason("not_idle", node=fact.node, state=state.name.lower()))
+        name = ctx.fleet.nodes[fact.node].name
+        refuse(ctx, fact.request, reason("not_idle", node=name, state=state.name.lower()))
         return
     forget(ctx, fact.node)
     if fact.tested or (state is NodeState.DRAINING and not health.doubted(ctx, fact.node)):

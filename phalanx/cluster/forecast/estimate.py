@@ -227,7 +227,10 @@ def _place_of(job: Job) -> tuple[object, ...]:
 
 def _ends(job: Job, since_ns: int, limit_ns: int, start_ns: int) -> int:
     """When a job has made its steps, which it begins (again) then, or has reached its limit."""
-    expected = job.spec.expected
+    expected, printed = job.spec.expected, job.printed
+    if printed is not None and printed.steps and job.printed_step_ns:
+        left = max(0, printed.steps - printed.step) * job.printed_step_ns
+        return min(since_ns + start_ns + left, limit_ns)
     if not expected.steps:
         return limit_ns
     left = max(0, expected.steps - job.step) * (job.step_ns or expected.step_ns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang import failure_rates
+from phalanx.cluster.gang.fence import waits_for_fence
 from phalanx.cluster.gang.layout import buddy_shift
 from phalanx.cluster.gang.losses import in_memory, tell_restored
 from phalanx.cluster.gang.orders import form_order, go_order, restore_order, stop_on
@@ -65,7 +66,8 @@ def restore(ctx: Context, job: Job) -> None:
     assert placement is not None
     gang.restored, gang.source = choose_source(ctx, job, gang.memory_step)
     gang.only_saves = gang.ending is not None
-    gang.deadline_ns = enter(ctx, job, "restoring", timeouts_of(ctx, job).restore_ns)
+    limit_ns = timeouts_of(ctx, job).restore_ns + max(0, job.fenced_ns - ctx.now_ns)
+    gang.deadline_ns = enter(ctx, job, "restoring", limit_ns)
     ctx.emit(placement.nodes, restore_order(job))
 
 
@@ -109,7 +111,10 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
         return False
     gang, placement = gang_of(job), job.placement
     assert placement is not None
-    measured.restored(job, gang.source, ctx.now_ns - gang.since_ns)
+    if waits_for_fence(ctx, job):
+        return False
+    if job.fenced_ns <= gang.since_ns:
+        measured.restored(job, gang.source, ctx.now_ns - gang.since_ns)
     lost = tell_restored(ctx, job, fact.step)
     if gang.source == "none" and job.step and not lost:
         ctx.notify(reason("from_nothing", steps=job.step), job=job.id, level="error")

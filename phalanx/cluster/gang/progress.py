@@ -8,6 +8,7 @@ from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.measured import progressed
 from phalanx.cluster.protocol.events import Progress
+from phalanx.cluster.protocol.messages import StepsPrinted
 from phalanx.cluster.reasons import reason
 
 UNSAVED_PERIODS = 3  # without a durable checkpoint that was due: something is wrong
@@ -44,6 +45,24 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     if current:
         _tell_unsaved(ctx, job)
     return job
+
+
+def on_printed(ctx: Context, fact: StepsPrinted) -> None:
+    """A program prints how far it is: shown and accounted for, and no reason for anything else."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or job.placement is None or job.spec.reports_steps or job.step_ns:
+        return
+    if gang_of(job).phase not in ("running", "draining") or fact.node not in job.placement.nodes:
+        return
+    known = job.printed
+    if known is not None and known.generation == fact.generation:
+        if fact.step <= known.step:
+            return
+        measured = max(0, fact.at_ns - known.at_ns) // (fact.step - known.step)
+        usual = job.printed_step_ns
+        job.printed_step_ns = (3 * usual + measured) // 4 if usual else measured
+    ctx.ledger.printed(job, fact)
+    job.printed = fact
 
 
 def _learn(job: Job, fact: Progress) -> None:

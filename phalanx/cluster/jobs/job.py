@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from phalanx.cluster.gang.remembered import Dispute, Kept, Loss
 from phalanx.cluster.plan_record import PlanInterval, PlanRecord
-from phalanx.cluster.protocol.messages import Source
+from phalanx.cluster.protocol.messages import Source, StepsPrinted
 from phalanx.cluster.reasons import Reason
 from phalanx.plan.cost.traffic import AxisTraffic
 
@@ -343,6 +343,9 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     never: bool = False  # a dependency can never be satisfied
     parted_step: int = -1  # at which ranks last lost each other while all their nodes lived
     partings: int = 0  # how often in a row there
+    printed: StepsPrinted | None = None  # how far it is by what it prints; it reports nothing
+    printed_step_ns: int = 0  # as these lines follow each other
+    fenced_ns: int = 0  # until then its program may run on a node that was lost
     evidence: tuple[str, ...] = ()  # last failures, newest last
     revised: Expected | None = None  # what is expected since some of it was measured
     measured: tuple[str, ...] = ()  # fields of it that were

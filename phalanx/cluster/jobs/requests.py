@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang.draining import drain
 from phalanx.cluster.jobs.departure import depart_safely, leave
-from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
 from phalanx.cluster.jobs.lifecycle import blocked, end, keep_out, let_in
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Cancel, Hold, Requeue
@@ -12,15 +13,28 @@ from phalanx.cluster.reasons import reason
 
 
 def cancel(ctx: Context, fact: Cancel) -> None:
-    """Ends a job at once."""
+    """Ends a job at once; a program that runs is asked to go first, and has a grace for that.
+
+    Cancelled again it ends at once.
+    """
     job = known(ctx, fact.job, fact.request)
     if job is None:
         return
-    if job.placement is not None:
-        leave(ctx, job, JobState.CANCELLED, reason("cancelled"))
+    why, grace_ns = reason("cancelled"), ctx.policy.recovery.cancel_grace_ns
+    gang = job.gang
+    if job.placement is None:
+        end(ctx, job, JobState.CANCELLED, why)
+    elif gang is not None and gang.phase == "running" and _is_asked(job) and grace_ns:
+        drain(ctx, job, grace_ns, JobState.CANCELLED, why)
+        why = reason("asked_to_end", job=job.id, seconds=grace_ns // SECOND_NS)
     else:
-        end(ctx, job, JobState.CANCELLED, reason("cancelled"))
-    ctx.emit((), Accept(reason=reason("cancelled"), request=fact.request, job=job.id))
+        leave(ctx, job, JobState.CANCELLED, why)
+    ctx.emit((), Accept(reason=why, request=fact.request, job=job.id))
+
+
+def _is_asked(job: Job) -> bool:
+    """Whether what runs is a program, which may have something to save or to tidy up."""
+    return not job.spec.reports_steps
 
 
 def requeue(ctx: Context, fact: Requeue) -> None:

@@ -11,41 +11,19 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.jobs.measured import waiting_parts_ns
+from phalanx.cluster.ledger.buckets import (
+    IDLE_BUCKETS,
+    LOST,
+    ROUTINE,
+    TRAINING,
+    Buckets,
+    add,
+)
 from phalanx.cluster.protocol.events import Progress
+from phalanx.cluster.protocol.messages import StepsPrinted
 from phalanx.cluster.state import View
-
-BUCKETS = (
-    "productive",
-    "data_wait",
-    "exposed_communication",  # estimated
-    "bubble",  # estimated
-    "unreported",  # a program ran, and told nothing of what it did
-    "checkpoint_stall",
-    "detection",
-    "restart",
-    "recompute",
-    "straggler",
-    "idle_spare",
-    "quarantined",
-    "unallocated",
-    "residual",
-)
-ESTIMATED = ("exposed_communication", "bubble")
-TRAINING = ("productive", "data_wait", "exposed_communication", "bubble")  # of kept steps
-LOST = ("detection", "restart", "recompute", "straggler", "checkpoint_stall")
-# What is lost without an incident has a cause of its own.
-ROUTINE = {"straggler": "straggler", "checkpoint_stall": "checkpoint"}
-
-# What the GPUs of a node that no job holds count as, by its state.
-IDLE_BUCKETS = tuple(
-    {NodeState.HEALTHY: "unallocated", NodeState.SPARE: "idle_spare"}.get(state, "quarantined")
-    for state in NodeState
-)
-
-Buckets = dict[str, int]
 
 
 class Open(Struct):
@@ -67,6 +45,7 @@ class Account(Struct, kw_only=True, omit_defaults=True):
     spare_ns: int = 0  # spares are settled apart: they change while the job runs
     running: bool = False  # settled by progress only
     unreported: bool = False  # what runs has never reported a step
+    printed: int = 0  # the generation whose printed steps are settled; 0: none are
     bucket: str = "restart"  # of the time that passes while it is not running
     cause: str = "start"
     step: int = 0  # last one that was settled in this generation
@@ -93,12 +72,6 @@ class LedgerState(Struct, kw_only=True):
 
 class LedgerError(AssertionError):
     """GPU time was lost or counted twice."""
-
-
-def add(buckets: Buckets, bucket: str, gpu_ns: int) -> None:
-    """Adds to a bucket."""
-    if gpu_ns:
-        buckets[bucket] = buckets.get(bucket, 0) + gpu_ns
 
 
 class Ledger:
@@ -174,9 +147,38 @@ class Ledger:
         account = self.accounts[job]
         self._settle(account)
         self._close(account)
-        self.roll_back(job, step)
         account.running, account.unreported = True, unreported
+        if unreported and account.printed:
+            return  # it goes on by itself, and will print from where
+        self.roll_back(job, step)
         account.step = account.reached = step
+
+    def printed(self, job: Job, fact: StepsPrinted) -> None:
+        """A program that reports nothing prints a step: the time since the last one is known.
+
+        What comes before the first line of a start, and after its last, stays unreported.
+        """
+        account = self.accounts[job.id]
+        if not account.running or not account.unreported or fact.at_ns <= account.settled_ns:
+            return
+        until = min(fact.at_ns, self.now_ns)
+        passed = until - account.settled_ns
+        if account.printed != fact.generation:
+            account.printed = fact.generation
+            self.roll_back(job.id, fact.step)
+            account.step = account.reached = fact.step
+            self._add(account, "unreported", passed * account.gpus)
+        else:
+            steps = Progress(
+                job=job.id,
+                generation=fact.generation,
+                step=fact.step,
+                committed=0,
+                durable=0,
+                at_ns=fact.at_ns,
+            )
+            self._steps(account, job, steps, passed, account.gpus)
+        account.settled_ns = until
 
     def roll_back(self, job: int, step: int) -> None:
         """Later steps are lost: their time, as that of the mean step, was not productive."""

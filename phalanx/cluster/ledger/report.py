@@ -12,15 +12,14 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from phalanx.cluster.jobs.job import HOUR_NS
-from phalanx.cluster.ledger.accounts import (
+from phalanx.cluster.ledger.accounts import Account, Ledger
+from phalanx.cluster.ledger.buckets import (
     BUCKETS,
     ESTIMATED,
     LOST,
     ROUTINE,
     TRAINING,
-    Account,
     Buckets,
-    Ledger,
     add,
 )
 from phalanx.cluster.policy import MILLION, PricePolicy

@@ -56,6 +56,7 @@ from phalanx.cluster.protocol.messages import (
     NodeSeen,
     Seen,
     Steps,
+    StepsPrinted,
     WorkerExited,
 )
 from phalanx.cluster.protocol.outbox import Outbox
@@ -359,7 +360,7 @@ def names_another(node: int, message: Struct) -> bool:
 
 def _not_in_future(message: AgentMessage, now_ns: int) -> AgentMessage:
     """Times that an agent reports lie before now, whatever its clock says."""
-    if isinstance(message, Steps) and message.at_ns > now_ns:
+    if isinstance(message, Steps | StepsPrinted) and message.at_ns > now_ns:
         return structs.replace(message, at_ns=now_ns)
     if isinstance(message, Joined) and message.reached_ns > now_ns:
         return structs.replace(message, reached_ns=now_ns)

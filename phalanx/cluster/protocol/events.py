@@ -23,6 +23,7 @@ from phalanx.cluster.protocol.messages import (
     NodeNotice,
     NodeSeen,
     RestoreFailed,
+    StepsPrinted,
     WorkerExited,
 )
 
@@ -184,6 +185,7 @@ class NodeSilent(Body, frozen=True, tag=True):
     node: int
     connection_lost: bool = False
     broke_ns: int = -1  # when it did; -1: nobody saw it
+    heard_ns: int = -1  # when the node was last heard; -1: it is not known
 
 
 class NodeRepaired(Body, frozen=True, tag=True):
@@ -378,6 +380,7 @@ EventBody = (
     | CheckResult
     | NodeRepaired
     | WorkerExited
+    | StepsPrinted
     | GangJoined
     | GangStopped
     | GangReady

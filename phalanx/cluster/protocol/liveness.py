@@ -99,7 +99,8 @@ class Liveness:
             return None
         self._status[node] = SILENT
         self._asked.pop(node, None)
-        return NodeSilent(node=node, connection_lost=True, broke_ns=broke_ns)
+        heard_ns = self._last[node]
+        return NodeSilent(node=node, connection_lost=True, broke_ns=broke_ns, heard_ns=heard_ns)
 
     def silent(self, now_ns: int) -> list[NodeSilent]:
         """Nodes that have been quiet for too long, each reported once."""
@@ -112,7 +113,7 @@ class Liveness:
         for node in nodes:
             self._status[node] = SILENT
             self._asked.pop(node, None)
-        return [NodeSilent(node=node) for node in nodes]
+        return [NodeSilent(node=node, heard_ns=self._last[node]) for node in nodes]
 
     def next_deadline_ns(self) -> int | None:
         """When the first node would be late if nothing came any more."""

@@ -227,6 +227,17 @@ class Activity(Message, frozen=True, tag=True):
     reports_steps: bool = False  # it has called ``phalanx.worker()``
 
 
+class StepsPrinted(Message, frozen=True, tag=True):
+    """A program that reports nothing prints that a step is complete. Nobody is judged by it."""
+
+    node: int
+    job: int
+    generation: int
+    step: int
+    at_ns: int
+    steps: int = 0  # that the run has in all; 0: it does not say
+
+
 class Busy(Message, frozen=True, tag=True):
     """A rank begins something that is no step: a validation, a checkpoint. Not logged."""
 
@@ -273,6 +284,7 @@ AgentMessage = (
     | WorkerExited
     | RestoreFailed
     | Steps
+    | StepsPrinted
     | Activity
     | Busy
     | ReplicasDiffer

@@ -53,6 +53,7 @@ class GangRecord(Struct, frozen=True, kw_only=True):
     data_wait_ns: int = 0
     compute_ns: Ints | None = None  # by rank
     transfer_ns: Ints | None = None  # by rank
+    printed: bool = False  # read from a program's output: no hang is judged by it
 
 
 class WatchedGang(Struct):
@@ -223,7 +224,7 @@ class StepWatch:
         if fact.step % EVERY == 0 and len(gang.steps) >= EVERY:
             lately = sorted(gang.steps[-WINDOW:])
             gang.limits = gang.limits_of(lately[len(lately) // 2])
-        if fact.step > gang.reached:
+        if fact.step > gang.reached and not fact.printed:
             self._stepped(gang, fact.step, now_ns)
         gang.waits = [*gang.waits[1 - SERIES_KEPT :], fact.data_wait_ns]
         if fact.compute_ns is not None:

@@ -26,6 +26,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     restore_ns: int  # all ranks have loaded
     drain_ns: int  # a gang has stopped with its state safe
     lease_ns: int  # workers and keeper outlive their agent or controller this long
+    program_lease_ns: int  # the same of programs, which nothing else keeps from writing
 
 
 def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeouts:
@@ -54,6 +55,7 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
         restore_ns=restore,
         drain_ns=slack(step_ns + expected.checkpoint_ns + expected.flush_ns),
         lease_ns=silent + join + policy.lease_margin_ns,
+        program_lease_ns=silent - policy.round_trip_ns,
     )
     problems = order_problems(timeouts, policy)
     if problems:

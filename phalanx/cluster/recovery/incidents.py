@@ -192,7 +192,7 @@ def _drains_on(ctx: Context, job: Job) -> bool:
     """
     gang, placement = gang_of(job), job.placement
     assert placement is not None
-    unsafe = job.step - job.durable
+    unsafe = job.step - job.durable if gang.ending != JobState.CANCELLED else 0
     if unsafe <= 0 or gang.attempts >= MORE_DRAINS or LeaveCause.of(gang.ending_why) in FOR_OTHERS:
         return False
     if 0 < gang.leave_by_ns <= ctx.now_ns:

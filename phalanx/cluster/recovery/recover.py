@@ -113,7 +113,7 @@ def _saves_again(ctx: Context, job: Job) -> bool:
     Not for ever, and only where its nodes still hold the steps and there is time.
     """
     gang = gang_of(job)
-    if not unsaved(job):
+    if not unsaved(job) or gang.ending == JobState.CANCELLED:
         return False
     if gang.phase == "settling":
         return True  # it is about to

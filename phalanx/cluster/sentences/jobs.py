@@ -95,6 +95,8 @@ SENTENCES = {
     "leaving": "job {job} is about to end ({why}): only what waits or runs can be sent back to"
     " the queue or held",
     "cancelled": "cancelled by a person",
+    "asked_to_end": "asked to end (SIGTERM), and ended in {seconds} s at the latest; cancelled"
+    " again it ends at once",
     "requeued": "sent back to the queue by a person",
     "drained": "stopped by a person, and held until it is resumed",
     # submission

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from phalanx.cluster.protocol.messages import (
     Connected,
     DeviceError,
     Disconnected,
+    Heartbeat,
     InspectGang,
     Inventory,
     KeeperSilent,
@@ -43,6 +45,7 @@ from phalanx.control.agent.inspect.shell import NodeShells
 from phalanx.control.agent.jobs.jobs import NodeJobs
 from phalanx.control.agent.jobs.local_job import NodeSettings
 from phalanx.control.agent.jobs.program_activity import ProgramActivity
+from phalanx.control.agent.jobs.program_lease import ProgramLease
 from phalanx.control.agent.jobs.worker_events import at_server_time
 from phalanx.control.agent.node_check import NodeChecker
 from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
@@ -114,7 +117,8 @@ class AgentProcess:
             options.node.gpus,
             options.config if not _is_own(options.urls) else _with_own_user(options.config),
         )
-        self.node_jobs = NodeJobs(settings, self.zygote, self.happened)
+        self.program_lease = ProgramLease(self.zygote, self._ask, lambda: self.activity.wanted())
+        self.node_jobs = NodeJobs(settings, self.zygote, self.happened, self.program_lease.held)
         local = options.address.startswith("127.")  # jobs use no network card then
         self.faults = FaultSources(options.config.faults, self.happened, links=not local)
         self.node_jobs.out_of_memory = self.faults.ran_out_of_memory
@@ -156,9 +160,8 @@ class AgentProcess:
         await self.faults.start()
         await self.describer.ready()
         waking = asyncio.create_task(self._keep_time())
-        rotating = asyncio.create_task(self.logs.rotate_forever())
-        telling = asyncio.create_task(self.telemetry.run())
-        looking = asyncio.create_task(self.activity.run())
+        runs = self.logs.rotate_forever, self.telemetry.run, self.activity.run
+        others = [asyncio.create_task(run()) for run in (*runs, self.program_lease.run)]
         lost = asyncio.create_task(self.zygote.lost.wait())
         serving = asyncio.create_task(self.uplink.serve(self))
         try:
@@ -168,7 +171,7 @@ class AgentProcess:
             else:
                 raise JoinError("the zygote is gone, and with it everything that ran here")
         finally:
-            for task in (following, waking, rotating, telling, looking, lost, serving):
+            for task in (following, waking, *others, lost, serving):
                 task.cancel()
             self._tasks.close()
             self.faults.close()
@@ -321,6 +324,7 @@ class AgentProcess:
         self.first_check = None
         for fact in unsaid:
             self.happened(fact)
+        self.program_lease.agree(welcome.program_lease_ns / 1e9, welcome.heartbeat_ns / 1e9)
 
     def _end_unclaimed(self) -> None:
         """Workers that outlived an agent, and that the core wants nothing of, are orphans."""
@@ -367,6 +371,16 @@ class AgentProcess:
         known = self.forms.get(form.job)
         if known is None or known[0].generation <= form.generation:
             self.forms[form.job] = (form, store, key)
+
+    def _ask(self, answered: Callable[[], None]) -> None:
+        """Have the server answer what it took for a sign of life of this node."""
+        if self.agent is not None:
+            self.uplink.send(Heartbeat(node=self.agent.node, incarnation=self.incarnation))
+            self.uplink.ask(answered)
+
+    def no_server(self, at: float) -> None:
+        """Nobody is there who could start elsewhere what runs here."""
+        self.program_lease.counted_on(at)
 
     def parted(self) -> None:
         """The connection is gone; what runs, runs on for the lease."""

@@ -10,7 +10,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from phalanx.cluster.protocol.messages import StepsPrinted
 from phalanx.control.agent.jobs.local_job import LocalJob
+from phalanx.control.agent.jobs.printed_log import PrintedLog, first_rank, log_of
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_records import DETAIL_WORLD, TimedRecord, merge
 from phalanx.observe.node.node_sample import NodeSample, Sampler
@@ -19,6 +21,7 @@ from phalanx.train.report.records import StepRecord
 
 SMALL_SECONDS, LARGE_SECONDS = 1.0, 5.0  # between two reports, by the size of the gang
 SAMPLE_SECONDS = 10.0  # between two looks at the node's devices
+PRINTED_NS = 5_000_000_000  # between two words about printed steps
 LATE_NS = 5_000_000_000  # a rank that has not told of a step by then will not
 
 
@@ -33,6 +36,8 @@ class JobTelemetry:
             int, list[TimedRecord]
         ] = {}  # by rank: steps that others here have not told of
         self.due = 0.0
+        self.printed: PrintedLog | None = None  # of a program that reports nothing itself
+        self.printed_due_ns = 0
 
     @property
     def world(self) -> int:
@@ -56,6 +61,7 @@ class JobTelemetry:
             )
             lost, ring.lost_bytes = lost + ring.lost_bytes, 0
             refused, ring.refused = refused + ring.refused, 0
+        self._read_printed(now_ns)
         ready = self._ready(now_ns, last)
         return merge(
             node,
@@ -66,6 +72,19 @@ class JobTelemetry:
             lost_bytes=lost,
             refused=refused,
         )
+
+    def _read_printed(self, now_ns: int) -> None:
+        process = first_rank(self.job)
+        if process is not None:
+            self.printed = log_of(self.job, process, self.printed)
+            self.waiting.setdefault(0, []).extend(self.printed.read(now_ns))
+
+    def printed_steps(self, node: int, now_ns: int, *, last: bool) -> StepsPrinted | None:
+        """How far a program is by what it prints, every few seconds."""
+        if self.printed is None or (now_ns < self.printed_due_ns and not last):
+            return None
+        self.printed_due_ns = now_ns + PRINTED_NS
+        return self.printed.told(node, now_ns)
 
     def _ready(self, now_ns: int, last: bool) -> dict[int, list[TimedRecord]]:
         """Steps that every rank here has told of, or that are late; the rest waits."""
@@ -98,7 +117,7 @@ class Telemetry:
     def __init__(
         self,
         jobs: dict[int, LocalJob],
-        send: Callable[[NodeRecords | NodeSample], None],
+        send: Callable[[NodeRecords | NodeSample | StepsPrinted], None],
         clock: Callable[[], tuple[int, int, int]],
         sampler: Sampler | None = None,
     ) -> None:
@@ -140,5 +159,6 @@ class Telemetry:
             return
         known.due = now + (LARGE_SECONDS if known.world > DETAIL_WORLD else SMALL_SECONDS)
         message = known.collect(node, now_ns, skew_ns, last=last)
-        if message is not None:
-            self._send(message)
+        for each in (message, known.printed_steps(node, now_ns, last=last)):
+            if each is not None:
+                self._send(each)

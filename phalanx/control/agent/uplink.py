@@ -6,9 +6,12 @@ import asyncio
 import json
 import logging
 import ssl
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -41,6 +44,8 @@ PENDING_SECONDS = 5.0  # between two looks whether an administrator has decided
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries to connect
 FRAME_BYTES = 64 << 20
 
+Answered = Callable[[], None]
+
 log = logging.getLogger("phalanx.agent")
 
 
@@ -62,6 +67,9 @@ class Listener(Protocol):
 
     def parted(self) -> None:
         """The connection is gone."""
+
+    def no_server(self, at: float) -> None:
+        """No server ran at this time (monotonic): its machines refused the connection."""
 
 
 class Uplink:
@@ -88,7 +96,7 @@ class Uplink:
         self._token = read_text(self._token_file)
         self._waits = False  # an administrator has yet to let this node in
         self._connected = False
-        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[bytes | Answered] = asyncio.Queue()
         self._connection: ClientConnection | None = None
 
     async def reconnect(self) -> None:
@@ -101,19 +109,28 @@ class Uplink:
         if self._connected:
             self._outgoing.put_nowait(wire.encode(message))
 
+    def ask(self, answered: Answered) -> None:
+        """Have the server answer, once it has read all that was sent before."""
+        if self._connected:
+            self._outgoing.put_nowait(answered)
+
     async def serve(self, listener: Listener) -> None:
         """Stay connected until cancelled; raises JoinError where the server refuses for good."""
         tries = 0
         while True:
+            began, refused = time.monotonic(), 0
             for url in self._urls:
                 try:
                     if await self._once(url, listener):
                         tries = 0
                 except (OSError, ConnectionClosed, InvalidHandshake, msgspec.MsgspecError) as error:
+                    refused += isinstance(error, ConnectionRefusedError)
                     level = logging.WARNING if tries == 0 else logging.DEBUG
                     why = getattr(error, "reason", error)  # urllib hides it in an error of its own
                     why = next(filter(None, (advice(each, url) for each in (error, why))), why)
                     log.log(level, "no server answers at %s (%s): trying again", url, why)
+            if refused == len(self._urls):
+                listener.no_server(began)
             pause = PAUSES[min(tries, len(PAUSES) - 1)]
             await asyncio.sleep(PENDING_SECONDS if self._waits else pause)
             tries += 1
@@ -291,10 +308,20 @@ def _starts_something(message: wire.Down) -> bool:
     return isinstance(message, OpenShell)
 
 
-async def _pump(connection: ClientConnection, outgoing: asyncio.Queue[bytes]) -> None:
+async def _pump(connection: ClientConnection, outgoing: asyncio.Queue[bytes | Answered]) -> None:
     with suppress(ConnectionClosed):
         while True:
-            await connection.send(await outgoing.get())
+            message = await outgoing.get()
+            if isinstance(message, bytes):
+                await connection.send(message)
+            else:
+                pong = await connection.ping()
+                pong.add_done_callback(partial(_answer, message))
+
+
+def _answer(answered: Answered, pong: asyncio.Future[float]) -> None:
+    if not pong.cancelled() and pong.exception() is None:
+        answered()
 
 
 def _rejected(rejected: wire.Rejected) -> bool:

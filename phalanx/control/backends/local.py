@@ -7,6 +7,7 @@ then on the nodes share nothing, and any of their processes may be killed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -26,6 +27,10 @@ from phalanx.control.wire.zygote_messages import Spawn
 
 END_SECONDS = 15.0
 ALONE_SECONDS = 5.0  # the parent zygote outlives this process so long
+LOOK_SECONDS = 0.5  # between two looks whether agents live
+LEAST_PAUSE, MOST_PAUSE = 0.5, 30.0  # seconds before an agent that ended is started again
+
+log = logging.getLogger("phalanx.server")
 
 
 class LocalNode(Struct):
@@ -139,12 +144,32 @@ class LocalCluster:
         node.agent = start_in_background(command, node.state / "agent.log", given)
 
     async def run(self) -> None:
-        """Start every node, and end all of them when this is cancelled."""
+        """Start every node and keep its agent running; all end when this is cancelled."""
         try:
             await self.start()
-            await asyncio.Event().wait()
+            await asyncio.gather(*(self._keep_agent(node) for node in self.nodes))
         finally:
             await asyncio.shield(self.end())
+
+    async def _keep_agent(self, node: LocalNode) -> None:
+        """Start the agent of a node again whenever it has ended, as a service manager would."""
+        pause, began = LEAST_PAUSE, time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if node.agent is None or node.agent.poll() is None:
+                continue
+            if time.monotonic() - began > MOST_PAUSE:
+                pause = LEAST_PAUSE  # it ran for a while
+            log.warning(
+                "the agent of %s has ended (%d): another one starts in %g s",
+                node.name,
+                node.agent.returncode,
+                pause,
+            )
+            await asyncio.sleep(pause)
+            pause, began = min(2 * pause, MOST_PAUSE), time.monotonic()
+            await self.start_zygote(node)
+            self.start_agent(node)
 
     def kill_node(self, node: LocalNode) -> None:
         """End everything of a node at once, as if its power failed."""

@@ -76,6 +76,7 @@ class Welcome(AgentFrame, frozen=True, tag=True):
     silent_ns: int  # a keeper that does not answer for so long is replaced
     version: str
     clock_ns: int
+    program_lease_ns: int = 0  # programs outlive the server's last answer this long
     link: bytes = b""  # the key that the agent's next connections are proved with
 
 

@@ -272,6 +272,7 @@ class JobOut(Out, frozen=True):
     loss: float | None = None  # of the newest step, while it runs
     tokens_per_second: float | None = None
     mfu: float | None = None
+    printed: bool = False  # its steps are those that it prints: it reports none
 
 
 class LossOut(Out, frozen=True):

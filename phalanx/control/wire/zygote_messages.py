@@ -49,6 +49,7 @@ class Spawn(ZygoteFrame, frozen=True, tag=True):
     rank: int = -1  # of a program
     store: tuple[str, int, str] = ("", 0, "")  # where a program's ranks meet: host, port, prefix
     own_port: int = 0  # of a store for this program alone, told by its first rank
+    launches: tuple[int, int, int] = (0, 0, 0)  # of a launcher: its node, nodes, ranks a node
 
 
 class Signal(ZygoteFrame, frozen=True, tag=True):
@@ -62,6 +63,16 @@ class Lease(ZygoteFrame, frozen=True, tag=True):
     """Without an agent, the zygote and its children end after this time."""
 
     seconds: float
+
+
+class RenewPrograms(ZygoteFrame, frozen=True, tag=True):
+    """Programs may run for ``left`` seconds more, which is a part of ``lease``; then they end.
+
+    Until the first such word they end with the zygote's own lease.
+    """
+
+    lease: float
+    left: float
 
 
 class Leave(ZygoteFrame, frozen=True, tag=True):
@@ -91,6 +102,7 @@ class Ended(ZygoteFrame, frozen=True, tag=True):
     key: str
     pid: int
     status: int
+    why: str = ""  # the zygote ended it; "": it did not
 
 
 class NotStarted(ZygoteFrame, frozen=True, tag=True):
@@ -101,13 +113,17 @@ class NotStarted(ZygoteFrame, frozen=True, tag=True):
 
 
 class Ready(ZygoteFrame, frozen=True, tag=True):
-    """The zygote has told of all its children; ``hears``: it understands ``Heard``."""
+    """The zygote has told of all its children; ``hears``: it understands ``Heard``.
+
+    ``program_lease``: the last one of ``RenewPrograms``; 0: none came, -1: it knows no such word.
+    """
 
     pid: int
     hears: bool = False
+    program_lease: float = -1.0
 
 
-ToZygote = Spawn | Signal | Lease | Leave | Heard
+ToZygote = Spawn | Signal | Lease | RenewPrograms | Leave | Heard
 FromZygote = Child | Ended | NotStarted | Ready
 
 decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode

@@ -44,6 +44,9 @@ class WorkerClient:
         self.stopping = False  # somebody wants the program to save and end
         self._generation = int(os.environ.get("PHALANX_GENERATION", "0"))
         self._rank = int(os.environ.get("RANK", "0"))
+        # A launcher gives its ranks its own environment, and each of them its number.
+        place = "LOCAL_RANK" if "PHALANX_LAUNCHED" in os.environ else "PHALANX_INDEX"
+        self._index = int(os.environ.get(place, "0"))
         self._step = 0
         self._handed = self._kept = -1  # newest snapshots: handed over; safe at a neighbour
         self._link: AgentLink | None = None
@@ -57,7 +60,7 @@ class WorkerClient:
             self._link.start()
             folder = Path(os.environ["PHALANX_AGENT"]).parent
         if self.under_phalanx and os.environ.get("PHALANX_RECORDS") != "0":
-            self._ring = RingSink(ring_path(folder, int(os.environ["PHALANX_INDEX"])))
+            self._ring = RingSink(ring_path(folder, self._index))
 
     def stepped(
         self,
@@ -257,7 +260,7 @@ class WorkerClient:
     def _present(self) -> Present:
         return Present(
             job=int(os.environ["PHALANX_JOB"]),
-            index=int(os.environ["PHALANX_INDEX"]),
+            index=self._index,
             pid=os.getpid(),
             generation=self._generation,
             rank=self._rank,

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_records import PARTS, Floats, unpack
+from phalanx.observe.node.printed_steps import PRINTED
 from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
 
 LATE_STEPS = 64  # the gang is so far ahead of a step that somebody does not tell of
@@ -89,6 +90,8 @@ class GangGeneration:
             if message.memory_bytes:
                 gang_step.memory_bytes = max(gang_step.memory_bytes, message.memory_bytes[row])
             gang_step.head = heads.get(step, gang_step.head)
+            if gang_step.head is not None and gang_step.head.mfu_basis == PRINTED:
+                gang_step.slots.update(range(len(self.nodes)))  # only its first rank prints
             self.newest[slot] = max(self.newest[slot], step)
         return refused
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,20 @@ def test_files_come_first_options_win_and_bare_names_are_taken_from_here(
         "EMPTY": "",
         "HERE": "as it is",
     }
+
+
+def test_what_is_exported_is_as_it_is_here_and_weaker_than_what_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    here = {"TOKEN": "t", "PATH": "/bin", "HOME": "/me", "PHALANX_JOB": "1", "SSH_TTY": "x"}
+    for name, value in here.items():
+        monkeypatch.setenv(name, value)
+    assert variables([], [], "ALL") == {"TOKEN": "t", "PATH": "/bin"}
+    assert variables(["PATH=/usr/bin"], [], "PATH, HOME") == {"PATH": "/usr/bin", "HOME": "/me"}
+    with pytest.raises(ConfigError, match="NOT_HERE is not set"):
+        variables([], [], "PATH,NOT_HERE")
 
 
 @pytest.mark.parametrize("text", ["", "=1", "1A=2", "A B=1", "NOT_SET_ANYWHERE", "A=\0"])

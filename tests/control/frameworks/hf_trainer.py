@@ -44,7 +44,6 @@ arguments = TrainingArguments(
     use_cpu=True,
     ddp_backend="gloo",
     report_to=[],
-    disable_tqdm=True,
     logging_steps=5,
 )
 found = newest()

@@ -8,6 +8,8 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from waiting import wait_to_be_killed
 
+import phalanx
+
 FOLDER = Path("lightning")
 
 
@@ -45,7 +47,7 @@ trainer = lightning.Trainer(
     devices=int(os.environ["LOCAL_WORLD_SIZE"]),
     num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
     max_steps=20,
-    callbacks=[saving, Wait()],
+    callbacks=[saving, Wait(), phalanx.lightning_callback()],
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,

@@ -35,6 +35,7 @@ from phalanx.cluster.protocol.messages import (
     ReplicasDiffer,
     RestoreFailed,
     Steps,
+    StepsPrinted,
     WorkerExited,
 )
 
@@ -118,6 +119,8 @@ class Gather:
                 return self._answer(message, now_ns)
             case Steps():
                 return self._steps(message, now_ns)
+            case StepsPrinted(node=node, job=job, generation=generation):
+                return [message] if self.takes_part(node, job, generation) else []
             case RestoreFailed():
                 return self._restore_failed(message)
             case LastSteps():

@@ -24,7 +24,7 @@ from phalanx.control.agent.jobs.program_notes import (
     forget_program,
     noted_programs,
 )
-from phalanx.control.agent.jobs.programs import NodePrograms
+from phalanx.control.agent.jobs.programs import MayStart, NodePrograms
 from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.socket_paths import runtime_folder
@@ -40,10 +40,16 @@ log = logging.getLogger("phalanx.agent")
 
 
 class NodeJobs:
-    """All jobs of a node. ``fact`` takes what happens to the agent's machine."""
+    """All jobs of a node. ``fact`` takes what happens to the agent's machine; ``may_start``:
+    returns when a program may.
+    """
 
     def __init__(
-        self, settings: NodeSettings, zygote: ZygoteClient, fact: Callable[[LocalFact], None]
+        self,
+        settings: NodeSettings,
+        zygote: ZygoteClient,
+        fact: Callable[[LocalFact], None],
+        may_start: MayStart,
     ) -> None:
         self.settings, self.zygote, self.fact = settings, zygote, fact
         self.state = settings.state
@@ -53,7 +59,7 @@ class NodeJobs:
         self.processes = Processes(settings, zygote, fact)
         self._assignment = WorkerAssignment(zygote, self.processes, self._tasks)
         self._worker_events = WorkerEvents(fact, self.processes.root_of, self._assignment.give_way)
-        self._programs = NodePrograms(zygote, settings.address, fact, self.processes)
+        self._programs = NodePrograms(zygote, settings.address, fact, self.processes, may_start)
         # Ends that no agent has heard of, until it is known what they are the ends of.
         self._unheard: dict[str, Ended] | None = {}
         if settings.switch_users:
@@ -323,6 +329,8 @@ class NodeJobs:
         elif role.startswith("store"):
             self._programs.store_ended(job, end)
         else:
+            if isinstance(job.work, Script):
+                self.before_stop(job.number)  # what it printed last is read before its end is told
             self._worker_events.ended(job, end)
 
 

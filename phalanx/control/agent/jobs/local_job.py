@@ -37,7 +37,9 @@ class WorkerProcess:
         self.last_generation = 0  # that its process takes part in: it is about to end; 0: it lives
         self.sent_away = False  # a program was asked to save its state and go
         self.adopted = False  # an earlier agent started it
+        self.launched = False  # the launcher of its node, the first process, starts and ends it
         self.status: int | None = None  # of a process that ended
+        self.ended_why = ""  # where its zygote ended it
         self.log_start = 0  # where the output of its process begins in its log
         self.looked: Looked | None = None  # what it does, when somebody asked last
 

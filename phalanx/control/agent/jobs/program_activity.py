@@ -32,9 +32,13 @@ class ProgramActivity:
         """Look until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._node() >= 0 and any(runs_program(job) for job in self._jobs.values()):
+            if self._node() >= 0 and self.wanted():
                 table = await asyncio.to_thread(read_all)
                 self.tell(table)
+
+    def wanted(self) -> bool:
+        """Whether a program runs here."""
+        return any(runs_program(job) for job in self._jobs.values())
 
     def tell(self, table: dict[int, ProcessStat]) -> None:
         """Tell the server what each program has done so far."""

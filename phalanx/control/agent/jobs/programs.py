@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +27,11 @@ from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
 from phalanx.control.agent.jobs.program_notes import ProgramNote, note_program
 from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
+from phalanx.control.host.launchers import recognised, without_ranks
 from phalanx.control.wire.payload import PayloadError, Script, decode_payload, encode_payload
 from phalanx.control.wire.zygote_messages import Ended, Spawn
+
+MayStart = Callable[[], Awaitable[None]]
 
 log = logging.getLogger("phalanx.agent")
 
@@ -42,14 +45,15 @@ class NodePrograms:
         address: str,
         fact: Callable[[LocalFact], None],
         processes: Processes,
+        may_start: MayStart,
     ) -> None:
         self._zygote, self._address, self._fact = zygote, address, fact
-        self._processes = processes
+        self._processes, self._may_start = processes, may_start
 
     def place(self, job: LocalJob, index: int, rank: int, generation: int) -> None:
         """A rank is taken; its process starts when the whole gang may go."""
         process = job.processes[index] = job.new_process(index, rank)
-        process.generation = generation
+        process.generation, process.launched = generation, index > 0 and is_launched(job)
         self._fact(WorkerUp(job=job.number, generation=generation, rank=rank))
 
     async def obey(self, job: LocalJob, order: WorkerOrder) -> None:
@@ -70,6 +74,7 @@ class NodePrograms:
                 if order.generation == job.generation:
                     await self._save(job)
             case Go():
+                await self._may_start()  # nobody else runs it
                 async with job.forming:
                     if order.generation == job.generation:
                         await self._start(job)
@@ -131,6 +136,7 @@ class NodePrograms:
         for process in processes:
             child = lives[process.key] or ends[process.key]
             process.generation, process.adopted = note.generation, True
+            process.launched = process.index > 0 and is_launched(job)
             process.pid = child.pid if child is not None else 0
             job.processes[process.index] = process
             fact = WorkerFound(
@@ -142,7 +148,8 @@ class NodePrograms:
             )
             self._fact(fact)
         for process in processes:
-            if lives[process.key] is None and ends[process.key] is None:
+            unknown = lives[process.key] is None and ends[process.key] is None
+            if unknown and not process.launched:
                 self._fact(_lost(job, process))
         return True
 
@@ -155,6 +162,12 @@ class NodePrograms:
         if any(process.rank == 0 for process in job.processes.values()):
             own_port = await self._own_store(job)
         for process in list(job.processes.values()):
+            if process.sent_away:  # before it began
+                process.left = True
+                self._fact(_left(job, process, "", ""))
+                continue
+            if process.launched:
+                continue
             binding = self._processes.binding(job, process)
             with suppress(OSError):
                 process.log_start = job.log(process.index).lstat().st_size
@@ -166,7 +179,7 @@ class NodePrograms:
                     "PYTHONUNBUFFERED": "1",  # what it prints is in its log at once
                     **self._processes.given(job),
                     **self._processes.environment(job, process),
-                    **torchrun_environment(job, process, form),
+                    **rank_environment(job, process, form),
                 },
                 folder=work.folder or str(job.own_folder),
                 user=self._processes.user(job),
@@ -174,8 +187,9 @@ class NodePrograms:
                 rank=process.rank,
                 store=(host, int(port or 0), job.meeting),
                 own_port=own_port,
-                cores=binding.cores,
-                memory_node=binding.numa,
+                launches=launch_place(job, form),
+                cores=() if is_launched(job) else binding.cores,
+                memory_node=-1 if is_launched(job) else binding.numa,
                 containment=self._processes.containment(job),
             )
             await self._zygote.spawn(order, process.started)
@@ -212,7 +226,7 @@ class NodePrograms:
             if process.rank == 0 and not process.left and process.status is None:
                 process.left = True
                 detail = f"the store where its ranks meet was killed (process {end.pid})"
-                self._fact(_killed(job, process, detail))
+                self._fact(_left(job, process, Cause.WORKER_KILLED, detail))
 
     def end_stores(self, job: int, but: int = 0) -> None:
         """End the stores of a job's generations; ``but``: that one goes on."""
@@ -224,19 +238,40 @@ class NodePrograms:
 def _lost(job: LocalJob, process: WorkerProcess) -> WorkerExited:
     """A rank ended, and neither agent was told how."""
     process.left = True
-    return _killed(job, process, "it ended while the node had no agent")
+    return _left(job, process, Cause.WORKER_KILLED, "it ended while the node had no agent")
 
 
-def _killed(job: LocalJob, process: WorkerProcess, detail: str) -> WorkerExited:
+def _left(job: LocalJob, process: WorkerProcess, cause: str, detail: str) -> WorkerExited:
     return WorkerExited(
         job=job.number,
         generation=process.generation,
         node=THIS_NODE,
         rank=process.rank,
         step=process.step,
-        cause=Cause.WORKER_KILLED,
+        cause=cause,
         detail=detail,
     )
+
+
+def is_launched(job: LocalJob) -> bool:
+    """Whether the ranks of a program here are started by a launcher of its own."""
+    return isinstance(job.work, Script) and recognised(job.work.argv) is not None
+
+
+def launch_place(job: LocalJob, form: Form) -> tuple[int, int, int]:
+    """Where this node stands among those of a launcher; (0, 0, 0): ranks are started one by one."""
+    if not is_launched(job):
+        return (0, 0, 0)
+    local = len(job.processes)
+    return job.processes[0].rank // local, len(form.nodes), local
+
+
+def rank_environment(job: LocalJob, process: WorkerProcess, form: Form) -> dict[str, str]:
+    """What a rank gets, or the launcher of a node."""
+    environment = torchrun_environment(job, process, form)
+    if is_launched(job):
+        return {**without_ranks(environment), "PHALANX_LAUNCHED": "1"}
+    return environment
 
 
 def torchrun_environment(job: LocalJob, process: WorkerProcess, form: Form) -> dict[str, str]:

@@ -26,7 +26,8 @@ from phalanx.cluster.protocol.messages import (
     WorkerUp,
 )
 from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
-from phalanx.control.agent.jobs.wrapper_exits import KilledChild, killed_child, last_output
+from phalanx.control.agent.jobs.output_end import described_end
+from phalanx.control.agent.jobs.wrapper_exits import killed_child, last_output
 from phalanx.control.agent.safe_files import Owner, files_as
 from phalanx.control.host.users import known_user
 from phalanx.control.wire.payload import Script, Train
@@ -45,6 +46,7 @@ from phalanx.control.worker.exit_causes import SHELL, cause_of_signal, explained
 log = logging.getLogger("phalanx.agent")
 
 SHELL_TERM = SHELL + signal.SIGTERM
+OWN_ENDS = (Cause.USER_ERROR, Cause.SOFTWARE_BUG)  # whose reason is what a program printed last
 KNOWN_SECONDS = 2.0  # for the zygote to say whom it has forked
 MOST_CONNECTIONS = 256  # of a job's processes here
 MOST_FACT_BYTES = 1 << 20
@@ -131,6 +133,8 @@ class WorkerEvents:
 
     def _present(self, job: LocalJob, fact: Present, writer: asyncio.StreamWriter) -> WorkerProcess:
         process = job.find(fact.pid)
+        if process is not None and fact.index in job.processes:
+            process = job.processes[fact.index] if job.processes[fact.index].launched else process
         outlived = process is None or process.adopted  # the agent before this one started it
         if process is None:
             expected = job.processes.get(fact.index)
@@ -185,14 +189,14 @@ class WorkerEvents:
         process = job.find(end.pid)
         if process is None:
             return
-        process.status = end.status
+        process.status, process.ended_why = end.status, end.why
         if job.standbys.get(process.index) is process:
             log.warning("job %d: a standby ended (%d)", job.number, end.status)
             del job.standbys[process.index]
-        elif end.status == GIVE_WAY:
+        elif end.status == GIVE_WAY and process.take is not None:
             process.left = True
             # One that never got out of an older generation: its place in the new one is free.
-            if process.take is not None and not process.restored:
+            if not process.restored:
                 self._give_way(job, process)
         elif process.take is not None and 0 < process.last_generation < process.generation:
             # It had said why it ends before it was given this place: that is no news.
@@ -210,13 +214,18 @@ class WorkerEvents:
         if process.sent_away and process.status in (-signal.SIGTERM, SHELL_TERM):
             cause = detail = ""  # as it was asked to
         ended_by, pid = -process.status, process.pid
-        child = self._killed_child(job, process) if cause == Cause.USER_ERROR else None
+        output = self._output(job, process) if cause else ""
+        child = killed_child(output) if cause == Cause.USER_ERROR else None
+        if child is None and cause in OWN_ENDS and (told := described_end(output)):
+            detail = f"{detail}: {told}"
         if child is not None:
             ended_by, pid = child.number, child.pid
             cause = cause_of_signal(ended_by)
             which = f"process {pid}, which it had started," if pid else "a process of it"
             detail = f"{detail}: {which} was ended by {child.number.name}"
-        if ended_by == signal.SIGKILL and (told := self.out_of_memory(pid)):
+        if process.ended_why:
+            detail = process.ended_why
+        elif ended_by == signal.SIGKILL and (told := self.out_of_memory(pid)):
             cause, detail = Cause.HOST_OUT_OF_MEMORY, told
         left = WorkerExited(
             job=job.number,
@@ -228,12 +237,16 @@ class WorkerEvents:
             detail=detail,
         )
         self._fact(left)
+        for other in [] if cause else job.processes.values():
+            if other.launched and process.index == 0 and not other.left:
+                other.left = True
+                self._fact(structs.replace(left, rank=other.rank, step=other.step))
 
-    def _killed_child(self, job: LocalJob, process: WorkerProcess) -> KilledChild | None:
-        """Which process of a program that starts others a signal ended, where it told."""
+    def _output(self, job: LocalJob, process: WorkerProcess) -> str:
+        """The end of what a program printed; our own trainer says itself why it ends."""
         if not isinstance(job.work, Script):
-            return None
-        return killed_child(last_output(job.log(process.index), process.log_start))
+            return ""
+        return last_output(job.log(process.index), process.log_start)
 
 
 def at_server_time(fact: LocalFact, skew_ns: int) -> LocalFact:

@@ -26,6 +26,7 @@ from phalanx.control.agent.spawn.not_started import (
     execute,
     tell_agent,
 )
+from phalanx.control.host.launchers import LauncherPlace, launched
 from phalanx.control.host.process_tree import become_subreaper
 from phalanx.control.host.users import known_user
 from phalanx.control.trust.secrets import SecretError, resolved
@@ -171,6 +172,13 @@ def run_program(order: Spawn) -> NoReturn:
     """Learn where the ranks of a user's program meet, then become it, as torchrun would."""
     host, port, prefix = order.store
     meeting = meet(host, port, prefix, order.rank, order.own_port)
+    node, nodes, node_ranks = order.launches
+    if nodes:
+        name = f"phalanx-{os.environ['PHALANX_JOB']}-{os.environ['PHALANX_GENERATION']}"
+        place = LauncherPlace(node, nodes, node_ranks, meeting[0], int(meeting[1]), name)
+        argv, variables = launched(order.argv, place)
+        os.environ |= variables
+        execute(argv)
     os.environ |= {"MASTER_ADDR": meeting[0], "MASTER_PORT": meeting[1]}
     # An agent hosts the store, as torchrun's does: rank 0 is not to open one of its own.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"

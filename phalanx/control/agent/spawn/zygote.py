@@ -27,6 +27,7 @@ from phalanx.checkpoint.keeper.frames import Unframer, framed
 from phalanx.control.agent.spawn.cgroups import Cgroups
 from phalanx.control.agent.spawn.child import Inherited, ParentZygote, be_child, owner_of
 from phalanx.control.agent.spawn.output_pump import Pump, Pumps
+from phalanx.control.agent.spawn.program_fence import ProgramFence
 from phalanx.control.host.process_tree import become_subreaper, own_children
 from phalanx.control.host.users import UnknownUserError
 from phalanx.control.wire.zygote_messages import (
@@ -38,6 +39,7 @@ from phalanx.control.wire.zygote_messages import (
     Leave,
     NotStarted,
     Ready,
+    RenewPrograms,
     Signal,
     Spawn,
     ToZygote,
@@ -61,6 +63,7 @@ class Zygote:
         self._unheard: dict[int, Ended] = {}  # by pid
         self._ending: dict[str, None] = {}  # children that were killed and are not gone yet
         self._next: dict[str, Spawn] = {}  # who takes their place then
+        self._fence = ProgramFence()
         self._lease_seconds = START_SECONDS
         self._alone_since = time.monotonic()
         self._leaving = False
@@ -80,6 +83,7 @@ class Zygote:
         while not self._leaving:
             for key, _ in self._selector.select(self._patience()):
                 self._attend(key.fileobj)
+            self._end_fenced()
             self._reap()
             alone = self._agent is None
             if alone and time.monotonic() - self._alone_since > self._lease_seconds:
@@ -95,7 +99,8 @@ class Zygote:
             signal.signal(number, signal.SIG_IGN)  # its agent decides, or the lease
 
     def _patience(self) -> float | None:
-        wait = self._pumps.wake()
+        waits = (self._pumps.wake(), self._fence.wait_seconds())
+        wait = min((each for each in waits if each is not None), default=None)
         if self._agent is not None:
             return wait
         left = max(0.05, self._alone_since + self._lease_seconds - time.monotonic())
@@ -120,7 +125,7 @@ class Zygote:
             self._part()
             self._agent, self._unframer = connection, Unframer()
             self._selector.register(connection, selectors.EVENT_READ)
-            ready = Ready(pid=os.getpid(), hears=True)
+            ready = Ready(pid=os.getpid(), hears=True, program_lease=self._fence.lease)
             self._tell(*self._children.values(), *self._unheard.values(), ready)
 
     def _part(self) -> None:
@@ -157,6 +162,8 @@ class Zygote:
                 self._signal(message)
             case Lease():
                 self._lease_seconds = message.seconds
+            case RenewPrograms():
+                self._fence.renew(message)
             case Leave():
                 self._leaving = True
             case Heard():
@@ -210,7 +217,15 @@ class Zygote:
         self._children[order.key], self._keys[pid] = child, order.key
         if order.role == "zygote":
             self._nodes.add(order.key)
+        elif order.role == "program":
+            self._fence.programs[order.key] = None
         self._tell(child)
+
+    def _end_fenced(self) -> None:
+        """Others may start these programs from now on: they end, whatever they do."""
+        for key in self._fence.due():
+            self._signal(Signal(key=key, number=signal.SIGKILL))
+            self._groups.end(key)
 
     def _reap(self) -> None:
         reaped = False
@@ -230,7 +245,8 @@ class Zygote:
         self._groups.end(key)
         self._pumps.drain(key)
         # An agent that was killed may have been told, and not have read it.
-        end = self._unheard[pid] = Ended(key=key, pid=pid, status=os.waitstatus_to_exitcode(status))
+        code, why = os.waitstatus_to_exitcode(status), self._fence.ended(key)
+        end = self._unheard[pid] = Ended(key=key, pid=pid, status=code, why=why)
         if len(self._unheard) > KEPT_ENDS:
             del self._unheard[next(iter(self._unheard))]
         self._tell(end)

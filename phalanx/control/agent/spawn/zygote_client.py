@@ -21,6 +21,7 @@ from phalanx.control.wire.zygote_messages import (
     Leave,
     NotStarted,
     Ready,
+    RenewPrograms,
     Signal,
     Spawn,
     ToZygote,
@@ -49,6 +50,7 @@ class ZygoteClient:
         self._waiting: dict[str, tuple[asyncio.Future[Child], Callable[[Child], None]]] = {}
         self._ready = asyncio.Event()
         self._hears = False  # a zygote of an earlier version does not
+        self.program_lease = 0.0  # of programs that live; -1: it ends none of them
         self._unsaid: list[Ended] = []  # that were heard of before it was ready
         self._process: subprocess.Popen[bytes] | None = None  # where we started it
 
@@ -110,6 +112,11 @@ class ZygoteClient:
         """How long everything may outlive this agent."""
         self._send(Lease(seconds=seconds))
 
+    def renew_programs(self, lease: float, left: float) -> None:
+        """How long programs may run from now on, whatever becomes of this agent."""
+        if self.program_lease >= 0:
+            self._send(RenewPrograms(lease=lease, left=left))
+
     async def leave(self) -> None:
         """End the zygote and all its children."""
         self._send(Leave())
@@ -164,6 +171,7 @@ class ZygoteClient:
                     future.set_exception(ZygoteError(message.problem))
             case Ready():
                 self.pid, self._hears = message.pid, message.hears
+                self.program_lease = message.program_lease
                 self._ready.set()
                 for end in self._unsaid:
                     self._acknowledge(end)

@@ -164,6 +164,7 @@ def let_in(hub: Hub, token: Token, register: Register, connection: AgentSocket) 
         heartbeat_ns=hub.timeouts.heartbeat_ns,
         lease_ns=hub.timeouts.lease_ns,
         silent_ns=hub.timeouts.silent_ns,
+        program_lease_ns=hub.timeouts.program_lease_ns,
         version=__version__,
         clock_ns=now,
         link=link_key(hub.link_secret, token.id, token.key),

@@ -16,6 +16,7 @@ from phalanx.control.server.history.run_history import RunHistory
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_records import PARTS, Floats
 from phalanx.observe.node.node_sample import NodeSample
+from phalanx.observe.node.printed_steps import PRINTED
 from phalanx.observe.store.gang_steps import GangStep, GangSteps
 from phalanx.observe.store.recorder import RecordedGang, Recorder
 from phalanx.observe.tracker.findings import Trends
@@ -179,6 +180,7 @@ def gang_record(step: GangStep) -> GangRecord:
         has_loss=head is not None and (head.loss is not None or head.non_finite),
         data_wait_ns=int(largest(step.parts[DATA]) * NS),
         compute_ns=_whole(step.compute_seconds),
+        printed=head is not None and head.mfu_basis == PRINTED,
     )
 
 

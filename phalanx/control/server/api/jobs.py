@@ -139,7 +139,10 @@ async def why_job(call: Call) -> t.Waits:
 
 @_job("POST /v1/jobs/{job}/cancel")
 async def cancel_job(call: Call) -> t.Done:
-    """End a job at once."""
+    """End a job.
+
+    A program that runs gets SIGTERM and a grace; cancelled again it ends at once, like others.
+    """
     return await call.order(Cancel(job=call.job().id))
 
 

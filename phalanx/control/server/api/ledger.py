@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from phalanx.cluster.jobs.job import HOUR_NS
-from phalanx.cluster.ledger.accounts import BUCKETS
+from phalanx.cluster.ledger.buckets import BUCKETS
 from phalanx.cluster.ledger.report import Share, report
 from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoints
 from phalanx.control.wire import api_types as t

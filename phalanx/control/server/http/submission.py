@@ -9,8 +9,9 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from phalanx.cluster.jobs.job import SECOND_NS, GangShape, JobSpec, JobTimeouts
-from phalanx.config import Backend, Job, to_toml
+from phalanx.config import Backend, ConfigError, Job, to_toml
 from phalanx.config.schema import Train as TrainSection
+from phalanx.control.host.launchers import ONE_NODE, recognised
 from phalanx.control.wire.api_types import JobRequest, Submission
 from phalanx.control.wire.payload import Payload, Script, Train, encode_payload
 from phalanx.plan import AxisTraffic
@@ -118,6 +119,7 @@ def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Payloa
     environment = {**wanted.backend.environment, **wanted.environment}
     slot = slot_of(ranks, node_gpus)
     if job is None:
+        _refuse_nodes(wanted.argv, GangShape(replicas=ranks, slot_gpus=slot))
         script = Script(argv=wanted.argv, folder=wanted.folder, environment=environment)
         return GangShape(replicas=ranks, slot_gpus=slot), script
     axes = job.parallel
@@ -135,6 +137,15 @@ def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Payloa
         environment=environment,
     )
     return shape, work
+
+
+def _refuse_nodes(argv: tuple[str, ...], shape: GangShape) -> None:
+    """ConfigError where a launcher would have to reach other nodes by itself."""
+    found, nodes = recognised(argv), shape.slots(shape.replicas)
+    if found is not None and found[0] in ONE_NODE and nodes > 1:
+        rule = f"starts ranks of other nodes by ssh, and {nodes} nodes are asked for"
+        fix = "give the program itself (one process a rank), torchrun, or ranks for one node"
+        raise ConfigError("submit", found[0], rule, fix)
 
 
 def spec_of(asked: JobRequest, work: Payload, job: Job | None) -> JobSpec:

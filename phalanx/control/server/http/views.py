@@ -57,6 +57,7 @@ def job_out(core: Core, job: Job, now_ns: int) -> JobOut:
     spec, placement, fleet = job.spec, job.placement, core.view.fleet
     replicas = placement.replicas if placement else job.wanted_replicas
     running_ns = max(core.view.now_ns, now_ns) - job.started_ns if placement else 0
+    printed = job.printed
     return JobOut(
         id=job.id,
         name=spec.name,
@@ -69,13 +70,14 @@ def job_out(core: Core, job: Job, now_ns: int) -> JobOut:
         priority=spec.priority,
         qos=spec.qos,
         preemptible=spec.preemptible,
-        step=job.step,
-        steps=spec.expected.steps,
+        step=job.step or (printed.step if printed else 0),
+        steps=spec.expected.steps or (printed.steps if printed else 0),
         committed=job.committed,
         durable=job.durable,
         generation=job.generation,
         phase=job.gang.phase if job.gang else "",
-        step_seconds=job.step_ns / 1e9,
+        step_seconds=(job.step_ns or job.printed_step_ns) / 1e9,
+        printed=printed is not None and not job.step,
         submitted_ns=job.submitted_ns,
         started_ns=job.started_ns,
         ended_ns=job.ended_ns,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -61,6 +62,42 @@ assert all(bool((t == 12).all()) for t in state.values())
 dist.barrier()
 """
 
+# One rank, which is killed twice.
+ALONE = """
+import os, signal, sys, time
+import torch
+import phalanx
+
+worker = phalanx.worker()
+state = {"x": torch.zeros(1000)}
+step = worker.restore(state)
+print(f"from step {step} with {state['x'][0].item()}", flush=True)
+while step < 12:
+    state["x"] += 1
+    step += 1
+    worker.snapshot(step, state)
+    worker.stepped(step)
+    if (step, os.environ["PHALANX_GENERATION"]) in ((6, "1"), (9, "2")):
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+assert bool((state["x"] == 12).all())
+"""
+
+LAUNCHED = """
+import os, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+for step in range(1, 9):
+    if dist.get_rank() == 0:
+        print(f"step: {step}  loss: {1 / step:.4f}  tps: 1,000", flush=True)
+    time.sleep(0.3)
+print(f"local rank {os.environ['LOCAL_RANK']} total {total.item()}", flush=True)
+dist.destroy_process_group()
+"""
+
 SLOW = """
 import time
 import torch, torch.distributed as dist
@@ -95,6 +132,8 @@ def test_a_programs_slow_rank_is_named(tmp_path: Path) -> None:
 def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(PLAIN)
     (tmp_path / "telling.py").write_text(TELLING)
+    (tmp_path / "alone.py").write_text(ALONE)
+    (tmp_path / "launched.py").write_text(LAUNCHED)
     with TrialCluster(tmp_path, nodes=2) as cluster:
         job = cluster.submit("--world-size", "2", "--", sys.executable, "plain.py")
         assert cluster.wait_ended(job, 120) == "done"
@@ -107,6 +146,19 @@ def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> 
         log = output(cluster, job)
         assert "from step 0 with 0.0" in log
         assert "from step 6 with 6.0" in log or "from step 5 with 5.0" in log
+        job = cluster.submit("--", sys.executable, "alone.py")
+        assert cluster.wait_ended(job, 120) == "done"
+        starts = [int(word) for word in re.findall(r"from step (\d+) with", output(cluster, job))]
+        assert starts[0] == 0 and starts[1] in (5, 6) and starts[2] in (8, 9)
+        run = ("-m", "torch.distributed.run", "launched.py")
+        job = cluster.submit("--world-size", "2", "--", sys.executable, *run)
+        assert cluster.wait_ended(job, 120) == "done", output(cluster, job)
+        log = output(cluster, job)
+        assert log.count("local rank 0 total 3.0") == 2 and "attempt" not in log
+        ended = cluster.job(job)
+        assert ended["printed"] and ended["step"] == 8 and 0.1 < ended["step_seconds"] < 2
+        spent = cluster.get(f"/v1/jobs/{job}/ledger")
+        assert "productive" in str(spent), spent
 
 
 GOING_ON = """
@@ -185,7 +237,7 @@ def test_ranks_whose_store_was_killed_start_again_without_blame(
         process = local_job.processes[index] = local_job.new_process(index, index)
         process.generation, process.pid = 3, 70 + index
     local_job.processes[0].status = 0 if rank_ended else None
-    programs = NodePrograms(cast(Any, None), "", said.append, cast(Any, None))
+    programs = NodePrograms(cast(Any, None), "", said.append, cast(Any, None), cast(Any, None))
     programs.store_ended(local_job, Ended(key=key, pid=9, status=-9))
     assert [(left.rank, left.generation, left.cause) for left in said] == [
         (0, 3, cause) for cause in told

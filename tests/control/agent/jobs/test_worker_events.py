@@ -75,7 +75,13 @@ def test_an_agent_that_ends_prints_nothing_of_its_connected_workers(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("status", "sent_away", "cause"),
-    [(-15, True, ""), (143, True, ""), (-15, False, "worker_killed"), (1, True, "user_error")],
+    [
+        (-15, True, ""),
+        (143, True, ""),
+        (-15, False, "worker_killed"),
+        (1, True, "user_error"),
+        (75, False, "user_error"),  # a code that our own workers use among themselves
+    ],
 )
 def test_a_program_that_was_asked_to_go_did_not_break(
     tmp_path: Path, status: int, sent_away: bool, cause: str
