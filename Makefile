@@ -17,7 +17,7 @@ FAST := tests/test_architecture.py tests/cluster tests/config tests/hardware tes
 # Rooms with properties, which a soak tries on examples of its own.
 PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate
 
-.PHONY: demo test test-fast test-k8s lint style types suite docs soak proof proof-quick proof-gpu clean postgres chromium slurm
+.PHONY: demo test test-fast test-k8s lint style types suite docs soak proof proof-quick proof-gpu clean postgres chromium slurm mpi
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
@@ -58,6 +58,14 @@ slurm:
 			apt-get install -qq -y --no-install-recommends slurm-wlm munge >/dev/null; \
 	else echo "Slurm is not installed: tests of its backend will be skipped"; fi
 
+# An MPI program is one of those that the soak kills: Debian's Open MPI, where we may install it.
+mpi:
+	@if command -v mpirun >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -qq -y --no-install-recommends openmpi-bin >/dev/null; \
+	else echo "Open MPI is not installed: its program will not be run"; fi
+
 # The Kubernetes backend against a real API server, built once from Debian's source (minutes).
 test-k8s: $(STAMP)
 	bash tests/k8s/build.sh build/k8s
@@ -76,7 +84,7 @@ types: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m docs.generator
 
-soak: $(SOAK_STAMP) postgres chromium slurm
+soak: $(SOAK_STAMP) postgres chromium slurm mpi
 	$(BIN)/pytest -m soak --hypothesis-profile=explore --timeout=1800 -rs
 	$(BIN)/pytest --hypothesis-profile=explore --timeout=600 $(PROPERTIES)
 

@@ -1,4 +1,4 @@
-"""Scripts of other libraries run to their end, unchanged, and come back after a kill."""
+"""Scripts of other libraries run to their end, unchanged, though a rank and a node are killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from phalanx.testing.local_processes import worker_pids
 
 SCRIPTS = Path(__file__).parent / "frameworks"
 SILENT_SECONDS = 600
-SILENT = f"echo begins; sleep {SILENT_SECONDS}; echo ends"
+# It says nothing and does nothing for a while, and begins where it was.
+SILENT = (
+    "echo begins after $(cat at); echo 1 > at; touch reached; "
+    "while [ -e kill-me ]; do sleep 1; done; sleep {}; echo ends"
+)
+PYTHON = (sys.executable,)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
 def needs(*packages: str) -> pytest.MarkDecorator:
@@ -26,46 +32,120 @@ def needs(*packages: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=words)
 
 
+NEEDS_MPI = pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+MPI = ("mpirun", "--oversubscribe", sys.executable)
+
+
+class Trial:
+    """One program in a folder of its own, killed twice."""
+
+    def __init__(self, cluster: TrialCluster, name: str, *command: str, ranks: int = 2) -> None:
+        self.cluster, self.folder = cluster, cluster.root / name
+        self.folder.mkdir()
+        for path in SCRIPTS.glob("*.py"):
+            shutil.copy(path, self.folder)
+        (self.folder / "kill-me").touch()
+        (self.folder / "at").write_text("0\n")
+        allowed = ("--env", "OMPI_ALLOW_RUN_AS_ROOT=1", "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+        options = ("--world-size", str(ranks), "--workdir", str(self.folder), *allowed)
+        self.job = cluster.submit(*options, "--", *command)
+
+    def reach(self) -> None:
+        """Wait until it is in the middle of its run."""
+        reached = self.folder / "reached"
+        self.cluster.wait(reached.exists, f"the middle of {self.folder.name}", 240)
+
+    def kill_rank(self) -> None:
+        """Kill one of its processes; it starts again."""
+        pids = worker_pids(self.cluster.node_of(0, self.job), self.job)
+        os.kill(pids[max(pids)], signal.SIGKILL)
+        again = lambda: self.cluster.job(self.job)["generation"] > 1  # noqa: E731
+        self.cluster.wait(again, "the next generation", 60)
+        (self.folder / "reached").unlink(missing_ok=True)
+
+    def let_go(self) -> None:
+        """Nobody kills it any more."""
+        (self.folder / "kill-me").unlink()
+
+    def check(self, *words: str, seconds: float = 240) -> None:
+        """It has done all that it was to do, and began where it was."""
+        assert self.cluster.wait_ended(self.job, seconds) == "done", self.output()
+        assert self.cluster.job(self.job)["generation"] >= 3
+        assert self.cluster.job(self.job)["retries_used"] == 0
+        for each in words:
+            assert each in self.output()
+
+    def output(self) -> str:
+        found = self.cluster.root.glob(f"local/nodes/*/jobs/{self.job}/worker-*.log")
+        return "\n".join(path.read_text() for path in found)
+
+
+def kill_twice(cluster: TrialCluster, *trials: Trial) -> None:
+    """Kill a rank of each, then the nodes that they run on."""
+    for trial in trials:
+        trial.reach()
+        trial.kill_rank()
+    for trial in trials:
+        trial.reach()
+    held = {cluster.node_of(0, trial.job).name for trial in trials}
+    for trial in trials:
+        trial.let_go()
+    for name in held:
+        cluster.kill_node(cluster.node(name))
+    if len(held) == len(cluster.local.nodes):
+        cluster.restart_node(cluster.node(name))
+
+
+def test_programs_whose_rank_and_node_were_killed_run_to_their_end(tmp_path: Path) -> None:
+    with TrialCluster(tmp_path, nodes=2, gpus_per_node=5) as cluster:
+        plain = Trial(cluster, "plain", *PYTHON, "plain_ddp.py")
+        launched = Trial(cluster, "launched", *TORCHRUN, "plain_ddp.py")
+        shell = Trial(cluster, "shell", "sh", "-c", SILENT.format(3), ranks=1)
+        kill_twice(cluster, plain, launched, shell)
+        plain.check("begins after step 10", "ends at step 20")
+        launched.check("begins after step 10", "ends at step 20")
+        shell.check("begins after 0", "begins after 1", "ends")
+        assert cluster.events("NoProgress", shell.job) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("script", "resumed"),
+    ("command", "resumed"),
     [
-        pytest.param("plain_ddp.py", "begins after step 10", id="ddp"),
         pytest.param(
-            "hf_trainer.py",
+            (*PYTHON, "hf_trainer.py"),
             "begins after hf/checkpoint-10",
             id="transformers",
-            marks=[pytest.mark.soak, needs("transformers", "accelerate")],
+            marks=needs("transformers", "accelerate"),
         ),
         pytest.param(
-            "lightning_fit.py",
+            (*PYTHON, "lightning_fit.py"),
             "begins after lightning/last.ckpt",
             id="lightning",
-            marks=[pytest.mark.soak, needs("lightning")],
+            marks=needs("lightning"),
         ),
         pytest.param(
-            "accelerate_loop.py",
+            (*PYTHON, "accelerate_loop.py"),
             "begins after step 10 with 2 ranks",
             id="accelerate",
-            marks=[pytest.mark.soak, needs("accelerate")],
+            marks=needs("accelerate"),
         ),
+        pytest.param((*MPI, "mpi_hello.py"), "begins after step 10", id="mpi", marks=NEEDS_MPI),
     ],
 )
-def test_a_script_comes_back_after_a_kill_and_runs_to_its_end(
-    script: str, resumed: str, tmp_path: Path
+def test_a_script_whose_rank_and_node_were_killed_runs_to_its_end(
+    command: tuple[str, ...], resumed: str, tmp_path: Path
 ) -> None:
-    for path in SCRIPTS.glob("*.py"):
-        shutil.copy(path, tmp_path)
-    (tmp_path / "kill-me").touch()
-    with TrialCluster(tmp_path, nodes=1, gpus_per_node=2) as cluster:
-        job = cluster.submit("--world-size", "2", "--", sys.executable, script)
-        cluster.wait((tmp_path / "reached").exists, "the middle of the run", 240)
-        os.kill(worker_pids(cluster.node_of(0, job), job)[1], signal.SIGKILL)
-        (tmp_path / "kill-me").unlink()
-        assert cluster.wait_ended(job, 240) == "done"
-        assert cluster.job(job)["generation"] == 2
-        log = output(cluster, job)
-        assert resumed in log and "ends at step 20" in log
-        assert set(worker_pids(cluster.local.nodes[0], job)) == set()
+    with TrialCluster(tmp_path, nodes=2, gpus_per_node=2) as cluster:
+        trial = Trial(cluster, "trial", *command)
+        kill_twice(cluster, trial)
+        trial.check(resumed, "ends at step 20", seconds=600)
+        if "hf_trainer.py" in command:  # its steps are read from what it prints
+            ended = cluster.job(trial.job)
+            assert ended["printed"] and (ended["step"], ended["steps"]) == (20, 20)
+        if "lightning_fit.py" in command:  # its callback reports them
+            assert cluster.job(trial.job)["step"] == 20
 
 
 @pytest.mark.soak
@@ -73,17 +153,10 @@ def test_a_script_comes_back_after_a_kill_and_runs_to_its_end(
 def test_a_shell_script_with_a_long_silent_phase_comes_back_and_runs_to_its_end(
     tmp_path: Path,
 ) -> None:
-    with TrialCluster(tmp_path, nodes=1) as cluster:
-        job = cluster.submit("--", "sh", "-c", SILENT)
-        cluster.wait(lambda: "begins" in output(cluster, job), "its first word", 60)
+    with TrialCluster(tmp_path, nodes=2) as cluster:
+        trial = Trial(cluster, "silent", "sh", "-c", SILENT.format(SILENT_SECONDS), ranks=1)
+        trial.reach()
         time.sleep(SILENT_SECONDS / 8)
-        cluster.signal_worker(0, job)
-        cluster.wait(lambda: output(cluster, job).count("begins") == 2, "its second start", 60)
-        assert cluster.wait_ended(job, 2 * SILENT_SECONDS) == "done"
-        assert output(cluster, job).split() == ["begins", "begins", "ends"]
-        assert cluster.events("NoProgress", job) == []
-
-
-def output(cluster: TrialCluster, job: int) -> str:
-    found = cluster.root.glob(f"local/nodes/*/jobs/{job}/worker-*.log")
-    return "\n".join(path.read_text() for path in found)
+        kill_twice(cluster, trial)
+        trial.check("begins after 0", "begins after 1", "ends", seconds=2 * SILENT_SECONDS)
+        assert cluster.events("NoProgress", trial.job) == []

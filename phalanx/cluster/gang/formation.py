@@ -118,8 +118,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     lost = tell_restored(ctx, job, fact.step)
     if gang.source == "none" and job.step and not lost:
         ctx.notify(reason("from_nothing", steps=job.step), job=job.id, level="error")
-    silent = not job.spec.reports_steps and not job.step_ns
-    ctx.ledger.ready(job.id, fact.step, unreported=silent)
+    ctx.ledger.ready(job.id, fact.step, unreported=not measured.reports_steps(job))
     gang.phase, gang.since_ns, gang.attempts = "running", ctx.now_ns, 0
     same = gang.keepers == placement.nodes
     gang.kept_from = min(gang.kept_from, fact.step) if same else fact.step
@@ -138,7 +137,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     job.committed = fact.step
     job.step = max(job.step, fact.step)
     job.state = JobState.RUNNING
-    job.why = once_it_runs(job.why, fact.step, lost)
+    job.why = once_it_runs(job.why, fact.step, lost, program=not job.spec.reports_steps)
     ctx.emit(placement.nodes, go_order(job))
     failure_rates.begins_to_run(ctx, job, gang)
     return True

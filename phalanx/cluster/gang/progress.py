@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import SECOND_NS, Job
-from phalanx.cluster.jobs.measured import progressed
+from phalanx.cluster.jobs.measured import progressed, reports_steps
 from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.protocol.messages import StepsPrinted
 from phalanx.cluster.reasons import reason
@@ -28,6 +30,11 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
         return None
     steps = fact.step - ctx.ledger.accounts[job.id].step
     passed = fact.at_ns - ctx.ledger.accounts[job.id].settled_ns
+    first = current and ctx.ledger.accounts[job.id].step == gang.restored
+    # A program starts, imports and loads before its first step; our trainer did that before.
+    starts = first and not job.spec.reports_steps
+    if starts and job.step_ns:
+        fact = structs.replace(fact, busy_ns=min(passed, steps * job.step_ns))
     ctx.ledger.progress(job, fact)
     _learn(job, fact)
     if current and steps > 0 and job.agent_ends:
@@ -35,10 +42,11 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     if current and steps > 0:
         job.former = None  # it can be what it was changed to
     if current and steps > 0 and passed > 0:
-        if ctx.ledger.accounts[job.id].step - steps == gang.restored:
+        if first:
             job.first_step_ns = max(job.first_step_ns, passed)
-        measured = passed // steps
-        job.step_ns = measured if not job.step_ns else (3 * job.step_ns + measured) // 4
+        if not starts:
+            measured = passed // steps
+            job.step_ns = measured if not job.step_ns else (3 * job.step_ns + measured) // 4
         progressed(job, fact, steps)
     if current and fact.flush_ns:
         storage.flushed(ctx, job, fact.flush_ns)
@@ -50,7 +58,7 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
 def on_printed(ctx: Context, fact: StepsPrinted) -> None:
     """A program prints how far it is: shown and accounted for, and no reason for anything else."""
     job = ctx.live(fact.job, fact.generation)
-    if job is None or job.placement is None or job.spec.reports_steps or job.step_ns:
+    if job is None or job.placement is None or reports_steps(job):
         return
     if gang_of(job).phase not in ("running", "draining") or fact.node not in job.placement.nodes:
         return

@@ -17,6 +17,11 @@ from phalanx.cluster.protocol.events import Progress
 RESTORES = {"peer": "restore_peer_ns", "disk": "restore_disk_ns", "remote": "restore_remote_ns"}
 
 
+def reports_steps(job: Job) -> bool:
+    """Whether it is our trainer, or a program that has reported a step."""
+    return job.spec.reports_steps or job.step_ns > 0 or job.first_step_ns > 0
+
+
 def learn(job: Job, **measured_ns: int) -> None:
     """Takes over times that were measured; later ones move an earlier one by a quarter."""
     if job.spec.plan is None or not measured_ns:

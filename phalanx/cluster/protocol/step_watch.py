@@ -23,6 +23,7 @@ from phalanx.cluster.detectors import (
 )
 from phalanx.cluster.detectors.robust import Ints
 from phalanx.cluster.jobs.job import GangShape, Job, Placement
+from phalanx.cluster.jobs.measured import reports_steps
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.protocol.events import (
     DataStarved,
@@ -102,7 +103,7 @@ class StepWatch:
             job.placement,
             limits_of,
             now_ns,
-            reports=job.spec.reports_steps or job.step_ns > 0,
+            reports=reports_steps(job),
             stepped=job.committed > job.gang.restored,
         )
 

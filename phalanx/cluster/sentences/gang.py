@@ -40,6 +40,8 @@ SENTENCES = {
     "recover": "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
     "next best: {other}",
     "bear": "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; next best: {other}",
+    "started_again": "was started again, and goes on from what it saved itself: {rung} after "
+    "{cause} on {node}",
     "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
     "recovered_with_loss": "goes on from step {step}, {lost} committed steps back: {rung} "
     "after {cause} on {node}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.protocol.messages import StepsPrinted, WorkerExited
 from tests.cluster.drive import SECOND, Drive
 
@@ -90,3 +91,32 @@ def test_a_trainer_that_reports_its_steps_is_not_read() -> None:
     job = drive.running(10, gang=ONE)
     say(drive, job, 99, SECOND)
     assert job.printed is None and job.step == 10
+
+
+def test_a_reported_step_of_a_program_is_not_as_long_as_its_start() -> None:
+    drive = Drive()
+    job = started(drive)
+    for step in (10, 20, 30):
+        passed = 60 * SECOND if step == 10 else 5 * SECOND
+        fact = Progress(
+            job=job.id,
+            generation=1,
+            step=step,
+            committed=0,
+            durable=0,
+            at_ns=drive.now_ns + passed,
+        )
+        drive.tell(fact, passed)
+    assert job.step_ns == SECOND // 2 and job.first_step_ns == 60 * SECOND
+
+
+def test_a_program_that_was_started_again_goes_on_from_where_it_knows_and_not_from_step_0() -> None:
+    drive = Drive()
+    job = started(drive)
+    killed = WorkerExited(
+        job=job.id, generation=1, node=job.placement.nodes[0], rank=0, cause="worker_killed"
+    )
+    drive.tell(killed, 60 * SECOND)
+    drive.settle(job)
+    drive.run(job)
+    assert "goes on from what it saved itself" in str(job.why)
