@@ -157,7 +157,7 @@ def test_who_does_not_answer_is_silent_at_the_deadline_and_no_earlier():
     assert watch.next_deadline_ns() == 3 * SECOND
     assert watch.silent(3 * SECOND - 1) == []
     watch.spoke(0, 2 * SECOND)
-    assert watch.silent(3 * SECOND) == [NodeSilent(node=1)]
+    assert watch.silent(3 * SECOND) == [NodeSilent(node=1, heard_ns=0)]
     assert watch.silent(4 * SECOND) == []
     assert watch.heartbeat(1, 5 * SECOND), "it speaks again: its inventory is wanted"
 
@@ -179,7 +179,7 @@ def test_a_controller_that_was_deaf_gives_everybody_the_time_back():
     watch.ask((0,), 3 * SECOND)
     watch.forgive(2 * SECOND)
     assert watch.silent(4 * SECOND) == []
-    assert watch.silent(5 * SECOND) == [NodeSilent(node=0)]
+    assert watch.silent(5 * SECOND) == [NodeSilent(node=0, heard_ns=2 * SECOND)]
 
 
 def test_a_node_that_is_given_up_already_is_not_asked():
@@ -229,7 +229,7 @@ def test_who_takes_the_place_of_a_lost_node_must_answer_too():
     assert not liveness.asked(spare)  # it has joined: the order goes again to the other alone
     liveness.sent(Command(2, 0, 1, form.nodes, form), 3 * SECOND)
     assert liveness.asked(spare) and not liveness.asked(stays)
-    assert liveness.silent(3 * SECOND) == [NodeSilent(node=spare)]
+    assert liveness.silent(3 * SECOND) == [NodeSilent(node=spare, heard_ns=0)]
 
 
 def test_a_gang_that_waits_for_go_gets_it_again():

@@ -114,7 +114,7 @@ def test_a_node_whose_connection_broke_is_lost_after_the_grace_and_not_before() 
     assert played.leaves(2, SECOND) == []
     assert played.machine.soon_ns() == SECOND + GRACE
     assert silent(played.tick(SECOND + GRACE - 1)) == []
-    lost = NodeSilent(node=2, connection_lost=True, broke_ns=SECOND)
+    lost = NodeSilent(node=2, connection_lost=True, broke_ns=SECOND, heard_ns=0)
     assert silent(played.tick(SECOND + GRACE)) == [lost]
     assert silent(played.tick(SECOND + GRACE + 1)) == []
 
@@ -131,7 +131,10 @@ def test_a_connection_that_breaks_again_has_the_whole_grace_again() -> None:
 def test_a_silent_node_is_closed_and_one_that_spoke_is_not() -> None:
     played = Played(2)
     played.machine.received(0, Heartbeat(node=0, incarnation=1), 4 * SECOND)
-    assert played.tick(SILENT) == [Close(1, "c1", CloseReason.SILENT), NodeSilent(node=1)]
+    assert played.tick(SILENT) == [
+        Close(1, "c1", CloseReason.SILENT),
+        NodeSilent(node=1, heard_ns=0),
+    ]
     assert list(played.machine.connections) == [0]
 
 
@@ -279,8 +282,9 @@ def test_after_a_take_over_a_node_that_has_not_connected_yet_gets_some_time() ->
     assert played.machine.resume(played.job.id, played.now_ns) == [GangRuns(played.job.id)]
     played.machine.connected(one, "c", 1, played.now_ns)
     assert silent(played.lost_peer(one)) == []
+    taken_over = played.now_ns
     lost = silent(played.tick(played.now_ns + SEVERAL_NS))
-    assert lost == [NodeSilent(node=other, connection_lost=True)]
+    assert lost == [NodeSilent(node=other, connection_lost=True, heard_ns=taken_over)]
 
 
 def test_a_node_that_takes_a_lost_ones_place_and_is_away_has_little_time() -> None:
