@@ -14,8 +14,8 @@ from phalanx.control.host.launchers import (
 )
 from phalanx.control.server.http.submission import RequestedWork, submission
 
-SECOND_OF_TWO = LauncherPlace(1, 2, 4, "10.0.0.1", 4000, "phalanx-7-1")
-ALONE = LauncherPlace(0, 1, 4, "10.0.0.1", 4000, "phalanx-7-1")
+SECOND_OF_TWO = LauncherPlace(1, 2, 4, "10.0.0.1", 4000)
+ALONE = LauncherPlace(0, 1, 4, "10.0.0.1", 4000)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_torchrun_is_told_in_variables_which_its_options_override() -> None:
     assert command == argv
     assert variables["PET_NNODES"] == "2" and variables["PET_NODE_RANK"] == "1"
     assert variables["PET_NPROC_PER_NODE"] == "4"
-    assert variables["PET_RDZV_ENDPOINT"] == "10.0.0.1:4000"
+    assert variables["PET_MASTER_ADDR"] == "10.0.0.1" and variables["PET_MASTER_PORT"] == "4000"
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,7 @@ def test_torchrun_is_told_in_variables_which_its_options_override() -> None:
             "accelerate launch train.py --num_processes 3",
             SECOND_OF_TWO,
             "accelerate launch --num_processes 8 --num_machines 2 --machine_rank 1"
-            " --main_process_ip 10.0.0.1 --main_process_port 4000 --rdzv_backend c10d"
-            " train.py --num_processes 3",
+            " --main_process_ip 10.0.0.1 --main_process_port 4000 train.py --num_processes 3",
         ),
         (
             "accelerate launch --num-processes=2 train.py",

@@ -315,7 +315,7 @@ async def _pump(connection: ClientConnection, outgoing: asyncio.Queue[bytes | An
             if isinstance(message, bytes):
                 await connection.send(message)
             else:
-                pong = await connection.ping()
+                pong = asyncio.ensure_future(await connection.ping())
                 pong.add_done_callback(partial(_answer, message))
 
 

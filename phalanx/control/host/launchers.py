@@ -37,6 +37,8 @@ class Launcher(StrEnum):
     MPIRUN = "mpirun"
 
 
+# These open a store of their own where their nodes meet.
+OWN_STORE = (Launcher.TORCHRUN, Launcher.ACCELERATE)
 # These reach other nodes by ssh, which is not theirs to do here.
 ONE_NODE = (Launcher.DEEPSPEED, Launcher.MPIRUN)
 MODULES = {
@@ -61,7 +63,6 @@ class LauncherPlace(Struct, frozen=True):
     node_ranks: int
     host: str  # where the nodes meet
     port: int
-    meeting: str  # what tells this generation from others there
 
 
 def recognised(argv: tuple[str, ...]) -> tuple[Launcher, int] | None:
@@ -94,15 +95,17 @@ def launched(argv: tuple[str, ...], place: LauncherPlace) -> tuple[tuple[str, ..
 
 
 def _torchrun(place: LauncherPlace) -> dict[str, str]:
-    """torchrun reads the defaults of its options from variables; given ones go before."""
+    """torchrun reads the defaults of its options from variables; given ones go before.
+
+    The static rendezvous keeps the order of nodes, which others draw by chance.
+    """
     return {
         "PET_NNODES": str(place.nodes),
         "PET_NPROC_PER_NODE": str(place.node_ranks),
         "PET_NODE_RANK": str(place.node),
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{place.host}:{place.port}",
-        "PET_RDZV_ID": place.meeting,
-        "PET_RDZV_CONF": "is_host=0",  # the store is there already
+        "PET_RDZV_BACKEND": "static",
+        "PET_MASTER_ADDR": place.host,
+        "PET_MASTER_PORT": str(place.port),
         "PET_MAX_RESTARTS": "0",  # a rank that fails is the gang's to restart
     }
 
@@ -119,7 +122,6 @@ def _options(launcher: Launcher, place: LauncherPlace, given: tuple[str, ...]) -
                 ("--machine_rank",): str(place.node),
                 ("--main_process_ip",): place.host,
                 ("--main_process_port",): str(place.port),
-                ("--rdzv_backend",): "c10d",
             }
         case Launcher.ACCELERATE:
             wanted = {("--num_processes",): str(ranks), ("--main_process_port",): "0"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -27,7 +28,7 @@ from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
 from phalanx.control.agent.jobs.program_notes import ProgramNote, note_program
 from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
-from phalanx.control.host.launchers import recognised, without_ranks
+from phalanx.control.host.launchers import OWN_STORE, recognised, without_ranks
 from phalanx.control.wire.payload import PayloadError, Script, decode_payload, encode_payload
 from phalanx.control.wire.zygote_messages import Ended, Spawn
 
@@ -208,7 +209,14 @@ class NodePrograms:
         note_program(job.folder, note)
 
     async def _own_store(self, job: LocalJob) -> int:
-        """A store for one generation of a program, hosted outside of its ranks."""
+        """A store for one generation of a program, hosted outside of its ranks; its port.
+
+        A launcher that hosts one itself gets a port that is free.
+        """
+        found = recognised(job.work.argv) if isinstance(job.work, Script) else None
+        if found is not None and found[0] in OWN_STORE:
+            with socket.create_server((self._address, 0)) as free:
+                return int(free.getsockname()[1])
         key = f"job{job.number}/store{job.generation}"
         child = await self._zygote.spawn(Spawn(key=key, role="program-store", host=self._address))
         if not job.generation:  # it was stopped while the store came up

@@ -174,8 +174,7 @@ def run_program(order: Spawn) -> NoReturn:
     meeting = meet(host, port, prefix, order.rank, order.own_port)
     node, nodes, node_ranks = order.launches
     if nodes:
-        name = f"phalanx-{os.environ['PHALANX_JOB']}-{os.environ['PHALANX_GENERATION']}"
-        place = LauncherPlace(node, nodes, node_ranks, meeting[0], int(meeting[1]), name)
+        place = LauncherPlace(node, nodes, node_ranks, meeting[0], int(meeting[1]))
         argv, variables = launched(order.argv, place)
         os.environ |= variables
         execute(argv)
