@@ -100,6 +100,9 @@ class ColdAgent:
         if isinstance(message, wire.Deliver) and isinstance(message.command.body, Check | Form):
             self._wanted.set()
 
+    def no_server(self, at: float) -> None:
+        """Nothing runs here that would have to end."""
+
     def parted(self) -> None:
         """The connection is gone."""
         self._tell(Disconnected())
