@@ -88,10 +88,10 @@ def kill_twice(cluster: TrialCluster, *trials: Trial) -> None:
     for trial in trials:
         trial.reach()
     held = {cluster.node_of(0, trial.job).name for trial in trials}
-    for trial in trials:
-        trial.let_go()
     for name in held:
         cluster.kill_node(cluster.node(name))
+    for trial in trials:
+        trial.let_go()
     if len(held) == len(cluster.local.nodes):
         cluster.restart_node(cluster.node(name))
 
