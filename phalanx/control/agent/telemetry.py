@@ -83,8 +83,10 @@ class JobTelemetry:
         """How far a program is by what it prints, every few seconds."""
         if self.printed is None or (now_ns < self.printed_due_ns and not last):
             return None
-        self.printed_due_ns = now_ns + PRINTED_NS
-        return self.printed.told(node, now_ns)
+        told = self.printed.told(node, now_ns)
+        if told is not None:
+            self.printed_due_ns = now_ns + PRINTED_NS
+        return told
 
     def _ready(self, now_ns: int, last: bool) -> dict[int, list[TimedRecord]]:
         """Steps that every rank here has told of, or that are late; the rest waits."""
