@@ -12,9 +12,10 @@ import argparse
 import sys
 
 from proof.report import report
-from tests.parallel.test_parity import MESHES, job_of_mesh, single_process, train
+from tests.parallel.test_parity import MESHES, job_of_mesh, reference_of_mesh, train
 from tests.ranks import run_ranks
 
+STEPS = 10
 SAMPLE = (
     "ddp2",
     "zero2",
@@ -37,11 +38,12 @@ def main() -> int:
     names = tuple(MESHES) if parser.parse_args().all else SAMPLE
     greatest_loss = greatest_norm = 0.0
     for name in names:
-        ranks, model, _ = MESHES[name]
+        ranks, _, _ = MESHES[name]
+        reference = reference_of_mesh(name, STEPS)
         pairs = [
             (step, expected)
-            for found in run_ranks(ranks, train, job_of_mesh(name))
-            for step, expected in zip(found, single_process(model), strict=True)
+            for found in run_ranks(ranks, train, job_of_mesh(name, STEPS))
+            for step, expected in zip(found, reference, strict=True)
         ]
         loss = max(abs(step[0] / expected[0] - 1) for step, expected in pairs)
         norm = max(abs(step[1] / expected[1] - 1) for step, expected in pairs)
