@@ -39,6 +39,8 @@ heartbeat_ns = {heartbeat_ns}
 reconnect_ns = 1000000000   # a broken connection is a lost node after this
 [health]
 breaker_nodes_ppm = 1000000   # every failure is acted on
+[recovery]
+cancel_grace_ns = 0   # an order that ends something does so at once
 """
 
 ORDER_ROUNDS = 4  # a 99th percentile of few orders is a lottery

@@ -97,7 +97,7 @@ def test_a_heartbeat_of_an_agent_that_is_gone_keeps_nobody_alive():
 def test_a_broken_connection_is_known_at_once():
     watch = Liveness(20 * SECOND)
     watch.watch(0, 0)
-    assert watch.lost(0) == NodeSilent(node=0, connection_lost=True)
+    assert watch.lost(0) == NodeSilent(node=0, connection_lost=True, heard_ns=0)
     assert watch.lost(0) is None
     assert watch.silent(60 * SECOND) == []
 

@@ -38,7 +38,7 @@ METADATA = "torch.distributed.checkpoint.metadata"
 def folder(tmp_path: Path) -> Path:
     """A DCP folder as torch writes it."""
     found = tmp_path / "dcp"
-    state = {"w": torch.arange(6.0).view(2, 3), "n": 5, "deep": {"b": torch.ones(4)}}
+    state = {"model.w": torch.arange(6.0).view(2, 3), "n": 5, "model.deep": {"b": torch.ones(4)}}
     with pytest.warns(UserWarning, match="torch.distributed is disabled"):
         save_dcp(state, checkpoint_id=found, no_dist=True)
     return found
@@ -154,10 +154,12 @@ def test_sizes_that_contradict_the_files_are_refused_before_memory_is_asked_for(
     folder: Path,
 ) -> None:
     def huge(metadata: Any) -> None:
-        item = metadata.state_dict_metadata["w"]
+        item = metadata.state_dict_metadata["model.w"]
         item.size = item.chunks[0].sizes = torch.Size([1 << 40, 3])
 
-    refused(folder, rewritten(folder, huge), "says that w has .* all files of the folder have")
+    refused(
+        folder, rewritten(folder, huge), "says that model.w has .* all files of the folder have"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_sizes_that_contradict_the_files_are_refused_before_memory_is_asked_for(
 def test_a_tensor_that_contradicts_itself_is_refused(
     folder: Path, change: Callable[[Any], None], words: str
 ) -> None:
-    refused(folder, rewritten(folder, lambda m: change(m.state_dict_metadata["w"])), words)
+    refused(folder, rewritten(folder, lambda m: change(m.state_dict_metadata["model.w"])), words)
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../../b", "__0_0.distcp\0"])

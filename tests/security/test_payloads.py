@@ -147,7 +147,7 @@ def test_work_that_cannot_be_started_is_refused_when_it_is_submitted(
 
 
 def test_the_submission_has_every_field_of_a_job_but_those_the_server_writes() -> None:
-    written = {"expected", "payload", "plan", "reports_steps"}
+    written = {"expected", "fallbacks", "payload", "plan", "reports_steps"}
     assert set(JobSpec.__struct_fields__) - set(JobRequest.__struct_fields__) == written
     assert set(JobRequest.__struct_fields__) <= set(JobSpec.__struct_fields__)
     defaults = JobSpec(name="x"), JobRequest(name="x")

@@ -21,10 +21,11 @@ POLICY = f"""
 [health]
 breaker_least_nodes = 1000
 [timeouts]
-missed_heartbeats = 100
+heartbeat_ns = {4 * 10**9}
+missed_heartbeats = 3
 round_trip_ns = {2 * 10**9}
 reconnect_ns = {RECONNECT_SECONDS * 10**9}
-"""  # silence alone shows nothing for longer than a test may take
+"""  # a program starts elsewhere when its lost node has been silent for as long as may be
 
 
 def gang(partition: str) -> dict[str, Any]:
