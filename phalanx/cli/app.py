@@ -74,7 +74,7 @@ PANELS = {
         "quota": "Show or set what teams own.",
         "token": "Make, list and revoke tokens.",
         "audit": "Read the audit log, or prove that it is whole.",
-        "doctor": "Check a node, with evidence.",
+        "doctor": "Check nodes and what joins them, with evidence.",
         "server": "Check or repair the log of a server that is stopped.",
         "chaos": "Inject faults into a job, and see what is lost.",
     },

@@ -1,4 +1,4 @@
-"""A network of its own for each node of a local cluster, so that one can be cut off (root only).
+"""A network of its own for each node of a local cluster, to cut it off or slow it down (root only).
 
 Namespaces on a bridge: the server listens on the bridge's address, each node has a card of its own.
 """
@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from phalanx.config import ConfigError
+
+BURST_BYTES = 65_536  # that go at once, whatever the rate
 
 
 class NodeNamespaces:
@@ -74,6 +76,18 @@ class NodeNamespaces:
         """It is reachable again."""
         _ip("link", "set", self._cable(_number(name)), "up")
 
+    def limit(self, name: str, bits_per_second: int) -> None:
+        """What the node of this name sends and receives goes at this rate; ConfigError: no tc."""
+        number, rate = _number(name), f"{bits_per_second}bit"
+        shape = ("root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", "50ms")
+        try:
+            _run("tc", "qdisc", "replace", "dev", self._cable(number), *shape)
+            space = self.space(number)
+            _run("tc", "-n", space, "qdisc", "replace", "dev", self.card, *shape)
+        except (OSError, subprocess.CalledProcessError) as error:
+            rule = f"rates cannot be limited here: {getattr(error, 'stderr', error)}"
+            raise ConfigError("tc", name, rule, "use a kernel with the tbf queue") from None
+
     def _cable(self, node: int) -> str:
         return f"{self._tag}v{node}"
 
@@ -83,4 +97,8 @@ def _number(name: str) -> int:
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)

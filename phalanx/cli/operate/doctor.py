@@ -1,4 +1,4 @@
-"""``phalanx doctor``: whether a node is fit for work, and what would make it faster."""
+"""``phalanx doctor``: whether nodes are fit for work, and what would make them faster."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from phalanx.cli.operate.fabric import fabric
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on_config_error, print_json
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from phalanx.doctor import Finding, NodeReport
     from phalanx.doctor.examine import Request
 
-app = typer.Typer(no_args_is_help=True, help="Check a node, with evidence.")
+app = typer.Typer(no_args_is_help=True, help="Check nodes and what joins them, with evidence.")
+app.command()(fabric)
 
 COLOURS = {"pass": "green", "warn": "yellow", "fail": "red", "unknown": "cyan", "skip": "dim"}
 UNFIT = 1  # exit code
@@ -29,7 +31,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @app.callback()
 def group() -> None:
-    """Check a node, with evidence."""
+    """Check nodes and what joins them, with evidence."""
 
 
 @dataclass(frozen=True, kw_only=True)

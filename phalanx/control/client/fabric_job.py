@@ -1,0 +1,105 @@
+"""Measures a cluster's fabric: a gang job on whole nodes, whose first rank prints the report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct, structs
+
+from phalanx.control.client.client import Client, ClientError
+from phalanx.control.server.http.submission import RequestedWork, submission
+from phalanx.control.wire.api_types import Done, JobDetail, JobsSubmitted, NodeList, NodeOut
+from phalanx.doctor.fabric.report import FabricReport, FabricRequest, find_report
+
+PROGRAM = "phalanx.doctor.fabric.program"
+PAGE = 1000  # nodes of one answer
+MOST_PLACES = 60_000  # bytes: arguments of programs have an end
+MINUTES = 60.0
+
+
+class FabricJob(Struct, frozen=True, kw_only=True):
+    """Which nodes, and what they measure."""
+
+    request: FabricRequest
+    nodes: int = 0  # 0: all that are free
+    constraint: str = ""
+    team: str = "default"
+    python: str = ""  # on the nodes; "": as here
+    minutes: float = MINUTES
+
+
+class FabricError(Exception):
+    """It was not measured, and why."""
+
+
+def measure_fabric(
+    client: Client, wanted: FabricJob, say: Callable[[str], None] = lambda _: None
+) -> FabricReport:
+    """Submit the job, follow it, and read its report; FabricError where there is none."""
+    work = _work(wanted, _free_nodes(client))
+    made = structs.replace(submission(work, work.slot_gpus), confirmed=True)
+    number = client.post("/v1/jobs", made, JobsSubmitted).jobs[0]
+    say(f"job {number}: {work.ranks} ranks")
+    try:
+        output = _output(client, number, say)
+    except BaseException:
+        with suppress(ClientError):
+            client.post(f"/v1/jobs/{number}/cancel", None, Done)
+        raise
+    report = find_report(output)
+    if report is None:
+        job = client.get(f"/v1/jobs/{number}", JobDetail).job
+        raise FabricError(f"job {number} is {job.state}: {job.why.text} (phalanx logs {number})")
+    return report
+
+
+def _output(client: Client, number: int, say: Callable[[str], None]) -> bytes:
+    """All that rank 0 prints, until the job has ended."""
+    output, told = b"", 0
+    for piece in client.stream(f"/v1/jobs/{number}/logs", rank=0, follow=True):
+        output += piece
+        *whole, _ = output[told:].split(b"\n")
+        told += sum(len(line) + 1 for line in whole)
+        for line in whole:
+            if len(line) < 200:
+                say(line.decode(errors="replace"))
+    return output
+
+
+def _free_nodes(client: Client) -> list[NodeOut]:
+    """Nodes that could take the job now."""
+    found: list[NodeOut] = []
+    after: int | None = None
+    while after != -1:
+        page = client.get("/v1/nodes", NodeList, limit=PAGE, after=after)
+        found += page.nodes
+        after = page.next_after
+    return [each for each in found if each.state == "healthy" and each.connected and not each.jobs]
+
+
+def _work(wanted: FabricJob, free: list[NodeOut]) -> RequestedWork:
+    """One rank a GPU, or one a node without GPUs; whole nodes, so that pairs are of nodes."""
+    count = wanted.nodes or len(free)
+    if count < 2:
+        raise FabricError(f"{len(free)} nodes are free: a fabric joins two or more")
+    gpus = min((node.gpus for node in free), default=0)
+    cpus = 1 if gpus else min((node.cpus for node in free), default=1)
+    places = {node.name: (node.leaf, node.pod) for node in free}
+    if len(msgspec.json.encode(places)) > MOST_PLACES:
+        places = {}
+    request = structs.replace(wanted.request, ranks_per_node=max(1, gpus), places=places)
+    argv = (wanted.python or sys.executable, "-m", PROGRAM, msgspec.json.encode(request).decode())
+    return RequestedWork(
+        argv=argv,
+        ranks=count * max(1, gpus),
+        name="doctor-fabric",
+        team=wanted.team,
+        constraint=wanted.constraint,
+        slot_gpus=gpus,
+        slot_cpus=cpus,
+        retries=0,
+        minutes=wanted.minutes,
+    )

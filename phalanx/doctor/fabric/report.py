@@ -1,0 +1,162 @@
+"""What is asked of the measuring program, and what it tells."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.config import ConfigError
+from phalanx.doctor.fabric.explain import Part, PartKind
+from phalanx.doctor.fabric.search import Outcome
+from phalanx.hardware.links import nics
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+MOST_BYTES = 8 << 30
+# Lines of the program's output that are the report, and not what libraries print.
+REPORT_MARK = "phalanx-fabric-report "
+
+PairsWanted = Literal["auto", "all", "log", "none"]
+Path = Literal["rdma", "sockets", "loopback", "unknown"]
+GpuDirect = Literal["used", "unknown", "none"]
+
+
+class FabricRequest(Struct, frozen=True, kw_only=True):
+    """What the ranks measure."""
+
+    ranks_per_node: int = 1  # one a rail
+    pairs: PairsWanted = "auto"
+    pair_bytes: int = 0  # 0: as the backend's devices need
+    slower: float = 0.10
+    collectives: tuple[str, ...] = COLLECTIVES
+    most_bytes: int = 0  # of the sweep; 0: as the backend's devices need
+    places: dict[str, tuple[str, str]] = {}  # leaf and pod of nodes, where they are known
+
+
+class PairRate(Struct, frozen=True, kw_only=True):
+    """What two nodes reached on a rail; ``level`` is over what is usual among such pairs."""
+
+    first: str
+    second: str
+    rail: int
+    bytes_per_second: float
+    latency_seconds: float
+    level: float
+
+
+class SweepRow(Struct, frozen=True, kw_only=True):
+    """One collective with one size among all ranks."""
+
+    collective: str
+    bytes: int
+    seconds: float = 0.0
+    algbw: float = 0.0  # bytes per second
+    busbw: float = 0.0
+    problem: str = ""
+
+
+class Transport(Struct, frozen=True, kw_only=True):
+    """Which way a node's bytes went, by counters of the kernel while pairs were measured."""
+
+    node: str
+    path: Path
+    sent_bytes: int
+    rdma_bytes: int = -1  # -1: there is no such counter
+    socket_bytes: int = -1
+    loopback_bytes: int = -1
+    gpu_direct: GpuDirect = "none"  # memory of GPUs, registered with the cards
+
+
+class FabricReport(Struct, frozen=True, kw_only=True):
+    """All that a run of the measuring program found."""
+
+    backend: str
+    nodes: list[str]
+    rails: int
+    pairs: list[PairRate]
+    outcome: Outcome | None  # None: pairs were not measured
+    sweep: list[SweepRow]
+    transports: list[Transport]
+    seconds: float
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """Something that a person should look at; ``nodes``: whose fault it may be."""
+
+    text: str
+    nodes: tuple[str, ...] = ()
+
+
+SENTENCES = {
+    PartKind.RAIL: "rail {rail} of all nodes",
+    PartKind.UPLINK: "the uplinks of leaf switch {leaf}",
+    PartKind.NODE: "node {nodes}: card, cable, PCIe or host",
+    PartKind.PORT: "node {nodes} on rail {rail}: card, cable or switch port",
+    PartKind.PATH: "the path between {nodes}{on_rail}: both are well with others",
+}
+
+
+def part_in_words(part: Part, names: list[str]) -> str:
+    """A part for a person."""
+    return SENTENCES[part.kind].format(
+        rail=part.rail,
+        leaf=part.leaf,
+        nodes=" and ".join(names[node] for node in part.nodes),
+        on_rail=f" on rail {part.rail}" if part.rail >= 0 else "",
+    )
+
+
+def problems_of(report: FabricReport, card: str = "") -> list[Problem]:
+    """What is wrong with a fabric; ``card``: of the catalogue, whose rate it should reach."""
+    names, found = report.nodes, []
+    if report.outcome is not None:
+        for one in report.outcome.accused:
+            words = part_in_words(one.part, names)
+            text = f"{words}: {one.level:.0%} of the usual rate, {one.measurements} times measured"
+            found.append(Problem(text=text, nodes=tuple(names[node] for node in one.part.nodes)))
+    if card:
+        found += _below_floor(report, floor_of(card))
+    for each in report.transports:
+        if each.rdma_bytes >= 0 and each.path == "sockets":
+            text = f"{each.node} has RDMA cards, and what it sent went through sockets"
+            found.append(Problem(text=text, nodes=(each.node,)))
+    return found
+
+
+FLOOR_SHARE = 0.8  # of the card's payload rate, below which something is wrong
+
+
+def floor_of(card: str) -> float:
+    """Bytes per second that a rail with such a card has to reach."""
+    known = nics()
+    if card not in known:
+        raise ConfigError("--card", card, f"no card of the catalogue: {', '.join(known)}", "")
+    return FLOOR_SHARE * known[card].bandwidth * known[card].payload_share
+
+
+def _below_floor(report: FabricReport, floor: float) -> list[Problem]:
+    """Everybody may be slow alike, which only the catalogue tells."""
+    found = []
+    usual = report.outcome.usual if report.outcome is not None else {}
+    for tier, rate in usual.items():
+        if rate < floor:
+            text = f"pairs ({tier}) usually reach {rate / 1e9:.3g} GB/s, below {floor / 1e9:.3g}"
+            found.append(Problem(text=text))
+    # Rings of a collective use all rails of a node; an all-to-all sends from each rank by its own.
+    for name in COLLECTIVES:
+        rows = [row for row in report.sweep if row.collective == name and not row.problem]
+        wanted = floor if name == "all_to_all" else floor * report.rails
+        if rows and rows[-1].busbw < wanted:
+            text = f"{name} has a busbw of {rows[-1].busbw / 1e9:.3g} GB/s, below "
+            found.append(Problem(text=f"{text}{wanted / 1e9:.3g} ({rows[-1].bytes} bytes)"))
+    return found
+
+
+def find_report(output: bytes) -> FabricReport | None:
+    """The report in what rank 0 printed; None: it has not come to that."""
+    for line in reversed(output.splitlines()):
+        _, mark, text = line.partition(REPORT_MARK.encode())
+        if mark:
+            return msgspec.json.decode(text, type=FabricReport)
+    return None

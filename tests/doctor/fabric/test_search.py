@@ -1,0 +1,154 @@
+"""The search for slow parts: found within few rounds, and nobody else is accused."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from phalanx.doctor.fabric.explain import Fleet, Part, PartKind
+from phalanx.doctor.fabric.pairing import logarithmic, ordered, tournament
+from phalanx.doctor.fabric.search import Aim, Measurement, Outcome, Search
+from tests.doctor.fabric.played_fabric import PlayedFabric
+
+SEEDS, BAR = range(100), 95
+FEW_SEEDS, FEW_BAR = range(20), 19
+NODES = 64
+
+
+def node(draw: random.Random, fleet: Fleet) -> Part:
+    return Part(kind=PartKind.NODE, nodes=(draw.randrange(fleet.nodes),))
+
+
+def port(draw: random.Random, fleet: Fleet) -> Part:
+    rail = draw.randrange(fleet.rails)
+    return Part(kind=PartKind.PORT, nodes=(draw.randrange(fleet.nodes),), rail=rail)
+
+
+def rail(draw: random.Random, fleet: Fleet) -> Part:
+    return Part(kind=PartKind.RAIL, rail=draw.randrange(fleet.rails))
+
+
+def path(draw: random.Random, fleet: Fleet) -> Part:
+    first, second = draw.sample(range(fleet.nodes), 2)
+    return Part(kind=PartKind.PATH, nodes=ordered(first, second))
+
+
+def uplink(draw: random.Random, fleet: Fleet) -> Part:
+    return Part(kind=PartKind.UPLINK, leaf=draw.choice(fleet.leaves))
+
+
+def played(
+    fleet: Fleet, aim: Aim, draw: Callable[[random.Random, Fleet], Part], slow: float
+) -> tuple[int, list[Outcome]]:
+    """How many seeds name exactly the slow part, and all outcomes."""
+    found, outcomes = 0, []
+    for seed in SEEDS:
+        part = draw(random.Random(seed), fleet)
+        outcome = PlayedFabric(fleet=fleet, seed=seed, slow={part: 1 - slow}).search(aim)
+        found += [one.part for one in outcome.accused] == [part]
+        outcomes.append(outcome)
+    return found, outcomes
+
+
+LEAVES = tuple(f"leaf-{number // 8}" for number in range(NODES))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "draw"),
+    [
+        (Fleet(nodes=NODES), node),  # a cable of a node with one card
+        (Fleet(nodes=NODES, rails=4), port),
+        (Fleet(nodes=NODES, rails=4), node),
+        (Fleet(nodes=NODES, rails=4), rail),
+        (Fleet(nodes=NODES, leaves=LEAVES), node),
+        (Fleet(nodes=NODES, leaves=LEAVES), uplink),
+    ],
+)
+def test_a_tenth_slower_part_is_named_in_twelve_slots_and_nobody_else(
+    fleet: Fleet, draw: Callable[[random.Random, Fleet], Part]
+) -> None:
+    found, outcomes = played(fleet, Aim(every_pair=False), draw, 0.10)
+    assert found >= BAR
+    assert max(outcome.rounds for outcome in outcomes) <= 12
+    in_time = sum(outcome.slots <= 12 for outcome in outcomes)
+    assert in_time >= BAR
+
+
+@pytest.mark.parametrize("draw", [path, node])
+def test_a_tenth_slower_path_between_two_good_nodes_is_named_where_all_pairs_are_measured(
+    draw: Callable[[random.Random, Fleet], Part],
+) -> None:
+    found, outcomes = played(Fleet(nodes=NODES), Aim(every_pair=True), draw, 0.10)
+    assert found >= BAR
+    assert max(outcome.rounds for outcome in outcomes) <= 12
+
+
+def test_a_good_fabric_has_no_slow_part() -> None:
+    for every_pair in (False, True):
+        for seed in FEW_SEEDS:
+            fabric = PlayedFabric(fleet=Fleet(nodes=NODES), seed=seed)
+            assert fabric.search(Aim(every_pair=every_pair)).accused == ()
+
+
+def test_two_slow_nodes_are_both_named() -> None:
+    parts = {Part(kind=PartKind.NODE, nodes=(number,)) for number in (5, 40)}
+    slow = dict.fromkeys(parts, 0.8)
+    found = 0
+    for seed in FEW_SEEDS:
+        outcome = PlayedFabric(fleet=Fleet(nodes=NODES), seed=seed, slow=slow).search(Aim())
+        found += {one.part for one in outcome.accused} == parts
+    assert found >= FEW_BAR
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 8])
+def test_among_few_nodes_a_half_as_fast_one_is_named(nodes: int) -> None:
+    part = Part(kind=PartKind.NODE, nodes=(1,))
+    found = 0
+    for seed in FEW_SEEDS:
+        fabric = PlayedFabric(fleet=Fleet(nodes=nodes), seed=seed, slow={part: 0.5})
+        found += [one.part for one in fabric.search(Aim()).accused] == [part]
+    assert found >= FEW_BAR
+
+
+def test_of_two_nodes_nobody_can_be_told_apart_and_nobody_is_accused() -> None:
+    part = Part(kind=PartKind.NODE, nodes=(1,))
+    fabric = PlayedFabric(fleet=Fleet(nodes=2), seed=0, slow={part: 0.5})
+    assert fabric.search(Aim()).accused == ()
+
+
+def test_in_loud_noise_the_boundary_moves_and_says_so() -> None:
+    draw = random.Random(1)
+    search = Search(Fleet(nodes=16), Aim())
+    while slots := search.next_round():
+        pairs = [pair for slot in slots for pair in slot]
+        search.take(slots, [Measurement(*pair, 0, draw.gauss(10, 2)) for pair in pairs])
+    outcome = search.outcome()
+    assert outcome.boundary < 0.6 and outcome.noise > 0.1
+    assert outcome.accused == ()
+
+
+def test_what_could_not_be_decided_in_the_rounds_given_is_said() -> None:
+    part = Part(kind=PartKind.NODE, nodes=(3,))
+    fabric = PlayedFabric(fleet=Fleet(nodes=16), seed=0, slow={part: 0.5})
+    outcome = fabric.search(Aim(most_rounds=3))
+    assert outcome.accused == () and outcome.undecided == (part,) and outcome.rounds == 3
+
+
+def test_a_survey_that_measured_nothing_accuses_nobody() -> None:
+    search = Search(Fleet(nodes=4), Aim())
+    search.take(search.next_round(), [])
+    assert search.next_round() == () and search.outcome().accused == ()
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 7, 8, 64, 65])
+def test_a_tournament_has_every_pair_once_and_a_short_survey_a_logarithm_of_it(nodes: int) -> None:
+    slots = tournament(nodes)
+    pairs = [pair for slot in slots for pair in slot]
+    assert len(pairs) == len(set(pairs)) == math.comb(nodes, 2)
+    assert len(slots) == nodes - 1 + nodes % 2
+    for slot in slots:
+        assert len({number for pair in slot for number in pair}) == 2 * len(slot)
+    assert len(logarithmic(nodes)) <= max(3, math.ceil(math.log2(nodes)))
