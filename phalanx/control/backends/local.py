@@ -23,6 +23,8 @@ from msgspec import Struct
 
 from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
+from phalanx.control.trust.certificates import CERTIFICATE_FILE
+from phalanx.control.trust.tls import CA_VARIABLE
 from phalanx.control.wire.zygote_messages import Spawn
 
 END_SECONDS = 15.0
@@ -141,6 +143,9 @@ class LocalCluster:
         command += ["--as-agent", *self._machine_of(node)]
         command += ["--follow", str(os.getpid()), "--outlived", "--config", str(_config(node))]
         given = {**self._environment(), "PHALANX_TOKEN_FILE": str(self.join_token)}
+        authority = self.join_token.with_name(CERTIFICATE_FILE)  # both in the server's folder
+        if self.url.startswith("https:") and authority.exists():
+            given[CA_VARIABLE] = str(authority)
         node.agent = start_in_background(command, node.state / "agent.log", given)
 
     async def run(self) -> None:
