@@ -15,7 +15,7 @@ from phalanx.cli.output import exit_on, exit_on_config_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.control.client.fabric_job import FabricJob
-    from phalanx.doctor.fabric.report import FabricReport, Problem
+    from phalanx.doctor.fabric.report import FabricProblem, FabricReport
 
 SLOW = 1  # exit code
 
@@ -138,7 +138,7 @@ def _progress(line: str) -> None:
     print(plain(line), file=sys.stderr)
 
 
-def _show(report: FabricReport, problems: list[Problem]) -> None:
+def _show(report: FabricReport, problems: list[FabricProblem]) -> None:
     from rich.console import Console
     from rich.text import Text
 

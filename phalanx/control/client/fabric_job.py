@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -12,10 +12,11 @@ from msgspec import Struct, structs
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.wire.api_types import Done, JobDetail, JobsSubmitted, NodeList, NodeOut
-from phalanx.doctor.fabric.report import FabricReport, FabricRequest, find_report
+from phalanx.doctor.fabric.report import REPORT_MARK, FabricReport, FabricRequest, find_report
 
 PROGRAM = "phalanx.doctor.fabric.program"
 PAGE = 1000  # nodes of one answer
+REPORT_BYTES = 16 << 20  # of the program's output
 MOST_PLACES = 60_000  # bytes: arguments of programs have an end
 MINUTES = 60.0
 
@@ -44,29 +45,31 @@ def measure_fabric(
     number = client.post("/v1/jobs", made, JobsSubmitted).jobs[0]
     say(f"job {number}: {work.ranks} ranks")
     try:
-        output = _output(client, number, say)
+        _follow(client, number, say)
     except BaseException:
         with suppress(ClientError):
             client.post(f"/v1/jobs/{number}/cancel", None, Done)
         raise
-    report = find_report(output)
+    # Read again as a whole: of what is followed, parts are left out when they come too fast.
+    report = find_report(b"".join(_log(client, number, follow=False)))
     if report is None:
         job = client.get(f"/v1/jobs/{number}", JobDetail).job
         raise FabricError(f"job {number} is {job.state}: {job.why.text} (phalanx logs {number})")
     return report
 
 
-def _output(client: Client, number: int, say: Callable[[str], None]) -> bytes:
-    """All that rank 0 prints, until the job has ended."""
-    output, told = b"", 0
-    for piece in client.stream(f"/v1/jobs/{number}/logs", rank=0, follow=True):
-        output += piece
-        *whole, _ = output[told:].split(b"\n")
-        told += sum(len(line) + 1 for line in whole)
-        for line in whole:
-            if len(line) < 200:
+def _log(client: Client, number: int, *, follow: bool) -> Iterator[bytes]:
+    return client.stream(f"/v1/jobs/{number}/logs", rank=0, follow=follow, tail_bytes=REPORT_BYTES)
+
+
+def _follow(client: Client, number: int, say: Callable[[str], None]) -> None:
+    """Say what rank 0 prints, until the job has ended."""
+    rest = b""
+    for piece in _log(client, number, follow=True):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if REPORT_MARK.encode() not in line:
                 say(line.decode(errors="replace"))
-    return output
 
 
 def _free_nodes(client: Client) -> list[NodeOut]:

@@ -33,7 +33,7 @@ class PartKind(StrEnum):
     PATH = "path"  # between two nodes that are well otherwise
 
 
-class Fleet(Struct, frozen=True, kw_only=True):
+class FabricShape(Struct, frozen=True, kw_only=True):
     """The nodes that are measured, by number."""
 
     nodes: int
@@ -60,7 +60,7 @@ class Part(Struct, frozen=True, kw_only=True):
     leaf: str = ""
 
 
-def usual_rates(fleet: Fleet, rates: Mapping[Edge, float]) -> dict[str, float]:
+def usual_rates(fleet: FabricShape, rates: Mapping[Edge, float]) -> dict[str, float]:
     """What edges of each tier usually reach, whatever a few bad ones do."""
     by_rail: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for edge, rate in rates.items():
@@ -85,7 +85,7 @@ def noise_of(levels: Iterable[float]) -> float:
     return NORMAL * statistics.median(abs(level - middle) for level in values)
 
 
-def slow_parts(fleet: Fleet, levels: Levels, boundary: float) -> list[Part]:
+def slow_parts(fleet: FabricShape, levels: Levels, boundary: float) -> list[Part]:
     """The parts that explain all edges below the boundary; the one that explains most is first."""
     left = dict(levels)
     found: list[Part] = []
@@ -108,7 +108,7 @@ def slow_parts(fleet: Fleet, levels: Levels, boundary: float) -> list[Part]:
     return found
 
 
-def _edges_of_parts(fleet: Fleet, edges: Iterable[Edge]) -> dict[Part, list[Edge]]:
+def _edges_of_parts(fleet: FabricShape, edges: Iterable[Edge]) -> dict[Part, list[Edge]]:
     """Every part that could be blamed, and the measured edges that it has a part in."""
     touched: dict[Part, list[Edge]] = defaultdict(list)
     for edge in edges:
@@ -117,7 +117,7 @@ def _edges_of_parts(fleet: Fleet, edges: Iterable[Edge]) -> dict[Part, list[Edge
     return touched
 
 
-def _parts_of(fleet: Fleet, edge: Edge) -> tuple[Part, ...]:
+def _parts_of(fleet: FabricShape, edge: Edge) -> tuple[Part, ...]:
     leaves: tuple[str, ...] = ()
     if fleet.leaves and fleet.tier(edge) != "leaf":
         leaves = (fleet.leaves[edge[0]], fleet.leaves[edge[1]])
@@ -143,6 +143,6 @@ def _parts(edge: Edge, several_rails: bool, leaves: tuple[str, ...]) -> tuple[Pa
     return (*parts, *(Part(kind=PartKind.UPLINK, leaf=leaf) for leaf in leaves))
 
 
-def concerns(fleet: Fleet, part: Part, edge: Edge) -> bool:
+def concerns(fleet: FabricShape, part: Part, edge: Edge) -> bool:
     """Whether an edge is slow where a part is."""
     return part in _parts_of(fleet, edge)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from phalanx.doctor.fabric.report import FabricReport, PairRate, Problem
+from phalanx.doctor.fabric.report import FabricProblem, FabricReport, PairRate
 
 GOOD, FAIR = 0.95, 0.8  # levels
 COLOURS = {"green": "#3a9d5d", "yellow": "#e0b03a", "red": "#c8402f"}
@@ -73,7 +73,7 @@ def svg(report: FabricReport) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def html(report: FabricReport, problems: list[Problem]) -> str:
+def html(report: FabricReport, problems: list[FabricProblem]) -> str:
     """The heat map, what is wrong, and the collectives, on one page."""
     rows = "".join(
         f"<tr><td>{row.collective}</td><td>{row.bytes}</td><td>{row.seconds * 1e6:.4g}</td>"
@@ -92,6 +92,6 @@ def html(report: FabricReport, problems: list[Problem]) -> str:
     )
 
 
-def picture(name: str, report: FabricReport, problems: list[Problem]) -> str:
+def picture(name: str, report: FabricReport, problems: list[FabricProblem]) -> str:
     """What a file of this name should have."""
     return svg(report) if name.endswith(".svg") else html(report, problems)

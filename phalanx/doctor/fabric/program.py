@@ -16,9 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from phalanx.doctor.fabric.counters import read_counters, transport_of
-from phalanx.doctor.fabric.explain import Edge, Fleet
+from phalanx.doctor.fabric.explain import Edge, FabricShape
 from phalanx.doctor.fabric.pairing import Slot
-from phalanx.doctor.fabric.ranks import LATENCY_REPEATS, PAIR_REPEATS, RankGroup
+from phalanx.doctor.fabric.ranks import LATENCY_REPEATS, PAIR_REPEATS, FabricRanks
 from phalanx.doctor.fabric.report import (
     REPORT_MARK,
     FabricReport,
@@ -33,9 +33,10 @@ from phalanx.doctor.fabric.sweep import sweep
 GLOO_PAIR_BYTES, NCCL_PAIR_BYTES = 4 << 20, 64 << 20
 GLOO_MOST_BYTES, NCCL_MOST_BYTES = 16 << 20, 1 << 30
 FEW_NODES = 64  # of which every pair is measured
+MOST_PAIRS = 50_000  # in a report: it is read from the program's output
 
 
-class Exchange(NamedTuple):
+class PairTiming(NamedTuple):
     """What one rank measured with a peer."""
 
     edge: Edge
@@ -46,12 +47,12 @@ class Exchange(NamedTuple):
 class PairMeasurements:
     """The search, carried out by all ranks together."""
 
-    def __init__(self, group: RankGroup, request: FabricRequest, names: list[str]) -> None:
+    def __init__(self, group: FabricRanks, request: FabricRequest, names: list[str]) -> None:
         self._group, self._names = group, names
         usual = NCCL_PAIR_BYTES if group.gpus else GLOO_PAIR_BYTES
         self._size = request.pair_bytes or usual
         every = request.pairs == "all" or (request.pairs == "auto" and len(names) <= FEW_NODES)
-        fleet = Fleet(nodes=group.nodes, rails=group.per_node, **_places(request, names))
+        fleet = FabricShape(nodes=group.nodes, rails=group.per_node, **_places(request, names))
         self.search = Search(fleet, Aim(slower=request.slower, every_pair=every))
         self._latencies: dict[Edge, float] = {}
         self._rates: dict[Edge, float] = {}
@@ -65,7 +66,7 @@ class PairMeasurements:
             outcome = self.search.outcome()
             say(self._group, f"round {outcome.rounds}: {len(outcome.undecided)} open suspects")
 
-    def _measured(self, slots: Sequence[Slot]) -> list[Exchange]:
+    def _measured(self, slots: Sequence[Slot]) -> list[PairTiming]:
         found = []
         for slot in slots:
             self._group.barrier()
@@ -74,11 +75,11 @@ class PairMeasurements:
                     peer = second if self._group.node == first else first
                     seconds, latency = self._group.exchange(peer, self._size)
                     edge = (first, second, self._group.rail)
-                    found.append(Exchange(edge, seconds, latency))
+                    found.append(PairTiming(edge, seconds, latency))
                     self.sent_bytes += self._size * (PAIR_REPEATS + 1) + LATENCY_REPEATS
         return found
 
-    def _taken(self, told: list[Exchange]) -> list[Measurement]:
+    def _taken(self, told: list[PairTiming]) -> list[Measurement]:
         """Both ends tell of an exchange: the slower one saw the end of it."""
         seconds: dict[Edge, float] = {}
         for one in told:
@@ -89,7 +90,8 @@ class PairMeasurements:
         return [Measurement(*edge, rate) for edge, rate in rates.items()]
 
     def pairs(self) -> list[PairRate]:
-        """All edges that were measured, each with its newest rate."""
+        """Edges that were measured, each with its newest rate; of very many the slowest."""
+        slowest = sorted(self.search.levels.items(), key=lambda item: item[1])[:MOST_PAIRS]
         return [
             PairRate(
                 first=self._names[edge[0]],
@@ -99,7 +101,7 @@ class PairMeasurements:
                 latency_seconds=self._latencies[edge],
                 level=level,
             )
-            for edge, level in sorted(self.search.levels.items())
+            for edge, level in sorted(slowest)
         ]
 
 
@@ -111,7 +113,7 @@ def _places(request: FabricRequest, names: list[str]) -> dict[str, tuple[str, ..
     return {"leaves": leaves, "pods": pods}
 
 
-def say(group: RankGroup, text: str) -> None:
+def say(group: FabricRanks, text: str) -> None:
     """Rank 0's word."""
     if group.rank == 0:
         _print(text)
@@ -126,7 +128,7 @@ def measure(request: FabricRequest) -> FabricReport:
     """What every rank runs; all of them have the report."""
     began = time.monotonic()
     before = read_counters()
-    group = RankGroup(request.ranks_per_node)
+    group = FabricRanks(request.ranks_per_node)
     names = group.gather(group.name)[:: group.per_node]
     say(group, f"{group.nodes} nodes, {group.per_node} rails, {group.backend}")
     pairs = None

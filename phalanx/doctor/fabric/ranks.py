@@ -17,7 +17,7 @@ PAIR_REPEATS, LATENCY_REPEATS = 3, 20
 LATENCY_BYTES = 8
 
 
-class RankGroup:
+class FabricRanks:
     """All ranks, as torchrun's variables name them; NCCL where each of them has a GPU."""
 
     def __init__(self, ranks_per_node: int) -> None:

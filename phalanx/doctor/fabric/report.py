@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from phalanx.config import ConfigError
 from phalanx.doctor.fabric.explain import Part, PartKind
-from phalanx.doctor.fabric.search import Outcome
+from phalanx.doctor.fabric.search import SearchOutcome
 from phalanx.hardware.links import nics
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
@@ -75,13 +75,13 @@ class FabricReport(Struct, frozen=True, kw_only=True):
     nodes: list[str]
     rails: int
     pairs: list[PairRate]
-    outcome: Outcome | None  # None: pairs were not measured
+    outcome: SearchOutcome | None  # None: pairs were not measured
     sweep: list[SweepRow]
     transports: list[Transport]
     seconds: float
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class FabricProblem(Struct, frozen=True, kw_only=True):
     """Something that a person should look at; ``nodes``: whose fault it may be."""
 
     text: str
@@ -107,20 +107,22 @@ def part_in_words(part: Part, names: list[str]) -> str:
     )
 
 
-def problems_of(report: FabricReport, card: str = "") -> list[Problem]:
+def problems_of(report: FabricReport, card: str = "") -> list[FabricProblem]:
     """What is wrong with a fabric; ``card``: of the catalogue, whose rate it should reach."""
     names, found = report.nodes, []
     if report.outcome is not None:
         for one in report.outcome.accused:
             words = part_in_words(one.part, names)
             text = f"{words}: {one.level:.0%} of the usual rate, {one.measurements} times measured"
-            found.append(Problem(text=text, nodes=tuple(names[node] for node in one.part.nodes)))
+            found.append(
+                FabricProblem(text=text, nodes=tuple(names[node] for node in one.part.nodes))
+            )
     if card:
         found += _below_floor(report, floor_of(card))
     for each in report.transports:
         if each.rdma_bytes >= 0 and each.path == "sockets":
             text = f"{each.node} has RDMA cards, and what it sent went through sockets"
-            found.append(Problem(text=text, nodes=(each.node,)))
+            found.append(FabricProblem(text=text, nodes=(each.node,)))
     return found
 
 
@@ -135,21 +137,21 @@ def floor_of(card: str) -> float:
     return FLOOR_SHARE * known[card].bandwidth * known[card].payload_share
 
 
-def _below_floor(report: FabricReport, floor: float) -> list[Problem]:
+def _below_floor(report: FabricReport, floor: float) -> list[FabricProblem]:
     """Everybody may be slow alike, which only the catalogue tells."""
     found = []
     usual = report.outcome.usual if report.outcome is not None else {}
     for tier, rate in usual.items():
         if rate < floor:
             text = f"pairs ({tier}) usually reach {rate / 1e9:.3g} GB/s, below {floor / 1e9:.3g}"
-            found.append(Problem(text=text))
+            found.append(FabricProblem(text=text))
     # Rings of a collective use all rails of a node; an all-to-all sends from each rank by its own.
     for name in COLLECTIVES:
         rows = [row for row in report.sweep if row.collective == name and not row.problem]
         wanted = floor if name == "all_to_all" else floor * report.rails
         if rows and rows[-1].busbw < wanted:
             text = f"{name} has a busbw of {rows[-1].busbw / 1e9:.3g} GB/s, below "
-            found.append(Problem(text=f"{text}{wanted / 1e9:.3g} ({rows[-1].bytes} bytes)"))
+            found.append(FabricProblem(text=f"{text}{wanted / 1e9:.3g} ({rows[-1].bytes} bytes)"))
     return found
 
 

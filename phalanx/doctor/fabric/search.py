@@ -19,7 +19,7 @@ from phalanx.doctor.fabric.explain import (
     FEW_EDGES,
     SPREAD,
     Edge,
-    Fleet,
+    FabricShape,
     Levels,
     Part,
     PartKind,
@@ -70,7 +70,7 @@ class Slowness(Struct, frozen=True, kw_only=True):
     measurements: int
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class SearchOutcome(Struct, frozen=True, kw_only=True):
     """What a search found."""
 
     accused: tuple[Slowness, ...]
@@ -85,7 +85,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 class Search:
     """``next_round`` says what to measure, ``take`` hears what came out, until nothing is left."""
 
-    def __init__(self, fleet: Fleet, aim: Aim) -> None:
+    def __init__(self, fleet: FabricShape, aim: Aim) -> None:
         self._fleet, self._aim = fleet, aim
         self._survey: dict[Edge, list[float]] = defaultdict(list)
         self._again: dict[Edge, list[float]] = defaultdict(list)
@@ -113,14 +113,14 @@ class Search:
         self._slots += len(slots)
         self._judge()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SearchOutcome:
         """What is known so far."""
         accused = [
             Slowness(part=part, level=statistics.median(again), measurements=len(again))
             for part, again in self._suspects.items()
             if len(again) >= ACCUSED_BY and statistics.median(again) < self._boundary
         ]
-        return Outcome(
+        return SearchOutcome(
             accused=tuple(accused),
             undecided=tuple(self._open()),
             usual=self._usual,

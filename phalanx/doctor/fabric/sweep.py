@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from phalanx.doctor.fabric.report import SweepRow
 
 if TYPE_CHECKING:
-    from phalanx.doctor.fabric.ranks import RankGroup
+    from phalanx.doctor.fabric.ranks import FabricRanks
 
 LEAST_BYTES, GROWTH = 8, 8
 FLOAT = 4  # bytes
@@ -33,7 +33,7 @@ def bus_factor(collective: str, ranks: int) -> float:
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
-def sweep(group: RankGroup, collectives: tuple[str, ...], most_bytes: int) -> Iterator[SweepRow]:
+def sweep(group: FabricRanks, collectives: tuple[str, ...], most_bytes: int) -> Iterator[SweepRow]:
     """All sizes of all collectives; every rank has to run it, and has the same rows."""
     for name in collectives:
         for size in sizes(most_bytes):
@@ -43,7 +43,7 @@ def sweep(group: RankGroup, collectives: tuple[str, ...], most_bytes: int) -> It
                 break
 
 
-def _row(group: RankGroup, name: str, size: int) -> SweepRow:
+def _row(group: FabricRanks, name: str, size: int) -> SweepRow:
     problem, seconds, real = "", 0.0, 0
     try:
         call, real = _prepared(group, name, size)
@@ -65,7 +65,7 @@ def _row(group: RankGroup, name: str, size: int) -> SweepRow:
     )
 
 
-def _prepared(group: RankGroup, name: str, size: int) -> tuple[Callable[[], object], int]:
+def _prepared(group: FabricRanks, name: str, size: int) -> tuple[Callable[[], object], int]:
     """The call, and the bytes of its whole buffer, of which each rank has the same share."""
     import torch
     import torch.distributed as dist
@@ -86,7 +86,7 @@ def _prepared(group: RankGroup, name: str, size: int) -> tuple[Callable[[], obje
     return calls[name], whole.numel() * FLOAT
 
 
-def _timed(group: RankGroup, call: Callable[[], object]) -> float:
+def _timed(group: FabricRanks, call: Callable[[], object]) -> float:
     """Seconds of a call, the mean of as many as fit."""
     call()  # connections are made at the first one
     group.synchronize()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from phalanx.doctor.fabric.explain import Fleet, Part, concerns
+from phalanx.doctor.fabric.explain import FabricShape, Part, concerns
 from phalanx.doctor.fabric.pairing import Slot
-from phalanx.doctor.fabric.search import Aim, Measurement, Outcome, Search
+from phalanx.doctor.fabric.search import Aim, Measurement, Search, SearchOutcome
 
 RATE = 48e9
 REPEATS = 3  # of one measurement, the fastest counts, as in the measuring program
@@ -17,7 +17,9 @@ BURSTS, WORST_BURST = 0.05, 0.5  # how often other traffic disturbs a repeat, an
 class PlayedFabric:
     """Answers a search as a fabric would of which some parts reach less."""
 
-    def __init__(self, *, fleet: Fleet, seed: int, slow: dict[Part, float] | None = None) -> None:
+    def __init__(
+        self, *, fleet: FabricShape, seed: int, slow: dict[Part, float] | None = None
+    ) -> None:
         self.fleet, self.slow = fleet, slow or {}  # parts and the share of their rate they reach
         self.random = random.Random(seed)
         self.uneven = [self.random.gauss(1, UNEVEN) for _ in range(fleet.nodes)]
@@ -42,7 +44,7 @@ class PlayedFabric:
         lost = self.random.uniform(0, WORST_BURST) if burst else 0.0
         return self.random.gauss(1, NOISE) * (1 - lost)
 
-    def search(self, aim: Aim) -> Outcome:
+    def search(self, aim: Aim) -> SearchOutcome:
         """Play a whole search; each slot has to leave every node with one peer."""
         search = Search(self.fleet, aim)
         while slots := search.next_round():

@@ -23,12 +23,12 @@ from phalanx.doctor.fabric.report import (
     part_in_words,
     problems_of,
 )
-from phalanx.doctor.fabric.search import Outcome, Slowness
+from phalanx.doctor.fabric.search import SearchOutcome, Slowness
 from phalanx.doctor.fabric.sweep import bus_factor, sizes
 
 NAMES = ["a", "b", "<c>"]
 SLOW = Slowness(part=Part(kind=PartKind.NODE, nodes=(2,)), level=0.5, measurements=5)
-OUTCOME = Outcome(
+OUTCOME = SearchOutcome(
     accused=(SLOW,),
     undecided=(),
     usual={"leaf": 40e9},

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from phalanx.doctor.fabric.explain import Fleet, Part, PartKind
+from phalanx.doctor.fabric.explain import FabricShape, Part, PartKind
 from phalanx.doctor.fabric.pairing import logarithmic, ordered, tournament
-from phalanx.doctor.fabric.search import Aim, Measurement, Outcome, Search
+from phalanx.doctor.fabric.search import Aim, Measurement, Search, SearchOutcome
 from tests.doctor.fabric.played_fabric import PlayedFabric
 
 SEEDS, BAR = range(100), 95
@@ -18,31 +18,31 @@ FEW_SEEDS, FEW_BAR = range(20), 19
 NODES = 64
 
 
-def node(draw: random.Random, fleet: Fleet) -> Part:
+def node(draw: random.Random, fleet: FabricShape) -> Part:
     return Part(kind=PartKind.NODE, nodes=(draw.randrange(fleet.nodes),))
 
 
-def port(draw: random.Random, fleet: Fleet) -> Part:
+def port(draw: random.Random, fleet: FabricShape) -> Part:
     rail = draw.randrange(fleet.rails)
     return Part(kind=PartKind.PORT, nodes=(draw.randrange(fleet.nodes),), rail=rail)
 
 
-def rail(draw: random.Random, fleet: Fleet) -> Part:
+def rail(draw: random.Random, fleet: FabricShape) -> Part:
     return Part(kind=PartKind.RAIL, rail=draw.randrange(fleet.rails))
 
 
-def path(draw: random.Random, fleet: Fleet) -> Part:
+def path(draw: random.Random, fleet: FabricShape) -> Part:
     first, second = draw.sample(range(fleet.nodes), 2)
     return Part(kind=PartKind.PATH, nodes=ordered(first, second))
 
 
-def uplink(draw: random.Random, fleet: Fleet) -> Part:
+def uplink(draw: random.Random, fleet: FabricShape) -> Part:
     return Part(kind=PartKind.UPLINK, leaf=draw.choice(fleet.leaves))
 
 
 def played(
-    fleet: Fleet, aim: Aim, draw: Callable[[random.Random, Fleet], Part], slow: float
-) -> tuple[int, list[Outcome]]:
+    fleet: FabricShape, aim: Aim, draw: Callable[[random.Random, FabricShape], Part], slow: float
+) -> tuple[int, list[SearchOutcome]]:
     """How many seeds name exactly the slow part, and all outcomes."""
     found, outcomes = 0, []
     for seed in SEEDS:
@@ -59,16 +59,16 @@ LEAVES = tuple(f"leaf-{number // 8}" for number in range(NODES))
 @pytest.mark.parametrize(
     ("fleet", "draw"),
     [
-        (Fleet(nodes=NODES), node),  # a cable of a node with one card
-        (Fleet(nodes=NODES, rails=4), port),
-        (Fleet(nodes=NODES, rails=4), node),
-        (Fleet(nodes=NODES, rails=4), rail),
-        (Fleet(nodes=NODES, leaves=LEAVES), node),
-        (Fleet(nodes=NODES, leaves=LEAVES), uplink),
+        (FabricShape(nodes=NODES), node),  # a cable of a node with one card
+        (FabricShape(nodes=NODES, rails=4), port),
+        (FabricShape(nodes=NODES, rails=4), node),
+        (FabricShape(nodes=NODES, rails=4), rail),
+        (FabricShape(nodes=NODES, leaves=LEAVES), node),
+        (FabricShape(nodes=NODES, leaves=LEAVES), uplink),
     ],
 )
 def test_a_tenth_slower_part_is_named_in_twelve_slots_and_nobody_else(
-    fleet: Fleet, draw: Callable[[random.Random, Fleet], Part]
+    fleet: FabricShape, draw: Callable[[random.Random, FabricShape], Part]
 ) -> None:
     found, outcomes = played(fleet, Aim(every_pair=False), draw, 0.10)
     assert found >= BAR
@@ -79,9 +79,9 @@ def test_a_tenth_slower_part_is_named_in_twelve_slots_and_nobody_else(
 
 @pytest.mark.parametrize("draw", [path, node])
 def test_a_tenth_slower_path_between_two_good_nodes_is_named_where_all_pairs_are_measured(
-    draw: Callable[[random.Random, Fleet], Part],
+    draw: Callable[[random.Random, FabricShape], Part],
 ) -> None:
-    found, outcomes = played(Fleet(nodes=NODES), Aim(every_pair=True), draw, 0.10)
+    found, outcomes = played(FabricShape(nodes=NODES), Aim(every_pair=True), draw, 0.10)
     assert found >= BAR
     assert max(outcome.rounds for outcome in outcomes) <= 12
 
@@ -89,7 +89,7 @@ def test_a_tenth_slower_path_between_two_good_nodes_is_named_where_all_pairs_are
 def test_a_good_fabric_has_no_slow_part() -> None:
     for every_pair in (False, True):
         for seed in FEW_SEEDS:
-            fabric = PlayedFabric(fleet=Fleet(nodes=NODES), seed=seed)
+            fabric = PlayedFabric(fleet=FabricShape(nodes=NODES), seed=seed)
             assert fabric.search(Aim(every_pair=every_pair)).accused == ()
 
 
@@ -98,7 +98,7 @@ def test_two_slow_nodes_are_both_named() -> None:
     slow = dict.fromkeys(parts, 0.8)
     found = 0
     for seed in FEW_SEEDS:
-        outcome = PlayedFabric(fleet=Fleet(nodes=NODES), seed=seed, slow=slow).search(Aim())
+        outcome = PlayedFabric(fleet=FabricShape(nodes=NODES), seed=seed, slow=slow).search(Aim())
         found += {one.part for one in outcome.accused} == parts
     assert found >= FEW_BAR
 
@@ -108,20 +108,20 @@ def test_among_few_nodes_a_half_as_fast_one_is_named(nodes: int) -> None:
     part = Part(kind=PartKind.NODE, nodes=(1,))
     found = 0
     for seed in FEW_SEEDS:
-        fabric = PlayedFabric(fleet=Fleet(nodes=nodes), seed=seed, slow={part: 0.5})
+        fabric = PlayedFabric(fleet=FabricShape(nodes=nodes), seed=seed, slow={part: 0.5})
         found += [one.part for one in fabric.search(Aim()).accused] == [part]
     assert found >= FEW_BAR
 
 
 def test_of_two_nodes_nobody_can_be_told_apart_and_nobody_is_accused() -> None:
     part = Part(kind=PartKind.NODE, nodes=(1,))
-    fabric = PlayedFabric(fleet=Fleet(nodes=2), seed=0, slow={part: 0.5})
+    fabric = PlayedFabric(fleet=FabricShape(nodes=2), seed=0, slow={part: 0.5})
     assert fabric.search(Aim()).accused == ()
 
 
 def test_in_loud_noise_the_boundary_moves_and_says_so() -> None:
     draw = random.Random(1)
-    search = Search(Fleet(nodes=16), Aim())
+    search = Search(FabricShape(nodes=16), Aim())
     while slots := search.next_round():
         pairs = [pair for slot in slots for pair in slot]
         search.take(slots, [Measurement(*pair, 0, draw.gauss(10, 2)) for pair in pairs])
@@ -132,13 +132,13 @@ def test_in_loud_noise_the_boundary_moves_and_says_so() -> None:
 
 def test_what_could_not_be_decided_in_the_rounds_given_is_said() -> None:
     part = Part(kind=PartKind.NODE, nodes=(3,))
-    fabric = PlayedFabric(fleet=Fleet(nodes=16), seed=0, slow={part: 0.5})
+    fabric = PlayedFabric(fleet=FabricShape(nodes=16), seed=0, slow={part: 0.5})
     outcome = fabric.search(Aim(most_rounds=3))
     assert outcome.accused == () and outcome.undecided == (part,) and outcome.rounds == 3
 
 
 def test_a_survey_that_measured_nothing_accuses_nobody() -> None:
-    search = Search(Fleet(nodes=4), Aim())
+    search = Search(FabricShape(nodes=4), Aim())
     search.take(search.next_round(), [])
     assert search.next_round() == () and search.outcome().accused == ()
 
