@@ -44,6 +44,7 @@ from phalanx.config.schema import (
 )
 from phalanx.config.section import Section
 from phalanx.config.show import to_toml
+from phalanx.config.virtual_replicas import VirtualReplicas, reduces_once, virtual_replicas
 
 __all__ = [
     "PRESETS",
@@ -78,6 +79,7 @@ __all__ = [
     "StateFormat",
     "Store",
     "Train",
+    "VirtualReplicas",
     "batch_ramp",
     "check",
     "constant_batch",
@@ -90,9 +92,11 @@ __all__ = [
     "model_differences",
     "problem",
     "program_backend",
+    "reduces_once",
     "resolve",
     "resolve_model",
     "takes_unequal_shares",
     "to_toml",
     "verification_interval",
+    "virtual_replicas",
 ]

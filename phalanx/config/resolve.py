@@ -40,6 +40,8 @@ def verification_interval(job: Job, device: str) -> int:
     CUDA somebody has to ask for it: no card has shown yet that its kernels repeat themselves.
     """
     axes, every = job.parallel, job.train.verify_every
+    if job.train.virtual_replicas:
+        return 0  # its sums are made where the recomputed ones would be compared
     split = max(axes.tensor, axes.pipeline, axes.context, axes.expert) > 1
     sharded = axes.data > 1 and axes.replicate == 1 and axes.zero >= LEAST_VERIFIED_ZERO
     if every < 0:

@@ -328,6 +328,8 @@ class Train(Section, frozen=True, kw_only=True):
     """Other batches at the start: tables [[train.batch_ramp]], each until a token count."""
     micro_batch: Batch = 1
     """Samples in one forward pass of one replica."""
+    virtual_replicas: Natural = 0
+    """Sums follow so many, a power of two: same bits on each number of replicas; 0: off."""
     seed: Seed = 0
     """Seed of the initial weights."""
     deterministic: bool = False

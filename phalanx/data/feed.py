@@ -2,7 +2,8 @@
 
 A step's global batch is the next sample numbers, as many as the batch ramp has for a run that
 has read so much. Replicas take equal, contiguous runs of slots from it; slots past its end are
-padding that carries no weight, so that any number of replicas makes the same step.
+padding that carries no weight, so that any number of replicas makes the same step. Where there are
+virtual replicas, the runs are theirs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.config import BatchRamp, Data, constant_batch
+from phalanx.config import BatchRamp, Data, VirtualReplicas, constant_batch
 from phalanx.data.ahead import ReadAhead
 from phalanx.data.buffers import StepBuffer, step_buffers
 from phalanx.data.corpus.source import SampleSource, Split
@@ -50,7 +51,7 @@ class _Share(NamedTuple):
     batch: int
     rows: int
     real_rows: int  # the rest is padding
-    first_slot: int
+    runs: list[tuple[int, int]]  # first slot and number of those that are real
     cuts: list[slice]  # micro-batches
 
     @classmethod
@@ -62,8 +63,11 @@ class _Share(NamedTuple):
         count: int,
         shares: tuple[int, ...] = (),
         padded: bool = True,
+        virtual: VirtualReplicas | None = None,
     ) -> _Share:
         """``shares``: micro-batches by replica, where they are unequal and cover the batch."""
+        if virtual is not None:
+            return cls._of_virtual(batch, micro_batch, virtual)
         if len(shares) != count or sum(shares) * micro_batch < batch:
             shares = (-(-batch // (count * micro_batch)),) * count
         first, own = sum(shares[:index]) * micro_batch, shares[index] * micro_batch
@@ -71,7 +75,18 @@ class _Share(NamedTuple):
         extra = max(shares) - shares[index] if padded else 0
         # Micro-batches that only keep others company are as small as can be.
         cuts += [slice(at, at + 1) for at in range(own, own + extra)]
-        return cls(batch, own + extra, min(max(batch - first, 0), own), first, cuts)
+        real = min(max(batch - first, 0), own)
+        return cls(batch, own + extra, real, [(first, real)], cuts)
+
+    @classmethod
+    def _of_virtual(cls, batch: int, micro_batch: int, virtual: VirtualReplicas) -> _Share:
+        """Each virtual replica has its own run of slots, whoever computes it."""
+        each = virtual.micro_batches(batch, micro_batch) * micro_batch
+        rows = each * len(virtual.own)
+        firsts = [number * each for number in virtual.own]
+        runs = [(first, min(max(batch - first, 0), each)) for first in firsts]
+        cuts = [slice(at, at + micro_batch) for at in range(0, rows, micro_batch)]
+        return cls(batch, rows, sum(real for _, real in runs), runs, cuts)
 
 
 class StepReader:
@@ -86,6 +101,7 @@ class StepReader:
         index: int,
         count: int,
         split: Split,
+        virtual: VirtualReplicas | None = None,
     ) -> None:
         if isinstance(global_batch, int):
             global_batch = constant_batch(global_batch)
@@ -95,6 +111,7 @@ class StepReader:
         self._reader = reader
         self._ramp = global_batch
         self._place = (micro_batch, index, count)
+        self._virtual = virtual
         self.rebalance((), padded=True)
         # Validation is measured again and again over the same samples: epochs limit training.
         limited = data.epochs > 0 and split == "train"
@@ -103,7 +120,8 @@ class StepReader:
     def rebalance(self, shares: tuple[int, ...], *, padded: bool) -> None:
         """Replicas take these numbers of micro-batches; (): equal ones."""
         self._shares = {
-            batch: _Share.of(batch, *self._place, shares, padded) for batch in self._ramp.batches
+            batch: _Share.of(batch, *self._place, shares, padded, self._virtual)
+            for batch in self._ramp.batches
         }
         self.most_rows = max(share.rows for share in self._shares.values())
 
@@ -121,7 +139,7 @@ class StepReader:
             self._refuse_exhausted(cursor, self._limit)
         share = self._shares[self._ramp.at(cursor.seen)]
         buffer, rows, real = buffer.first(share.rows), share.rows, share.real_rows
-        numbers = cursor.upcoming(share.first_slot, real)
+        numbers = _upcoming(cursor, share.runs)
         damaged = self._reader.read(numbers, buffer.windows[:real])
         if real < rows:
             buffer.windows[real:] = 0
@@ -184,6 +202,13 @@ class StepReader:
             raise DataExhausted(needed, limit, self._data.epochs)
 
 
+def _upcoming(cursor: Cursor, runs: list[tuple[int, int]]) -> range | NDArray[np.int64]:
+    """Sample numbers of runs of slots; only the last ones may be cut short by padding."""
+    if len(runs) == 1:
+        return cursor.upcoming(*runs[0])
+    return np.concatenate([np.asarray(cursor.upcoming(*run), dtype=np.int64) for run in runs])
+
+
 def _other_data(before: str, now: str) -> DataError:
     """What a cursor's fingerprint says of its data, beside what the settings say."""
     then, here = before.split(), now.split()
@@ -214,9 +239,12 @@ class Feed:
         split: Split = "train",
         source: SampleSource | None = None,
         pin: bool = False,
+        virtual: VirtualReplicas | None = None,
     ) -> None:
         self.reader = SampleReader(data, vocab, split, source)
-        self._steps = StepReader(data, self.reader, global_batch, micro_batch, index, count, split)
+        self._steps = StepReader(
+            data, self.reader, global_batch, micro_batch, index, count, split, virtual
+        )
         self._shares: tuple[int, ...] = ()
         self._depth = data.prefetch
         self._sequence = data.sequence

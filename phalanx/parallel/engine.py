@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from phalanx.parallel.pipeline import Pipeline, stages_of_rank
 from phalanx.parallel.precision import MainGradients, cast_parameters, compute_dtype
 from phalanx.parallel.recompute import apply_activation_offload, apply_compile, apply_recompute
 from phalanx.parallel.tensor import apply_tensor_parallel, enable_async_tensor_parallel
+from phalanx.parallel.virtual import VirtualGradients, losses_by_replica
 from phalanx.plan.memory.stages import stage_layers
 
 
@@ -155,36 +156,52 @@ class Engine:
         self.positions = self._local_positions()
         self.weights = list(self._draw_weights(job.train.seed))
         self._prepare_buffers()
+        self.virtual = (
+            [VirtualGradients(part, job, mesh) for part in self.parts]
+            if job.train.virtual_replicas
+            else []
+        )
         self.main_gradients = self._main_gradients()
         self.gradient_sums: GradientSums | None = None  # made when somebody asks for one
         self.ddp: DdpGradients | None = None
         self.pipeline: Pipeline | None = None
-        if mesh.uses_ddp:
+        if mesh.uses_ddp and not self.virtual:
             self.ddp = DdpGradients(self.parts[0], job, mesh.stage_group)
         if job.parallel.pipeline > 1:
             tokens = self._tokens()
-            self.pipeline = Pipeline(self.parts, mesh, tokens, self._hidden(tokens))
+            self.pipeline = Pipeline(self.parts, mesh, tokens, self._hidden(tokens), self.virtual)
 
     def run(self, batches: list[Batch], token_weight: Tensor, timer: Timer) -> Tensor:
         """Forward and backward of this rank's micro-batches; returns its share of the loss.
 
-        ``token_weight`` [] is the weight of one real token of the global batch.
+        ``token_weight`` [] is the weight of one real token of the global batch. The share is [], or
+        by virtual replica.
         """
         self._begin(token_weight, train=True)
         inputs = [self._to_device(batch) for batch in batches]
+        for virtual in self.virtual:
+            virtual.begin(len(inputs))
         if self.pipeline is not None:
             with timer.phase("backward"):  # the schedule interleaves forward and backward
                 tokens, labels, documents = (_joined(part) for part in zip(*inputs, strict=True))
-                return self.pipeline.train(tokens, labels, documents)
-        total = torch.zeros((), device=self.mesh.device)
+                return self._share(self.pipeline.train(tokens, labels, documents).unbind())
+        losses = []
         for i, (tokens, labels, documents) in enumerate(inputs):
-            with self._synchronization(last=i == len(inputs) - 1), self._summation(i):
+            with self._synchronization(i, len(inputs)), self._summation(i):
                 with timer.phase("forward"):
                     loss = self._module(tokens, labels, documents)
                 with timer.phase("backward"):
                     loss.backward()
-            total += loss.detach().squeeze(0)
-        return total
+            for virtual in self.virtual:
+                virtual.after_backward(i)
+            losses.append(loss.detach().squeeze(0))
+        return self._share(losses)
+
+    def _share(self, losses: Sequence[Tensor]) -> Tensor:
+        """This rank's share of the loss: one sum, or one for each virtual replica."""
+        if self.virtual:
+            return losses_by_replica(torch.stack(list(losses)), self.virtual[0].replicas)
+        return torch.stack(list(losses)).sum()
 
     def sum_gradients(self) -> GradientSums:
         """What adds up gradients before they are reduced; of FSDP, and of whole models only."""
@@ -201,7 +218,7 @@ class Engine:
         sums, loads = self.sum_gradients(), self._router_loads()
         kept = [load.clone() for load in loads]
         self._begin(token_weight, train=True)
-        with self._synchronization(last=True), sums.taken(discard=True):
+        with self._synchronization(0, 1), sums.taken(discard=True):
             self._module(*self._to_device(batch)).backward()
         self.clear_gradients()
         for load, before in zip(loads, kept, strict=True):
@@ -217,7 +234,7 @@ class Engine:
             losses = [self.pipeline.evaluate(*batch, self._hidden(*batch)) for batch in inputs]
         else:
             losses = [self.parts[0](*batch).sum() for batch in inputs]
-        total = torch.stack(losses).sum()
+        total = self._share(losses)
         for module in self._fsdp_modules():
             module.reshard()  # no backward follows that would drop the gathered weights
         return total
@@ -225,6 +242,8 @@ class Engine:
     def clear_gradients(self) -> None:
         if self.main_gradients is not None:
             self.main_gradients.clear()
+        for virtual in self.virtual:
+            virtual.clear()
         for weight in self.weights:
             weight.parameter.grad = None
 
@@ -250,14 +269,18 @@ class Engine:
         dtype = compute_dtype(self.job.precision)
         return torch.empty(shape, dtype=dtype, device=self.mesh.device)
 
-    def _synchronization(self, *, last: bool) -> AbstractContextManager[Any]:
+    def _synchronization(self, micro_batch: int, count: int) -> AbstractContextManager[Any]:
         """Arrange what this micro-batch's backward communicates."""
+        for virtual in self.virtual:
+            virtual.before_backward(micro_batch)
+            return nullcontext()
+        last, zero = micro_batch == count - 1, self.job.parallel.zero
         if self.main_gradients is not None:
             self.main_gradients.drain = not (last and self.ddp is not None)
         if self.ddp is not None:
             return nullcontext() if last else self.ddp.module.no_sync()
         if isinstance(self.parts[0], FSDPModule):
-            sync_gradients(self.parts[0], self.job.parallel.zero, last=last)
+            sync_gradients(self.parts[0], zero, last=last, reduce=last or zero >= 2)
         return nullcontext()
 
     def _summation(self, micro_batch: int) -> AbstractContextManager[None]:
@@ -328,7 +351,11 @@ class Engine:
 
     def _main_gradients(self) -> MainGradients | None:
         """fp32 accumulation, where parameters are low-precision and gradients meet others."""
-        if self.mesh.uses_fsdp or compute_dtype(self.job.precision) == torch.float32:
+        if (
+            self.virtual
+            or self.mesh.uses_fsdp
+            or compute_dtype(self.job.precision) == torch.float32
+        ):
             return None
         reduced = self.mesh.uses_ddp and self.job.parallel.reduce_dtype == "float32"
         if self.micro_batches == 1 and not reduced:

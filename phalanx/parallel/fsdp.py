@@ -43,6 +43,10 @@ def apply_fsdp(part: Transformer, mesh: Mesh, job: Job) -> None:
     if job.memory.offload == "parameters":
         offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda")
     common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
+    dense, experts = mesh.fsdp, mesh.sparse and mesh.expert_fsdp
+    if job.train.virtual_replicas:  # their sums over copies are ours, not FSDP's
+        assert mesh.dense is not None
+        dense, experts = mesh.dense["shard"], mesh.sparse and mesh.sparse["expert_shard"]
 
     def shard(modules: Any, over: DeviceMesh, *, again: bool = True) -> None:
         # Dropping gathered weights after forward frees nothing where there is one shard.
@@ -52,17 +56,18 @@ def apply_fsdp(part: Transformer, mesh: Mesh, job: Job) -> None:
     blocks = [cast(Block, block) for block in part.layers.values()]
     for block in blocks:
         if block.moe is not None:
-            shard(block.moe.experts, mesh.expert_fsdp)
-        shard(block, mesh.fsdp)
+            assert experts is not None
+            shard(block.moe.experts, experts)
+        shard(block, dense)
     tied = part.config.tied_embedding
     if part.embed is not None and not tied:
-        shard(part.embed, mesh.fsdp)
+        shard(part.embed, dense)
         # Its backward adds into rows that the tokens name and never reads the weight.
         cast(FSDPModule, part.embed).set_unshard_in_backward(False)
     if part.norm is not None and part.head is not None and not tied:
         # The head is needed again at once by backward: gathering it twice buys nothing.
-        shard([part.norm, part.head], mesh.fsdp, again=False)
-    shard(part, mesh.fsdp)
+        shard([part.norm, part.head], dense, again=False)
+    shard(part, dense)
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -100,10 +105,10 @@ def _gather_in_background(part: nn.Module) -> None:
             module._set_unshard_async_op(True)
 
 
-def sync_gradients(part: FSDPModule, zero: int, *, last: bool) -> None:
+def sync_gradients(part: FSDPModule, zero: int, *, last: bool, reduce: bool) -> None:
     """Say, before a micro-batch, what its backward communicates."""
     part.set_is_last_backward(last)
-    part.set_requires_gradient_sync(last or zero >= 2)
+    part.set_requires_gradient_sync(reduce)
     part.set_requires_all_reduce(last)
     part.set_reshard_after_backward(last or zero == 3)
 

@@ -22,6 +22,7 @@ from phalanx.config import Parallel
 from phalanx.model import Transformer
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.precision import move_to_main
+from phalanx.parallel.virtual import VirtualGradients
 from phalanx.plan.memory.stages import rank_stages
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -36,7 +37,18 @@ def stages_of_rank(parallel: Parallel, rank: int) -> list[int]:
 
 
 class _Stage(PipelineStage):
-    """PyTorch's stage, made fit for the zero-bubble schedule."""
+    """PyTorch's stage, made fit for the zero-bubble schedule and for virtual replicas."""
+
+    virtual: VirtualGradients | None = None
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **named: Any) -> None:
+        """The end of a virtual replica completes a sum; that of the last the schedule reduces."""
+        super().backward_one_chunk(bwd_chunk_id, *args, **named)
+        if (virtual := self.virtual) is not None:
+            virtual.arrange(bwd_chunk_id)
+            if virtual.ends(bwd_chunk_id) and bwd_chunk_id < self.chunks - 1:
+                self.perform_reduce_grad(1)
+            virtual.after_backward(bwd_chunk_id)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """A split backward assigns weight gradients itself, so no hook of a parameter runs."""
@@ -75,9 +87,17 @@ class Pipeline:
     """The stages of this rank under their schedule."""
 
     def __init__(
-        self, parts: list[Transformer], mesh: Mesh, tokens: Tensor, hidden: Tensor
+        self,
+        parts: list[Transformer],
+        mesh: Mesh,
+        tokens: Tensor,
+        hidden: Tensor,
+        virtual: list[VirtualGradients],
     ) -> None:
-        """``tokens`` and ``hidden``: a micro-batch at the first stage, and between stages."""
+        """``tokens`` and ``hidden``: a micro-batch at the first stage, and between stages.
+
+        ``virtual``: of each part, where there are virtual replicas.
+        """
         parallel = mesh.parallel
         numbers = stages_of_rank(parallel, mesh.coordinates["pipeline"])
         total = parallel.pipeline * len(numbers)
@@ -85,6 +105,8 @@ class Pipeline:
             _make_stage(part, number, total, mesh, tokens, hidden)
             for part, number in zip(parts, numbers, strict=True)
         ]
+        for stage, gradients in zip(self._held, virtual, strict=False):
+            stage.virtual = gradients
         self.parallel, self.group, self.stages = parallel, mesh.group("pipeline"), total
         self.parts = dict(zip(numbers, parts, strict=True))
         self.is_first, self.is_last = 0 in numbers, total - 1 in numbers
@@ -95,9 +117,9 @@ class Pipeline:
         self._schedules: dict[int, Schedule] = {}
 
     def train(self, tokens: Tensor, labels: Tensor, documents: Tensor | None) -> Tensor:
-        """Forward and backward over all micro-batches; the loss on the rank of the last stage.
+        """Forward and backward over all micro-batches; the losses on the rank of the last stage.
 
-        Tensors are [micro-batches * micro-batch, seq].
+        Tensors are [micro-batches * micro-batch, seq], losses [micro-batches], elsewhere zero.
         """
         losses: list[Tensor] = []
         keywords: dict[str, Any] = {"labels": labels}
@@ -105,11 +127,12 @@ class Pipeline:
             keywords["documents"] = documents
         inputs = (tokens,) if self.is_first else ()
         target = labels if self.is_last else None
-        schedule = self._schedule(len(labels) // self._micro_batch)
+        micro_batches = len(labels) // self._micro_batch
+        schedule = self._schedule(micro_batches)
         schedule.step(*inputs, target=target, losses=losses, **keywords)
         if not self.is_last:
-            return torch.zeros((), device=labels.device)
-        return torch.stack([loss.detach().sum() for loss in losses]).sum()
+            return torch.zeros(micro_batches, device=labels.device)
+        return torch.stack([loss.detach().sum() for loss in losses])
 
     def evaluate(
         self, tokens: Tensor, labels: Tensor, documents: Tensor | None, hidden: Tensor

@@ -22,14 +22,16 @@ from phalanx.config import (
     batch_ramp,
     takes_unequal_shares,
     verification_interval,
+    virtual_replicas,
 )
 from phalanx.data import Batch, Feed, StepBatches
 from phalanx.model import Router
 from phalanx.parallel import Engine, LossScale, Mesh, all_sum, update_expert_biases
 from phalanx.train.measure.timing import StepTimer
-from phalanx.train.optim.guard import Guard, squared_norm
+from phalanx.train.optim.guard import Guard
 from phalanx.train.optim.optimizer import build_optimizer
 from phalanx.train.optim.schedule import learning_rate_factor
+from phalanx.train.reductions import loss_and_norm, loss_and_tokens
 
 log = logging.getLogger(__name__)
 
@@ -168,10 +170,7 @@ class Trainer:
     ) -> StepOutcome:
         """Reduce what the ranks know of the step, judge it, and apply it or not."""
         scale = self.loss_scale.value
-        share = loss / self.mesh.parallel.tensor  # tensor-parallel ranks know the same loss
-        squares = squared_norm(self.engine.weights).to(self.device)
-        total, squares = all_sum(torch.stack((share / scale, squares))).unbind()
-        norm = squares.sqrt() / scale
+        total, norm = loss_and_norm(self.engine, loss, scale)
         before_update()
         verdict = self.guard.judge(norm, scale, empty)
         rate = self.learning_rate
@@ -210,10 +209,9 @@ class Trainer:
         with self._open_feed("validation", min(wanted, held_out)) as feed:
             batches = feed.next(feed.start())
         one = torch.ones((), device=self.device)
-        loss = self.engine.evaluate(batches.micro_batches, one) / self.mesh.parallel.tensor
-        tokens = one * batches.real_tokens / self.mesh.ranks_per_sample
-        total, count = all_sum(torch.stack((loss, tokens))).tolist()
-        return float(total / count) if count else math.nan
+        loss = self.engine.evaluate(batches.micro_batches, one)
+        total, count = loss_and_tokens(self.engine, loss, batches.real_tokens)
+        return total / count if count else math.nan
 
     def tensors(self) -> dict[str, Tensor]:
         """All state that lives in tensors, by name; loading fills these very tensors.
@@ -280,6 +278,7 @@ class Trainer:
             job.parallel.data,
             split,
             pin=self.device.type == "cuda",
+            virtual=virtual_replicas(job, self.mesh.data_index),
         )
 
 
@@ -368,15 +367,16 @@ def config_hash(job: Job) -> str:
 def configure_torch(job: Job, device: torch.device) -> None:
     """Process-wide settings that a job implies."""
     torch.manual_seed(job.train.seed)
-    torch.set_float32_matmul_precision("highest" if job.train.deterministic else "high")
+    deterministic = job.train.deterministic or job.train.virtual_replicas > 0
+    torch.set_float32_matmul_precision("highest" if deterministic else "high")
     if device.type == "cpu":
         torch.set_num_threads(job.train.cpu_threads)
     elif not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         # Segments that grow leave next to nothing that cannot be used again.
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    if job.train.deterministic or verification_interval(job, device.type):
+    if deterministic or verification_interval(job, device.type):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if job.train.deterministic:
+    if deterministic:
         torch.use_deterministic_algorithms(True)
 
 

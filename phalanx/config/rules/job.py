@@ -15,6 +15,7 @@ from phalanx.config.rules.data import data_problems
 from phalanx.config.rules.mesh import mesh_problems
 from phalanx.config.rules.numbers import nearest_divisor, nearest_multiple
 from phalanx.config.rules.text import text_problems
+from phalanx.config.rules.virtual_replicas import virtual_replica_problems
 from phalanx.config.schema import STATE_BLOCK, Job, LatentAttention, Model, Moe
 from phalanx.config.tree import mistakes
 
@@ -40,6 +41,7 @@ def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
     # Rules between the axes and the model read its shape: without one they only mislead.
     if all(getattr(job.model, name) for name in SHAPE):
         problems += mesh_problems(job, world_size)
+        problems += virtual_replica_problems(job, world_size)
         problems += _precision(job)
     problems += backend_problems(job.backend)
     for rules in (

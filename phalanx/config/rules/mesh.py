@@ -31,13 +31,19 @@ def takes_unequal_shares(job: Job) -> bool:
     """Whether replicas may compute unequal numbers of micro-batches: none of them communicates.
 
     Stages, experts and ZeRO 2 and 3 exchange something for every one, so that all need as many.
+    Virtual replicas stay where the order of sums wants them.
     """
     axes = job.parallel
+    if job.train.virtual_replicas:
+        return False
     return axes.pipeline == 1 and axes.expert == 1 and axes.zero <= 1
 
 
 def _micro_batches(job: Job, batch: int) -> int:
-    """Padded so that all replicas have as many."""
+    """Padded so that all replicas have as many, and all virtual ones."""
+    if virtual := job.train.virtual_replicas:
+        each = math.ceil(batch / (virtual * job.train.micro_batch))
+        return max(1, virtual // job.parallel.data) * each
     return math.ceil(batch / (job.parallel.data * job.train.micro_batch))
 
 

@@ -78,6 +78,7 @@ def refuse_parent(job: Job, parent: Path) -> None:
     config = read_manifest(parent).config
     if not job.checkpoint.weights_only:
         refuse_state_of(job, config, str(parent))
+        refuse_other_bits(job, config, str(parent))
     try:
         refuse_model_of(job, config, str(parent))
     except ConfigError as error:
@@ -96,6 +97,19 @@ def refuse_state_of(job: Job, config: dict[str, Any], where: str) -> None:
         rule = f"the moments of {where} are {theirs}, and 8-bit ones are not converted"
         fix = f'set it to "{theirs}", or take the weights alone (checkpoint.weights_only = true)'
         raise ConfigError("optimizer.state", f'"{ours}"', rule, fix)
+
+
+def refuse_other_bits(job: Job, config: dict[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` where virtual replicas would go on with sums in another order."""
+    theirs = config.get("train", {})
+    if not (job.train.virtual_replicas and theirs.get("virtual_replicas", 0)):
+        return
+    for name in ("virtual_replicas", "micro_batch"):
+        ours, before = getattr(job.train, name), theirs.get(name)
+        if ours != before:
+            rule = f"{where} was trained with {before}, and another value gives other bits"
+            fix = f"set it to {before}, or go on without train.virtual_replicas"
+            raise ConfigError(f"train.{name}", ours, rule, fix)
 
 
 def refuse_model_of(job: Job, config: dict[str, Any], where: str) -> None:

@@ -1,0 +1,42 @@
+"""Which virtual replicas each data replica computes, where ``train.virtual_replicas`` is set."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from phalanx.config.schema import Job
+
+
+class VirtualReplicas(NamedTuple):
+    """The virtual replicas of one data replica, in the order in which it computes them."""
+
+    count: int  # of the whole job, a power of two
+    own: tuple[int, ...]
+
+    def micro_batches(self, samples: int, micro_batch: int) -> int:
+        """Micro-batches of each virtual replica in a step of so many samples, padded."""
+        return -(-samples // (self.count * micro_batch))
+
+
+def virtual_replicas(job: Job, index: int) -> VirtualReplicas | None:
+    """Those of the data replica ``index`` of a resolved job; None: the job has none.
+
+    All that meets in one sum must be a whole sub-tree. What is reduced once a step is summed on
+    the rank first, so that its own are neighbours; what is reduced after each virtual replica is
+    summed over ranks first, so that neighbours are on neighbouring ranks.
+    """
+    axes, count = job.parallel, job.train.virtual_replicas
+    if not count:
+        return None
+    if reduces_once(job):
+        each = count // axes.data
+        return VirtualReplicas(count, tuple(range(index * each, (index + 1) * each)))
+    shards, block = axes.data // axes.replicate, count // axes.replicate
+    copy, shard = divmod(index, shards)
+    own = range(copy * block + shard, (copy + 1) * block, shards)
+    return VirtualReplicas(count, tuple(own))
+
+
+def reduces_once(job: Job) -> bool:
+    """Whether gradients are reduced once a step, not after each micro-batch."""
+    return job.parallel.zero <= 1 or job.parallel.pipeline > 1

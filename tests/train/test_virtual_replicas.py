@@ -1,0 +1,196 @@
+"""With virtual replicas a run has the same bits on every number of data replicas."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from phalanx.checkpoint import Checkpointer
+from phalanx.config import ConfigError, Job
+from phalanx.parallel import build_mesh
+from phalanx.train.resume.refusal import refuse_other_bits
+from phalanx.train.trainer import Trainer
+from tests.parallel.test_parity import make_job
+from tests.ranks import run_ranks
+
+STEPS = 3
+# Sizes that shards cut unevenly, and eight micro-batches in four virtual replicas.
+SHAPE = {"dim": 24, "layers": 2, "heads": 2, "kv_heads": 2, "ffn": 40, "vocab": 57}
+
+
+class Bits(NamedTuple):
+    """All that must be equal."""
+
+    steps: tuple[str, ...]  # losses and norms, and a validation at the end
+    state: tuple[tuple[str, str], ...]  # digests of weights and moments
+
+
+def job_on(ranks: int, *tables: dict[str, Any]) -> Job:
+    """A small job with the sections of ``tables`` laid over it."""
+    base: dict[str, Any] = {
+        "model": dict(SHAPE),
+        "data": {"sequence": 16, "validation_fraction": 0.1},
+        "train": {"steps": STEPS, "virtual_replicas": 4, "validate_samples": 12},
+    }
+    for table in tables:
+        for section, values in table.items():
+            base[section] = {**base.get(section, {}), **values}
+    return make_job(ranks, base)
+
+
+def train(job: Job, folder: Path | None = None, first: int = 0) -> Bits:
+    """Make the steps of a job, with a folder from the checkpoint of ``first`` to one of the end."""
+    device = torch.device("cpu")
+    trainer = Trainer(job, build_mesh(job, device), device)
+    if folder is not None and first:
+        loaded = Checkpointer(folder, keep=0).load(folder / f"step-{first:08d}", trainer.tensors())
+        trainer.restore(loaded)
+    values = []
+    while trainer.step < job.train.steps:
+        outcome = trainer.train_step()
+        values += [outcome.loss.item(), outcome.grad_norm.item()]
+    if folder is not None:
+        Checkpointer(folder, keep=0).save(trainer.step, trainer.tensors(), trainer.extra())
+    values.append(trainer.validate())
+    trainer.close()
+    return Bits(tuple(value.hex() for value in values), _digests(trainer))
+
+
+def _digests(trainer: Trainer) -> tuple[tuple[str, str], ...]:
+    """Of every tensor of all stages; collective."""
+    digests: dict[str, str] = {}
+    for name, tensor in trainer.tensors().items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        content = whole.detach().contiguous().numpy().tobytes()
+        digests[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, digests)
+    assert all(part[name] == digests[name] for part in gathered for name in part if name in digests)
+    return tuple(sorted({name: of for part in gathered for name, of in part.items()}.items()))
+
+
+def bits_on(ranks: int, *tables: dict[str, Any]) -> Bits:
+    """What every rank of a run comes to."""
+    found = run_ranks(ranks, train, job_on(ranks, *tables))
+    assert len(set(found)) == 1
+    return found[0]
+
+
+_references: dict[str, Bits] = {}
+
+
+def bits_alone(*tables: dict[str, Any]) -> Bits:
+    """What one process comes to, trained once for all that compare with it."""
+    if repr(tables) not in _references:
+        _references[repr(tables)] = bits_on(1, *tables)
+    return _references[repr(tables)]
+
+
+def precision(compute: str) -> dict[str, Any]:
+    return {"precision": {"compute": compute}}
+
+
+def parallel(**axes: Any) -> dict[str, Any]:
+    return {"parallel": axes}
+
+
+def test_without_virtual_replicas_bits_differ() -> None:
+    """What the other tests compare is able to show a difference."""
+    off = {"train": {"virtual_replicas": 0}}
+    one, four = (bits_on(ranks, precision("bfloat16"), off, parallel(zero=3)) for ranks in (1, 4))
+    assert one.steps != four.steps and one.state != four.state
+
+
+@pytest.mark.parametrize(
+    ("compute", "zero"),
+    [("float32", 0), ("float32", 3), *(("bfloat16", zero) for zero in range(4))],
+)
+def test_same_bits_on_1_2_and_4_replicas(compute: str, zero: int) -> None:
+    alone = bits_alone(precision(compute))
+    for ranks in (2, 4):
+        assert bits_on(ranks, precision(compute), parallel(zero=zero)) == alone
+
+
+MESHES: dict[str, tuple[int, dict[str, Any]]] = {
+    "hsdp2x2-zero1": (4, {"replicate": 2, "zero": 1}),
+    "hsdp2x2-zero3": (4, {"replicate": 2, "zero": 3}),
+    "pp2": (2, {"pipeline": 2}),
+    "pp2xdp2-zero0": (4, {"pipeline": 2, "zero": 0}),
+    "pp2xdp2-zero3": (4, {"pipeline": 2, "zero": 3}),
+    "pp2xdp2-gpipe": (4, {"pipeline": 2, "zero": 1, "schedule": "gpipe"}),
+    "pp2xdp2-interleaved": (4, {"pipeline": 2, "zero": 2, "schedule": "interleaved"}),
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_same_bits_on_meshes(mesh: str) -> None:
+    ranks, axes = MESHES[mesh]
+    tables = precision("bfloat16"), {"model": {"layers": 4}}
+    assert bits_on(ranks, *tables, parallel(**axes)) == bits_alone(*tables)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ragged-batch": {"train": {"global_batch": 11, "micro_batch": 2}},
+    "experts": {"model": {"moe": {"experts": 4, "top_k": 2, "ffn": 32, "balance": "bias"}}},
+    "fp16": precision("float16"),
+    "tied": {"model": {"tied_embedding": True}},
+    "recompute": {"memory": {"recompute": "full"}},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_same_bits_of_other_jobs(variant: str) -> None:
+    table = VARIANTS[variant]
+    one = bits_on(1, table)
+    assert bits_on(2, table, parallel(zero=0)) == one
+    assert bits_on(4, table, parallel(zero=3)) == one
+
+
+def _in_pieces(folder: Path, ranks: tuple[int, ...], each: int, *tables: dict[str, Any]) -> Bits:
+    """A run that goes on with another number of replicas after every ``each`` steps."""
+    steps: tuple[str, ...] = ()
+    schedule = {"schedule": {"kind": "constant"}}
+    for number, count in enumerate(ranks):
+        length = {"train": {"steps": each * (number + 1)}}
+        job = job_on(count, *tables, schedule, length)
+        part = run_ranks(count, train, job, folder, each * number)[0]
+        validation, steps = part.steps[-1:], steps + part.steps[:-1]
+    whole = job_on(1, *tables, schedule, {"train": {"steps": each * len(ranks)}})
+    assert run_ranks(1, train, whole)[0] == Bits(steps + validation, part.state)
+    return part
+
+
+def test_same_bits_when_the_number_of_replicas_changes(tmp_path: Path) -> None:
+    _in_pieces(tmp_path, (4, 2, 4), 2, precision("bfloat16"), parallel(zero=3))
+
+
+@pytest.mark.parametrize("name", ["virtual_replicas", "micro_batch"])
+def test_a_checkpoint_of_other_sums_is_refused(name: str) -> None:
+    before = msgspec.to_builtins(job_on(1))
+    refuse_other_bits(job_on(1), before, "there")
+    refuse_other_bits(job_on(1), {"train": {"virtual_replicas": 0}}, "there")
+    with pytest.raises(ConfigError, match=f"train.{name} = 2: there was trained with"):
+        refuse_other_bits(job_on(1, {"train": {name: 2}}), before, "there")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_sixty_steps_on_1_2_4_and_8_replicas(
+    pipeline: int, zero: int, compute: str, tmp_path: Path
+) -> None:
+    length = {"train": {"steps": 60, "virtual_replicas": 8, "global_batch": 16}}
+    tables = precision(compute), parallel(zero=zero, pipeline=pipeline), length
+    expected = bits_alone(precision(compute), length)
+    for replicas in (1, 2, 4, 8):
+        assert bits_on(replicas * pipeline, *tables) == expected
+    if pipeline == 1:
+        _in_pieces(tmp_path, (4, 2, 4, 2, 4), 12, precision(compute), parallel(zero=zero))
