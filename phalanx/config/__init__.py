@@ -44,7 +44,12 @@ from phalanx.config.schema import (
 )
 from phalanx.config.section import Section
 from phalanx.config.show import to_toml
-from phalanx.config.virtual_replicas import VirtualReplicas, reduces_once, virtual_replicas
+from phalanx.config.virtual_replicas import (
+    VirtualReplicas,
+    reduces_once,
+    refuse_other_sums,
+    virtual_replicas,
+)
 
 __all__ = [
     "PRESETS",
@@ -93,6 +98,7 @@ __all__ = [
     "problem",
     "program_backend",
     "reduces_once",
+    "refuse_other_sums",
     "resolve",
     "resolve_model",
     "takes_unequal_shares",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from phalanx.config.schema import Job
+from phalanx.config.errors import ConfigError
+from phalanx.config.schema import Job, Train
 
 
 class VirtualReplicas(NamedTuple):
@@ -35,6 +36,25 @@ def virtual_replicas(job: Job, index: int) -> VirtualReplicas | None:
     copy, shard = divmod(index, shards)
     own = range(copy * block + shard, (copy + 1) * block, shards)
     return VirtualReplicas(count, tuple(own))
+
+
+def padded_micro_batches(job: Job, samples: int) -> int:
+    """Micro-batches of each replica in a step of so many samples: as many on all, virtual too."""
+    data, virtual = job.parallel.data, job.train.virtual_replicas
+    each = -(-samples // ((virtual or data) * job.train.micro_batch))
+    return max(1, virtual // data) * each
+
+
+def refuse_other_sums(job: Job, before: Train, where: str) -> None:
+    """Raise ``ConfigError`` where a run would go on with sums in another order than it had."""
+    if not (job.train.virtual_replicas and before.virtual_replicas):
+        return
+    for name in ("virtual_replicas", "micro_batch"):
+        ours, theirs = getattr(job.train, name), getattr(before, name)
+        if ours != theirs:
+            rule = f"{where} was trained with {theirs}, and another value gives other bits"
+            fix = f"set it to {theirs}, or go on with train.virtual_replicas = 0"
+            raise ConfigError(f"train.{name}", ours, rule, fix)
 
 
 def reduces_once(job: Job) -> bool:

@@ -34,6 +34,21 @@ TRAINING = (
         quick=True,
     ),
     Claim(
+        name="virtual-replicas",
+        says="With virtual replicas the demo's losses are the same to the bit on one, two and four "
+        "replicas, and its steps hardly slower.",
+        command="python -m benchmarks.virtual_replicas",
+        figures=(
+            Figure("identical", "losses on 1, 2 and 4 replicas the same", at_least=1, timed=False),
+            Figure("speed_demo", "speed of a step against the ordinary, demo", "x", at_least=0.8),
+            Figure("speed_zero0", "four replicas, nothing sharded", "x", at_least=0.8),
+            Figure("speed_zero2", "four replicas, gradients sharded", "x", at_least=0.8),
+            Figure("speed_zero3", "four replicas, weights sharded", "x", at_least=0.8),
+        ),
+        minutes=3,
+        needs=QUIET,
+    ),
+    Claim(
         name="plan-cpu",
         says="Calibrated on two cores, the planner predicts the demo's steps on other meshes.",
         command="python -m benchmarks.plan_cpu --rounds 15",

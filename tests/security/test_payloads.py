@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.jobs.job import JobSpec
-from phalanx.control.server.http.work_check import WorkError, checked_work
+from phalanx.cluster.jobs.job import GangShape, JobSpec
+from phalanx.config import job_from_table, resolve
+from phalanx.control.server.http.work_check import WorkError, checked_work, refuse_elastic
 from phalanx.control.wire.api_types import JobRequest
 from phalanx.control.wire.payload import PayloadError, Script, decode_payload
 from tests.control.servers import WORK, ServerProcess
@@ -171,3 +172,11 @@ def test_a_user_in_a_payload_of_an_old_log_means_nothing() -> None:
 def test_checked_work_says_what_is_wrong() -> None:
     with pytest.raises(WorkError, match=r"work\.argv: names no program"):
         checked_work(Script(argv=()))
+
+
+def test_an_elastic_gang_with_virtual_replicas_is_refused() -> None:
+    job = resolve(job_from_table({"train": {"virtual_replicas": 4}}), 4)
+    refuse_elastic(job, GangShape(replicas=4))
+    refuse_elastic(resolve(job_from_table({}), 4), GangShape(replicas=4, least_replicas=2))
+    with pytest.raises(WorkError, match="virtual_replicas = 4: an elastic gang"):
+        refuse_elastic(job, GangShape(replicas=4, least_replicas=2))

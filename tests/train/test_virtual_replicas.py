@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from phalanx.checkpoint import Checkpointer
 from phalanx.config import ConfigError, Job
 from phalanx.parallel import build_mesh
-from phalanx.train.resume.refusal import refuse_other_bits
+from phalanx.train.resume.refusal import refuse_state_of
 from phalanx.train.trainer import Trainer
 from tests.parallel.test_parity import make_job
 from tests.ranks import run_ranks
@@ -174,10 +174,10 @@ def test_same_bits_when_the_number_of_replicas_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["virtual_replicas", "micro_batch"])
 def test_a_checkpoint_of_other_sums_is_refused(name: str) -> None:
     before = msgspec.to_builtins(job_on(1))
-    refuse_other_bits(job_on(1), before, "there")
-    refuse_other_bits(job_on(1), {"train": {"virtual_replicas": 0}}, "there")
+    refuse_state_of(job_on(1), before, "there")
+    refuse_state_of(job_on(1), {}, "there")  # from a run without virtual replicas
     with pytest.raises(ConfigError, match=f"train.{name} = 2: there was trained with"):
-        refuse_other_bits(job_on(1, {"train": {name: 2}}), before, "there")
+        refuse_state_of(job_on(1, {"train": {name: 2}}), before, "there")
 
 
 @pytest.mark.soak

@@ -18,13 +18,14 @@ from phalanx.config.rules.mesh_changes import (
 )
 from phalanx.config.rules.numbers import divisors, nearest_divisor, nearest_multiple
 from phalanx.config.schema import Job, Model, Parallel, gate_up_groups
+from phalanx.config.virtual_replicas import padded_micro_batches
 
 MOST_RANKS = 10_000_000  # well above any cluster
 
 
 def micro_batches(job: Job) -> int:
     """Micro-batches of the largest step on each replica."""
-    return _micro_batches(job, batch_ramp(job).largest)
+    return padded_micro_batches(job, batch_ramp(job).largest)
 
 
 def takes_unequal_shares(job: Job) -> bool:
@@ -37,14 +38,6 @@ def takes_unequal_shares(job: Job) -> bool:
     if job.train.virtual_replicas:
         return False
     return axes.pipeline == 1 and axes.expert == 1 and axes.zero <= 1
-
-
-def _micro_batches(job: Job, batch: int) -> int:
-    """Padded so that all replicas have as many, and all virtual ones."""
-    if virtual := job.train.virtual_replicas:
-        each = math.ceil(batch / (virtual * job.train.micro_batch))
-        return max(1, virtual // job.parallel.data) * each
-    return math.ceil(batch / (job.parallel.data * job.train.micro_batch))
 
 
 def mesh_problems(job: Job, world_size: int) -> list[ConfigProblem]:
@@ -294,7 +287,7 @@ def _enough_micro_batches(job: Job) -> Iterator[ConfigProblem]:
 
 
 def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[ConfigProblem]:
-    axes, count = job.parallel, _micro_batches(job, batch)
+    axes, count = job.parallel, padded_micro_batches(job, batch)
     per_micro_batch = axes.data * job.train.micro_batch
     if axes.schedule in ("1f1b", "zero-bubble") and count < axes.pipeline:
         yield problem(

@@ -116,6 +116,11 @@ def _arithmetic(job: Job) -> Iterator[ConfigProblem]:
             'memory.offload = "none"',
         ),
         (
+            job.parallel.choose,
+            "keeps axes and micro-batch as they are, and the planner would choose them",
+            "parallel.choose = false",
+        ),
+        (
             job.train.verify_every > 0,
             "sums gradients where verification would compare them",
             "train.verify_every = 0",

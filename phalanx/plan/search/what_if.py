@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from phalanx.config import ConfigError, Job, check, job_from_table, resolve
+from phalanx.config import ConfigError, Job, check, job_from_table, refuse_other_sums, resolve
 from phalanx.config.toml_text import parse_toml
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
@@ -109,6 +109,7 @@ def priced(running: Running, change: JobChange, constants: Constants | None = No
     on = sized(running.devices, ranks)
     if change.search:
         other, _ = with_open_axes_chosen(all_open(other, ranks), on, constants=constants)
+    refuse_other_sums(other, job.train, "the job")
     after = plan_job(other, on, constants=constants)
     same = after.mapping == before.mapping and after.workload == before.workload
     then = _outcome(after, running, other.train.steps, ratio, change=change, measured=same)

@@ -13,7 +13,15 @@ from typing import Any
 import msgspec
 
 from phalanx.checkpoint import read_manifest
-from phalanx.config import ConfigError, Job, Model, model_differences, problem
+from phalanx.config import (
+    ConfigError,
+    Job,
+    Model,
+    Train,
+    model_differences,
+    problem,
+    refuse_other_sums,
+)
 from phalanx.data import refuse_unreadable
 from phalanx.hardware import count_cuda
 from phalanx.plan.cost.failures import rate_named
@@ -22,6 +30,8 @@ from phalanx.train.report.trackers import check_available
 from phalanx.train.resume.parent import find_parent
 
 log = logging.getLogger(__name__)
+
+SUMS = ("virtual_replicas", "micro_batch")  # settings of a run that decide the order of its sums
 
 
 def refuse(job: Job, *, begins: bool = True) -> None:
@@ -78,7 +88,6 @@ def refuse_parent(job: Job, parent: Path) -> None:
     config = read_manifest(parent).config
     if not job.checkpoint.weights_only:
         refuse_state_of(job, config, str(parent))
-        refuse_other_bits(job, config, str(parent))
     try:
         refuse_model_of(job, config, str(parent))
     except ConfigError as error:
@@ -91,25 +100,16 @@ def refuse_parent(job: Job, parent: Path) -> None:
 
 
 def refuse_state_of(job: Job, config: dict[str, Any], where: str) -> None:
-    """Raise ``ConfigError`` for moments in a format that cannot be turned into the job's."""
+    """Raise ``ConfigError`` for moments in a format that cannot be turned into the job's, and where
+    virtual replicas would go on with sums in another order.
+    """
+    before = {name: config.get("train", {}).get(name, 0) for name in SUMS}
+    refuse_other_sums(job, Train(**before), where)
     theirs, ours = config.get("optimizer", {}).get("state", "float32"), job.optimizer.state
     if theirs != ours and "int8" in (theirs, ours):
         rule = f"the moments of {where} are {theirs}, and 8-bit ones are not converted"
         fix = f'set it to "{theirs}", or take the weights alone (checkpoint.weights_only = true)'
         raise ConfigError("optimizer.state", f'"{ours}"', rule, fix)
-
-
-def refuse_other_bits(job: Job, config: dict[str, Any], where: str) -> None:
-    """Raise ``ConfigError`` where virtual replicas would go on with sums in another order."""
-    theirs = config.get("train", {})
-    if not (job.train.virtual_replicas and theirs.get("virtual_replicas", 0)):
-        return
-    for name in ("virtual_replicas", "micro_batch"):
-        ours, before = getattr(job.train, name), theirs.get(name)
-        if ours != before:
-            rule = f"{where} was trained with {before}, and another value gives other bits"
-            fix = f"set it to {before}, or go on without train.virtual_replicas"
-            raise ConfigError(f"train.{name}", ours, rule, fix)
 
 
 def refuse_model_of(job: Job, config: dict[str, Any], where: str) -> None:

@@ -19,7 +19,7 @@ from phalanx.parallel import Weight
 from phalanx.train.report.progress import event_text
 from phalanx.train.report.records import StartRecord
 from phalanx.train.resume.parent import archive_root, left_out, run_of
-from phalanx.train.resume.refusal import refuse_model_of
+from phalanx.train.resume.refusal import refuse_model_of, refuse_state_of
 from phalanx.train.resume.saving import keepers_home, local_root
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def load_start(
         trainer.publish_weights()
         tier = WEIGHTS
     elif manifest is not None:
+        refuse_state_of(job, manifest.config, checkpointer.loaded_from or tier)
         trainer.restore(manifest)
     start = _start(job, trainer, checkpointer, tier if manifest is not None else "")
     if settings.resume or start.tier:

@@ -10,6 +10,7 @@ from msgspec import structs
 from phalanx.config import ConfigError, job_from_table, resolve, to_toml
 from phalanx.hardware import ClusterFile, cluster, make_cluster
 from phalanx.plan import plan_job
+from phalanx.plan.search.fewer_nodes import on_fewer_nodes
 from phalanx.plan.search.what_if import JobChange, OwnSteps, Running, priced, what_if
 
 TABLE = {
@@ -108,3 +109,28 @@ def test_a_change_that_cannot_run_is_refused_as_a_job_file_would_be(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         what_if(running(), change)
+
+
+VIRTUAL = {
+    **TABLE,
+    "model": {"preset": "llama3-8b"},
+    "parallel": {"zero": 3},
+    "train": {**TABLE["train"], "virtual_replicas": 64},
+}
+
+
+def test_fewer_nodes_keep_virtual_replicas_and_micro_batch() -> None:
+    job = resolve(job_from_table(VIRTUAL), 64)
+    ways = list(on_fewer_nodes(job, cluster("h100-64"), nodes=8, node_gpus=8))
+    assert [other.parallel.data for other, _ in ways] == [16, 32]  # not 48, 56
+    assert all(other.train == job.train for other, _ in ways)
+
+
+def test_a_change_that_would_give_other_bits_is_refused() -> None:
+    job = resolve(job_from_table(VIRTUAL), 64)
+    whole = Running(
+        toml=to_toml(job), ranks=64, devices=cluster("h100-64"), node_gpus=8, steps=STEPS
+    )
+    assert priced(whole, JobChange(gpus=32)).job.train == job.train
+    with pytest.raises(ConfigError, match=r"train\.micro_batch = 2: the job was trained with 1"):
+        priced(whole, JobChange(settings=("train.micro_batch=2",)))

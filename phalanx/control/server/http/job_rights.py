@@ -21,7 +21,7 @@ from phalanx.control.server.http.planned_job import (
     unplanned,
 )
 from phalanx.control.server.http.submission import spec_of
-from phalanx.control.server.http.work_check import WorkError, checked_work
+from phalanx.control.server.http.work_check import WorkError, checked_work, refuse_elastic
 from phalanx.control.wire import api_types as t
 from phalanx.control.wire.payload import Payload
 
@@ -37,6 +37,7 @@ async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobS
     _sees_awaited(call, owned)
     try:
         job = await call.server.read(checked_work, work)
+        refuse_elastic(job, owned.gang)
     except WorkError as error:
         raise ApiError(409, "bad_work", str(error)) from None
     spec = await _planned(call, spec_of(owned, work, job), job)

@@ -106,12 +106,14 @@ def _fallbacks(
     """What the job can go on as where nodes are missing, the most nodes first.
 
     None where every node holds whole replicas of an elastic job: it just goes on with fewer. Nor
-    of a job that is to come to the same bits each time: another mapping adds up in another order.
+    of a job that is to come to the same bits each time: another mapping adds up in another order,
+    unless virtual replicas keep it.
     """
     shape, work, devices = spec.gang, decode_payload(spec.payload), site.devices
     assert isinstance(work, Train) and devices is not None
     elastic = shape.least_replicas > 0 and shape.slot_gpus % shape.replica_ranks == 0
-    if elastic or job.train.deterministic or not shape.slot_gpus:
+    bound = job.train.deterministic and not job.train.virtual_replicas
+    if elastic or bound or not shape.slot_gpus:
         return ()
     found: list[FallbackMapping] = []
     nodes = shape.slots(shape.replicas)

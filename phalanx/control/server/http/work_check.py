@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 
+from phalanx.cluster.jobs.job import GangShape
 from phalanx.config import ConfigError, Job, check, job_from_table, resolve
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.wire.payload import Payload, Script, Train
@@ -29,6 +30,17 @@ def checked_work(work: Payload) -> Job | None:
     for key, rule in _problems(work):
         raise WorkError(f"work.{key}: {rule}")
     return _checked_job(work) if isinstance(work, Train) else None
+
+
+def refuse_elastic(job: Job | None, gang: GangShape) -> None:
+    """WorkError for a gang that loses replicas one by one where its bits allow halves only."""
+    elastic = gang.least_replicas or gang.most_replicas
+    if job is not None and job.train.virtual_replicas and elastic:
+        raise WorkError(
+            f"train.virtual_replicas = {job.train.virtual_replicas}: an elastic gang may be left "
+            "with any number of replicas, and this job runs on those that divide them; leave out "
+            "the least and most replicas: without nodes it goes on with half of them by itself"
+        )
 
 
 def _problems(work: Payload) -> Iterator[tuple[str, str]]:
