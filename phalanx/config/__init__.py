@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.config.backend import Backend, Kubernetes, Ray, Slurm
+from phalanx.config.blocks import has_window, is_gated, rotated_width
 from phalanx.config.errors import ConfigError, ConfigProblem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
@@ -40,6 +41,7 @@ from phalanx.config.schema import (
     StateFormat,
     Store,
     Train,
+    Window,
     gate_up_groups,
 )
 from phalanx.config.section import Section
@@ -85,12 +87,15 @@ __all__ = [
     "Store",
     "Train",
     "VirtualReplicas",
+    "Window",
     "batch_ramp",
     "check",
     "constant_batch",
     "default_world_size",
     "explain",
     "gate_up_groups",
+    "has_window",
+    "is_gated",
     "job_from_table",
     "load_job",
     "micro_batches",
@@ -101,6 +106,7 @@ __all__ = [
     "refuse_other_sums",
     "resolve",
     "resolve_model",
+    "rotated_width",
     "takes_unequal_shares",
     "to_toml",
     "verification_interval",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from phalanx.config.schema import LatentAttention, Model, Moe, RopeScaling
+import math
+
+from msgspec import structs
+
+from phalanx.config.schema import LatentAttention, Model, Moe, RopeScaling, Window
 
 TINY = Model(
     preset="tiny", dim=128, layers=4, heads=8, kv_heads=4, head_dim=16, ffn=512, vocab=4096
@@ -45,7 +49,7 @@ LLAMA3_3B = Model(
     rope_scaling=RopeScaling(factor=32.0),
 )
 
-# Llama 3 (April 2024): no RoPE scaling. For 3.1's 8B and 70B add [model.rope_scaling].
+# Llama 3 (April 2024): no RoPE scaling.
 LLAMA3_8B = Model(
     preset="llama3-8b",
     dim=4096,
@@ -78,6 +82,118 @@ LLAMA3_405B = Model(
     ffn=53248,
     vocab=128256,
     rope_scaling=RopeScaling(factor=8.0),
+)
+
+LLAMA31_8B = structs.replace(LLAMA3_8B, preset="llama3.1-8b", rope_scaling=RopeScaling(factor=8.0))
+LLAMA31_70B = structs.replace(
+    LLAMA3_70B, preset="llama3.1-70b", rope_scaling=RopeScaling(factor=8.0)
+)
+
+# Version 0.1, the one with a window; later ones see all.
+MISTRAL_7B = Model(
+    preset="mistral-7b",
+    dim=4096,
+    layers=32,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    ffn=14336,
+    vocab=32000,
+    rope_theta=10_000.0,
+    window=Window(size=4096),
+)
+
+QWEN25_7B = Model(
+    preset="qwen2.5-7b",
+    dim=3584,
+    layers=28,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    ffn=18944,
+    vocab=152064,
+    norm_eps=1e-6,
+    rope_theta=1_000_000.0,
+    attention_bias=True,
+)
+QWEN3_8B = Model(
+    preset="qwen3-8b",
+    dim=4096,
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    ffn=12288,
+    vocab=151936,
+    norm_eps=1e-6,
+    rope_theta=1_000_000.0,
+    qk_norm=True,
+)
+
+SMOLLM3_3B = Model(
+    preset="smollm3-3b",
+    dim=2048,
+    layers=36,
+    heads=16,
+    kv_heads=4,
+    head_dim=128,
+    ffn=11008,
+    vocab=128256,
+    norm_eps=1e-6,
+    rope_theta=5_000_000.0,
+    nope_every=4,
+    tied_embedding=True,
+)
+
+# Gemma 3's text models: five layers with a window to one without, which alone are scaled.
+GEMMA3_1B = Model(
+    preset="gemma3-1b",
+    dim=1152,
+    layers=26,
+    heads=4,
+    kv_heads=1,
+    head_dim=256,
+    ffn=6912,
+    vocab=262144,
+    mlp="geglu",
+    norm="sandwich",
+    norm_eps=1e-6,
+    norm_offset=True,
+    rope_theta=1_000_000.0,
+    window=Window(size=512, full_every=6, rope_theta=10_000.0),
+    qk_norm=True,
+    embedding_scale=math.sqrt(1152),
+    tied_embedding=True,
+)
+GEMMA3_27B = structs.replace(
+    GEMMA3_1B,
+    preset="gemma3-27b",
+    dim=5376,
+    layers=62,
+    heads=32,
+    kv_heads=16,
+    head_dim=128,
+    ffn=21504,
+    vocab=262208,
+    rope_scaling=RopeScaling(kind="linear", factor=8.0),
+    window=Window(size=1024, full_every=6, rope_theta=10_000.0, rope_scaled=False),
+    attention_scale=168**-0.5,
+    embedding_scale=math.sqrt(5376),
+)
+
+OLMO2_7B = Model(
+    preset="olmo2-7b",
+    dim=4096,
+    layers=32,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    ffn=11008,
+    vocab=100352,
+    norm="post",
+    norm_eps=1e-6,
+    qk_norm=True,
+    qk_norm_over="all",
 )
 
 # The shape of GPT-3 with this project's blocks: RoPE, RMSNorm, no biases, untied head. The
@@ -123,8 +239,8 @@ QWEN3_MOE_30B_A3B = Model(
     moe=Moe(experts=128, top_k=8, ffn=768, auxiliary_coefficient=0.001),
 )
 
-# The shape of DeepSeek-V3 without its multi-token prediction layer, its group-limited routing
-# (experts are chosen among all) and its YaRN scaling.
+# The shape of DeepSeek-V3 without its multi-token prediction layer, its group-limited routing (add
+# model.moe.groups = 8 and top_groups = 4) and its YaRN scaling.
 DEEPSEEK_V3 = Model(
     preset="deepseek-v3",
     dim=7168,
@@ -171,7 +287,16 @@ PRESETS: dict[str, Model] = {
         LLAMA3_3B,
         LLAMA3_8B,
         LLAMA3_70B,
+        LLAMA31_8B,
+        LLAMA31_70B,
         LLAMA3_405B,
+        MISTRAL_7B,
+        QWEN25_7B,
+        QWEN3_8B,
+        SMOLLM3_3B,
+        GEMMA3_1B,
+        GEMMA3_27B,
+        OLMO2_7B,
         GPT3_175B,
         MIXTRAL_8X7B,
         QWEN3_MOE_30B_A3B,

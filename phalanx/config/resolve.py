@@ -97,4 +97,5 @@ def _context_method(job: Job, model: Model) -> str:
         return axes.context_method
     heads = model.heads if model.latent is not None else model.kv_heads
     fits = heads % (axes.tensor * axes.context) == 0
-    return "ulysses" if axes.context > 1 and (fits or job.data.document_mask) else "ring"
+    masked = job.data.document_mask or model.window is not None  # the ring has no such masks
+    return "ulysses" if axes.context > 1 and (fits or masked) else "ring"

@@ -38,16 +38,39 @@ from phalanx.config.section import (
 
 
 class RopeScaling(Section, frozen=True, kw_only=True):
-    """Llama-3 frequency scaling: stretches low frequencies to extend the context."""
+    """Scaling of the rotary frequencies, which extends the context."""
 
+    kind: Literal["llama3", "linear", "yarn"] = "llama3"
+    """Low frequencies by wavelength, all alike, or by rotations within the old context."""
     factor: Annotated[float, Meta(ge=1)] = 8.0
     """How many times longer the context becomes."""
     low_frequency_factor: Positive = 1.0
-    """Wavelengths above original_context / this are stretched by the whole factor."""
+    """Llama 3: wavelengths above original_context / this are stretched by the whole factor."""
     high_frequency_factor: Positive = 4.0
-    """Wavelengths below original_context / this are left alone."""
+    """Llama 3: wavelengths below original_context / this are left alone."""
     original_context: Count = 8192
     """Context length, in tokens, that the unscaled frequencies were trained for."""
+    fast_rotations: Positive = 32.0
+    """YaRN: dimensions that turn more often within original_context are left alone."""
+    slow_rotations: Positive = 1.0
+    """YaRN: dimensions that turn less often are stretched by the whole factor."""
+    round_bounds: bool = True
+    """YaRN: the bounds between those are whole dimensions."""
+    attention_factor: NonNegative = 0.0
+    """YaRN: factor on rotated queries and keys; 0: 0.1 * ln(factor) + 1."""
+
+
+class Window(Section, frozen=True, kw_only=True):
+    """Sliding-window attention: most layers see the nearest tokens only."""
+
+    size: Count = 4096
+    """Tokens that a token sees, itself included."""
+    full_every: Natural = 0
+    """Every so many layers one sees all: 4 is a pattern of 3:1, 6 of 5:1; 0: none does."""
+    rope_theta: NonNegative = 0.0
+    """Base of the rotary frequencies in layers with the window; 0: model.rope_theta."""
+    rope_scaled: bool = True
+    """Whether model.rope_scaling holds in layers with the window, too."""
 
 
 class LatentAttention(Section, frozen=True, kw_only=True):
@@ -92,6 +115,12 @@ class Moe(Section, frozen=True, kw_only=True):
     """Weight of the balance loss."""
     bias_rate: NonNegative = 0.001
     """Step of the selection bias after each optimizer step."""
+    groups: Experts = 1
+    """Groups of neighbouring experts, of which a token visits some (DeepSeek-V3)."""
+    top_groups: Experts = 1
+    """Groups that a token visits: those whose two best experts score highest together."""
+    z_loss_coefficient: NonNegative = 0.0
+    """Weight of the loss on large router logits: the square of their log-sum-exp."""
 
 
 class Model(Section, frozen=True, kw_only=True):
@@ -113,16 +142,36 @@ class Model(Section, frozen=True, kw_only=True):
     """Hidden width of the dense MLP."""
     vocab: Vocabulary = 0
     """Rows of the embedding and of the output head."""
-    mlp: Literal["swiglu", "gelu"] = "swiglu"
-    """Form of the dense MLP: gated (three matrices) or plain (two)."""
+    mlp: Literal["swiglu", "geglu", "geglu-exact", "gelu", "gelu-exact", "relu2"] = "swiglu"
+    """Form of the dense MLP: gated (three matrices) or plain (two); GELU is tanh's or exact."""
+    norm: Literal["pre", "post", "sandwich"] = "pre"
+    """Where RMSNorm stands: before a branch, on its result, or both."""
     norm_eps: Positive = 1e-5
     """Added to the mean square inside RMSNorm."""
+    norm_offset: bool = False
+    """RMSNorm multiplies by one plus its weight, which starts at zero (Gemma)."""
     rope_theta: Positive = 500_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
-    """Llama-3 scaling of the rotary frequencies; "none": off."""
+    """Scaling of the rotary frequencies; "none": off."""
+    rotary_fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Leading share of a head that RoPE rotates."""
+    nope_every: Natural = 0
+    """Every so many layers one has no positions at all (NoPE); 0: all have."""
+    window: Window | None = None
+    """Sliding-window attention; "none": every layer sees all earlier tokens."""
     qk_norm: bool = False
-    """RMSNorm on each query and key head."""
+    """RMSNorm on queries and keys."""
+    qk_norm_over: Literal["head", "all"] = "head"
+    """What such a norm is taken over: each head, or all heads together."""
+    attention_bias: bool = False
+    """Biases on queries, keys and values."""
+    attention_scale: NonNegative = 0.0
+    """Factor on the scores of attention; 0: 1 / sqrt(head_dim)."""
+    embedding_scale: Positive = 1.0
+    """Factor on token vectors."""
+    residual_scale: Positive = 1.0
+    """Factor on what each branch adds to the residual stream."""
     tied_embedding: bool = False
     """One matrix serves as embedding and as output head."""
     latent: LatentAttention | None = None

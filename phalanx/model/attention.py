@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from phalanx.config import Model
-from phalanx.model.layers import ForwardContext, Linear, RMSNorm
+from phalanx.config import Model, has_window, rotated_width
+from phalanx.model.layers import BiasedLinear, ForwardContext, Linear, Windowed, make_norm
 from phalanx.model.ops import apply_rope, split_heads, split_rope
 
 # cuDNN is the fastest on Hopper; flash is the deterministic one; the others are fallbacks.
@@ -31,27 +31,61 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
 
 
-def document_mask(documents: Tensor) -> Tensor | BlockMask:
-    """Causal mask inside each packed document. documents: [batch, seq] numbers."""
+def document_mask(documents: Tensor, window: int = 0) -> Tensor | BlockMask:
+    """Causal mask inside each packed document. documents: [batch, seq] numbers.
+
+    With a window, a token sees so many tokens at most, itself included.
+    """
     batch, sequence = documents.shape
     if documents.is_cuda:
 
         def visible(b: Tensor, _h: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query >= key) & (documents[b, query] == documents[b, key])
 
+        def near(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return visible(b, h, query, key) & (query - key < window)
+
         make = compiled(create_block_mask)  # uncompiled it would ask of every pair of tokens
-        mask: BlockMask = make(visible, batch, None, sequence, sequence, device=documents.device)
+        seen = near if window else visible
+        mask: BlockMask = make(seen, batch, None, sequence, sequence, device=documents.device)
         return mask
     same = documents[:, None, :, None] == documents[:, None, None, :]
-    return same & torch.ones(sequence, sequence, dtype=torch.bool, device=documents.device).tril()
+    return same & _band(window or sequence, sequence, documents.device)
+
+
+@functools.lru_cache(maxsize=8)
+def window_mask(window: int, sequence: int, device: torch.device) -> Tensor | BlockMask | None:
+    """Causal mask of the nearest tokens; None where they are all. Made once, not once a step."""
+    if window >= sequence:
+        return None
+    if device.type != "cuda":
+        return _band(window, sequence, device)
+
+    def visible(_b: Tensor, _h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (query - key < window)
+
+    mask: BlockMask = compiled(create_block_mask)(
+        visible, None, None, sequence, sequence, device=device
+    )
+    return mask
+
+
+def _band(window: int, sequence: int, device: torch.device) -> Tensor:
+    """True on the diagonal and so many less one below it."""
+    lower = torch.ones(sequence, sequence, dtype=torch.bool, device=device).tril()
+    return lower.triu(1 - window)
 
 
 class CausalAttention(nn.Module):
     """The core: softmax(q k^T) v over [batch, seq, heads, head_dim] tensors."""
 
+    def __init__(self, scale: float = 0.0) -> None:
+        super().__init__()
+        self.scale = scale  # of the scores; 0: by the width of a head
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
         key_dim, value_dim = q.shape[-1], v.shape[-1]
-        scale = key_dim**-0.5
+        scale = self.scale or key_dim**-0.5
         if value_dim < key_dim:  # latent attention: fused kernels want one head size
             v = F.pad(v, (0, key_dim - value_dim))
         elif value_dim > key_dim:
@@ -89,36 +123,55 @@ class GroupedQueryAttention(nn.Module):
     contiguous slice of rows is therefore a complete set of heads.
     """
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: Model, layer: int = 0) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.rotated = rotated_width(config, layer)
+        self.windowed = has_window(config, layer)
         self.queries = config.heads // config.kv_heads  # per key/value head
         rows = (config.heads + 2 * config.kv_heads) * config.head_dim
-        self.qkv = Linear(config.dim, rows)
+        self.qkv = (BiasedLinear if config.attention_bias else Linear)(config.dim, rows)
         self.out = Linear(config.heads * config.head_dim, config.dim)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.core = CausalAttention()
+        self.norms_all = config.qk_norm_over == "all"
+        wide = (config.heads, config.kv_heads) if self.norms_all else (1, 1)
+        norms = [make_norm(config, n * config.head_dim) if config.qk_norm else None for n in wide]
+        self.q_norm, self.k_norm = norms
+        self.core = CausalAttention(config.attention_scale)
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         return self.attend(self.qkv(x), context)
 
     def attend(self, packed: Tensor, context: ForwardContext) -> Tensor:
         """Everything after the fused projection: packed [batch, seq, rows] -> [batch, seq, dim]."""
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = split_heads(packed, self.queries, self.head_dim)
-            q, k = self.q_norm(q), self.k_norm(k)
-            q, k = (apply_rope(t, context.cos, context.sin) for t in (q, k))
+        seen = context.windowed if self.windowed and context.windowed is not None else context
+        if self.q_norm is None and self.rotated == self.head_dim:
+            q, k, v = split_rope(packed, seen.cos, seen.sin, self.queries, self.head_dim)
         else:
-            q, k, v = split_rope(packed, context.cos, context.sin, self.queries, self.head_dim)
-        attended: Tensor = self.out(self.core(q, k, v, context.mask).flatten(2))
+            q, k, v = split_heads(packed, self.queries, self.head_dim)
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+            q, k = self._rotate(q, seen), self._rotate(k, seen)
+        attended: Tensor = self.out(self.core(q, k, v, seen.mask).flatten(2))
         return attended
+
+    def _normed(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        if norm is None:
+            return x
+        normed: Tensor = norm(x.flatten(2)).view_as(x) if self.norms_all else norm(x)
+        return normed
+
+    def _rotate(self, x: Tensor, seen: ForwardContext | Windowed) -> Tensor:
+        """Turn the leading part of each head, which may be all of it or none."""
+        if self.rotated == 0:
+            return x
+        turned, rest = x[..., : self.rotated], x[..., self.rotated :]
+        turned = apply_rope(turned, seen.cos, seen.sin)
+        return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
 
 
 class LatentAttention(nn.Module):
     """Multi-head latent attention: keys and values from a low-rank latent, one shared rope key."""
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: Model, layer: int = 0) -> None:
         super().__init__()
         latent = config.latent
         assert latent is not None
@@ -127,14 +180,14 @@ class LatentAttention(nn.Module):
         query_rows = config.heads * (self.content + self.rope)
         query_in = latent.query_rank or config.dim
         self.q_down = Linear(config.dim, query_in) if latent.query_rank else None
-        self.q_norm = RMSNorm(query_in, config.norm_eps) if latent.query_rank else None
+        self.q_norm = make_norm(config, query_in) if latent.query_rank else None
         self.q_up = Linear(query_in, query_rows)
         self.kv_down = Linear(config.dim, self.key_value_rank + self.rope)
-        self.kv_norm = RMSNorm(self.key_value_rank, config.norm_eps)
+        self.kv_norm = make_norm(config, self.key_value_rank)
         kv_rows = config.heads * (self.content + self.value)
         self.kv_up = Linear(self.key_value_rank, kv_rows)
         self.out = Linear(config.heads * self.value, config.dim)
-        self.core = CausalAttention()
+        self.core = CausalAttention(config.attention_scale)
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         low = self.q_norm(self.q_down(x)) if self.q_down and self.q_norm else x

@@ -26,6 +26,17 @@ __all__ = ["HfError", "config_from_hf", "export_hf", "load_hf"]
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MOST_OPEN_FILES = 2  # parts of one of our tensors are mostly in one file, or in neighbours
+# Our norms of a block by their place, and what stands before "layernorm" in theirs.
+NORMS = {
+    "pre": {"attention_norm": "input_", "mlp_norm": "post_attention_"},
+    "post": {"attention_norm": "post_attention_", "mlp_norm": "post_feedforward_"},
+    "sandwich": {
+        "attention_norm": "input_",
+        "attention_out_norm": "post_attention_",
+        "mlp_norm": "pre_feedforward_",
+        "mlp_out_norm": "post_feedforward_",
+    },
+}
 COMPUTED_SUFFIXES = (".rotary_emb.inv_freq",)  # in old files; follows from the configuration
 
 
@@ -145,14 +156,18 @@ def _layer_rules(model: Model, kind: str, layer: int) -> Iterator[Rule]:
     ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
     dim, head_dim = model.dim, model.head_dim
     attention = theirs + "self_attn."
-    yield _same(ours + "attention_norm.weight", theirs + "input_layernorm.weight", (dim,))
-    yield _qkv(ours + "attention.qkv.weight", attention, model)
+    for name, norm in NORMS[model.norm].items():
+        yield _same(f"{ours}{name}.weight", f"{theirs}{norm}layernorm.weight", (dim,))
+    yield _qkv(ours + "attention.qkv.", attention, "weight", model, (dim,))
+    if model.attention_bias:
+        yield _qkv(ours + "attention.qkv.", attention, "bias", model, ())
     if model.qk_norm:
-        yield _same(ours + "attention.q_norm.weight", attention + "q_norm.weight", (head_dim,))
-        yield _same(ours + "attention.k_norm.weight", attention + "k_norm.weight", (head_dim,))
+        over_all = model.qk_norm_over == "all"
+        for name, heads in (("q_norm", model.heads), ("k_norm", model.kv_heads)):
+            width = (heads * head_dim if over_all else head_dim,)
+            yield _same(f"{ours}attention.{name}.weight", f"{attention}{name}.weight", width)
     out_shape = (dim, model.heads * head_dim)
     yield _same(ours + "attention.out.weight", attention + "o_proj.weight", out_shape)
-    yield _same(ours + "mlp_norm.weight", theirs + "post_attention_layernorm.weight", (dim,))
     if model.moe is not None and layer >= model.moe.first_dense_layers:
         yield from _moe_rules(model, kind, ours + "moe.", theirs)
     else:
@@ -206,23 +221,23 @@ def _stack(pieces: Sequence[tuple[str, tuple[int, ...]]], shape: tuple[int, ...]
     )
 
 
-def _qkv(fqn: str, theirs: str, model: Model) -> Rule:
-    """Rows grouped by key/value head: its queries, its key, its value."""
-    kv, head_dim, dim = model.kv_heads, model.head_dim, model.dim
+def _qkv(ours: str, theirs: str, name: str, model: Model, rest: tuple[int, ...]) -> Rule:
+    """Rows grouped by key/value head: its queries, its key, its value. ``rest``: a row's shape."""
+    kv, head_dim = model.kv_heads, model.head_dim
     widths = (model.heads // kv, 1, 1)
     pieces = tuple(
-        (f"{theirs}{name}_proj.weight", (kv * width * head_dim, dim))
-        for name, width in zip("qkv", widths, strict=True)
+        (f"{theirs}{part}_proj.{name}", (kv * width * head_dim, *rest))
+        for part, width in zip("qkv", widths, strict=True)
     )
     source = TensorSource(
         pieces,
-        lambda parts: torch.cat([p.view(kv, -1, head_dim, dim) for p in parts], 1).flatten(0, 2),
+        lambda parts: torch.cat([p.view(kv, -1, head_dim, *rest) for p in parts], 1).flatten(0, 2),
         lambda whole: [
             part.flatten(0, 2)
-            for part in torch.split(whole.view(kv, -1, head_dim, dim), list(widths), 1)
+            for part in torch.split(whole.view(kv, -1, head_dim, *rest), list(widths), 1)
         ],
     )
-    return Rule(fqn, (kv * sum(widths) * head_dim, dim), (source,))
+    return Rule(ours + name, (kv * sum(widths) * head_dim, *rest), (source,))
 
 
 def _gate_up(fqn: str, theirs: str, model: Model) -> Rule:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from phalanx.config import Model, Moe, RopeScaling
+from phalanx.config import Model, Moe
+from phalanx.model.hf_families import ACTIVATIONS, FAMILIES, obstacles
+from phalanx.model.hf_positions import read_positions, write_positions
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-}
-# What transformers assumes where a file leaves the key out.
-DEFAULT_ROPE_THETA = {"llama": 1e4, "mixtral": 1e6, "qwen3": 1e4, "qwen3_moe": 1e4}
-DEFAULT_NORM_EPS = {"llama": 1e-6, "mixtral": 1e-5, "qwen3": 1e-6, "qwen3_moe": 1e-6}
+GEMMA_SCALAR = 256  # query_pre_attn_scalar where a file leaves it out
 DEFAULT_CONTEXT = 8192  # tokens; what is exported when the caller does not say
 
 
@@ -48,70 +43,68 @@ def read_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise HfError(folder, f"config.json is not JSON: {error}") from error
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise HfError(folder, f"config.json: model_type = {kind!r} is not supported ({known} are)")
+    if kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        hint = ""
+        if f"{kind}_text" in FAMILIES:
+            hint = f"; save its text model alone, which is of the type {kind}_text"
+        problem = f"config.json: model_type = {kind!r} is not supported ({known} are){hint}"
+        raise HfError(folder, problem)
     return config
 
 
 def _model(folder: Path, config: dict[str, Any]) -> Model:
-    kind = config["model_type"]
+    family = FAMILIES[config["model_type"]]
     _refuse_unsupported(folder, config)
-    theta, scaling = _rope(folder, config)
     heads = _required(folder, config, "num_attention_heads")
     dim = _required(folder, config, "hidden_size")
+    head_dim = config.get("head_dim") or dim // heads
+    scalar = config.get("query_pre_attn_scalar", GEMMA_SCALAR) if family.any_scale else head_dim
+    activation = config.get("hidden_activation" if family.any_scale else "hidden_act")
+    try:
+        positions = read_positions(config)
+    except ValueError as error:
+        raise HfError(folder, f"config.json: {error}") from error
     return Model(
         dim=dim,
         layers=_required(folder, config, "num_hidden_layers"),
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or dim // heads,
+        head_dim=head_dim,
         ffn=_required(folder, config, "intermediate_size"),
         vocab=_required(folder, config, "vocab_size"),
-        norm_eps=config.get("rms_norm_eps", DEFAULT_NORM_EPS[kind]),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        qk_norm=kind.startswith("qwen3"),
-        tied_embedding=config.get("tie_word_embeddings", False),
-        moe=_moe(folder, config) if kind in ("mixtral", "qwen3_moe") else None,
+        mlp=ACTIVATIONS[activation or family.activation],
+        norm_eps=config.get("rms_norm_eps", family.eps),
+        attention_scale=0.0 if scalar == head_dim else scalar**-0.5,
+        embedding_scale=math.sqrt(dim) if family.scaled_embedding else 1.0,
+        tied_embedding=config.get("tie_word_embeddings", family.tied),
+        moe=_moe(folder, config) if family.moe else None,
+        **positions,
+        **family.has,
     )
 
 
 def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
-    only = {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "partial_rotary_factor": 1.0,
-        "decoder_sparse_step": 1,
-        "quantization_config": None,
-        "use_sliding_window": False,
+    moe = FAMILIES[config["model_type"]].moe
+    activations = ("silu",) if moe else (None, *ACTIVATIONS)
+    only: dict[str, tuple[Any, ...]] = {
+        "hidden_act": activations,
+        "hidden_activation": activations,
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "partial_rotary_factor": (1.0,),
+        "decoder_sparse_step": (1,),
+        "quantization_config": (None,),
+        "use_sliding_window": (False, None),
+        "attn_logit_softcapping": (None,),
+        "final_logit_softcapping": (None,),
+        "use_bidirectional_attention": (False, None),
     }
-    if config["model_type"] == "mixtral":  # elsewhere use_sliding_window decides
-        only["sliding_window"] = None
     for key, supported in only.items():
-        if config.get(key, supported) != supported:
-            problem = f"config.json: {key} = {config[key]!r} is not supported, only {supported!r}"
+        if config.get(key, supported[0]) not in supported:
+            those = " or ".join(repr(value) for value in supported if value is not None) or "null"
+            problem = f"config.json: {key} = {config[key]!r} is not supported, only {those}"
             raise HfError(folder, problem)
-
-
-def _rope(folder: Path, config: dict[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Base frequency and scaling, from the key of transformers 5 or the older two."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    default = config.get("rope_theta", DEFAULT_ROPE_THETA[config["model_type"]])
-    theta = float(rope.get("rope_theta", default))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        problem = f"config.json: RoPE scaling of type {kind!r} is not supported, only 'llama3'"
-        raise HfError(folder, problem)
-    return theta, RopeScaling(
-        factor=float(_required(folder, rope, "factor")),
-        low_frequency_factor=float(_required(folder, rope, "low_freq_factor")),
-        high_frequency_factor=float(_required(folder, rope, "high_freq_factor")),
-        original_context=_required(folder, rope, "original_max_position_embeddings"),
-    )
 
 
 def _moe(folder: Path, config: dict[str, Any]) -> Moe:
@@ -140,44 +133,36 @@ def _required(folder: Path, config: dict[str, Any], key: str) -> Any:
 def kind_of(model: Model) -> str:
     """Which of the known architectures expresses this model exactly."""
     moe = model.moe
-    obstacles = {
-        "model.mlp = 'gelu'": model.mlp != "swiglu",
-        "model.latent": model.latent is not None,
+    unknown = {
         "model.moe.shared_experts": moe is not None and bool(moe.shared_experts or moe.shared_ffn),
         "model.moe.score = 'sigmoid'": moe is not None and moe.score != "softmax",
         "model.moe.route_scale": moe is not None and moe.route_scale != 1.0,
+        "model.moe.groups": moe is not None and moe.groups > 1,
         "model.moe.balance = 'bias'": moe is not None and moe.balance == "bias",
     }
-    for setting, present in obstacles.items():
-        if present:
-            known = ", ".join(ARCHITECTURES)
-            raise HfError(None, f"{setting} has no place in the layouts {known}")
-    if moe is None:
-        return "qwen3" if model.qk_norm else "llama"
-    if model.qk_norm:
-        return "qwen3_moe"
-    if not moe.normalize_top_k or moe.first_dense_layers:
+    in_the_way = [setting for setting, present in unknown.items() if present]
+    found = {kind: in_the_way + obstacles(model, family) for kind, family in FAMILIES.items()}
+    sparse = moe is not None
+    kind = min(found, key=lambda each: (FAMILIES[each].moe != sparse, len(found[each])))
+    if found[kind]:
+        settings, known = " and ".join(found[kind]), ", ".join(FAMILIES)
+        raise HfError(None, f"{settings}: has no place in the layouts {known}")
+    unlike_mixtral = moe is not None and (not moe.normalize_top_k or moe.first_dense_layers)
+    if kind == "mixtral" and unlike_mixtral:
         rule = "needs model.qk_norm = true (qwen3_moe): mixtral cannot express it"
         raise HfError(None, f"model.moe.normalize_top_k = false or first_dense_layers > 0 {rule}")
-    return "mixtral"
+    return kind
 
 
 def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str, Any]:
     """The content of config.json for a resolved model, for transformers 4 and 5."""
     kind = kind_of(model)
-    moe, scaling = model.moe, model.rope_scaling
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if scaling is not None:
-        rope = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_frequency_factor,
-            "high_freq_factor": scaling.high_frequency_factor,
-            "original_max_position_embeddings": scaling.original_context,
-        }
-        context = context or int(scaling.factor * scaling.original_context)
+    family, moe = FAMILIES[kind], model.moe
+    activation = next(name for name, mlp in ACTIVATIONS.items() if mlp == model.mlp)
+    if model.rope_scaling is not None:
+        context = context or int(model.rope_scaling.factor * model.rope_scaling.original_context)
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[kind]],
+        "architectures": [family.architecture],
         "model_type": kind,
         "hidden_size": model.dim,
         "num_hidden_layers": model.layers,
@@ -187,15 +172,19 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
         "intermediate_size": moe.ffn if moe and kind == "mixtral" else model.ffn,
         "vocab_size": model.vocab,
         "max_position_embeddings": context or DEFAULT_CONTEXT,
-        "hidden_act": "silu",
+        "hidden_activation" if family.any_scale else "hidden_act": activation,
         "rms_norm_eps": model.norm_eps,
         "tie_word_embeddings": model.tied_embedding,
         "attention_bias": False,
-        "rope_parameters": {**rope, "rope_theta": model.rope_theta},
-        "rope_theta": model.rope_theta,
-        "rope_scaling": rope if scaling is not None else None,
+        **write_positions(model, family),
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
+    if family.nope:
+        config["pad_token_id"] = (
+            None  # theirs is of the published vocabulary, maybe beyond this one
+        )
+    if family.any_scale:
+        config["query_pre_attn_scalar"] = _scalar(model)
     if moe is not None:
         config["num_experts_per_tok"] = moe.top_k
         config["router_aux_loss_coef"] = moe.auxiliary_coefficient
@@ -206,3 +195,14 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
         config["mlp_only_layers"] = list(range(moe.first_dense_layers))
         config["decoder_sparse_step"] = 1
     return config
+
+
+def _scalar(model: Model) -> int:
+    """The whole number whose inverse root is the scale of attention's scores."""
+    if not model.attention_scale:
+        return model.head_dim
+    scalar = round(model.attention_scale**-2)
+    if scalar < 1 or scalar**-0.5 != model.attention_scale:
+        rule = "must be the inverse root of a whole number to be written as query_pre_attn_scalar"
+        raise HfError(None, f"model.attention_scale = {model.attention_scale} {rule}")
+    return scalar

@@ -19,8 +19,10 @@ _CHUNK = 1 << 24  # elements drawn at once: bounds the memory of the int64 work
 
 def initial_std(config: Model, name: str) -> float | None:
     """Standard deviation of a parameter's initial values; None for a norm, which starts at one."""
+    if name.endswith(".bias"):
+        return 0.0
     if "norm" in name.rsplit(".", 2)[-2]:
-        return None
+        return 0.0 if config.norm_offset else None
     if name.endswith((".out.weight", ".down.weight", "experts.down")):
         return 0.02 / math.sqrt(2 * config.layers)  # residual branches start small
     return 0.02

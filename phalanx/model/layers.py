@@ -1,8 +1,9 @@
-"""Norm, rotary positions and the dense feed-forward layer."""
+"""Norm, linear layers, and the dense feed-forward layer."""
 
 from __future__ import annotations
 
-import math
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,14 @@ from phalanx.config import Model, gate_up_groups
 from phalanx.model import ops
 
 
+class Windowed(NamedTuple):
+    """What layers with a sliding window see in place of the context's own."""
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | object | None  # None: the window covers the sequence, plain causal
+
+
 class ForwardContext(NamedTuple):
     """What every block of one forward pass shares."""
 
@@ -21,6 +30,7 @@ class ForwardContext(NamedTuple):
     mask: Tensor | object | None  # attention mask of packed documents; None: plain causal
     real: Tensor | None  # [batch, seq] bool, False at weightless padding; None: all real
     token_weight: Tensor  # [] weight of one real token in the loss
+    windowed: Windowed | None = None  # where the model has a window
 
 
 class RMSNorm(nn.Module):
@@ -41,6 +51,18 @@ class RMSNorm(nn.Module):
         return ops.add_rms_norm(x, branch, self.weight, self.eps)
 
 
+class OffsetRMSNorm(RMSNorm):
+    """Multiplies by one plus its weight."""
+
+    def join(self, x: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return ops.add_rms_norm(x, branch, self.weight + 1, self.eps)
+
+
+def make_norm(config: Model, width: int) -> RMSNorm:
+    """A norm of the model's form."""
+    return (OffsetRMSNorm if config.norm_offset else RMSNorm)(width, config.norm_eps)
+
+
 class Linear(nn.Linear):
     """A linear layer without bias; on CUDA each of its matmuls runs by the fastest algorithm."""
 
@@ -51,21 +73,18 @@ class Linear(nn.Linear):
         return ops.linear(x, self.weight)
 
 
-def rope_tables(config: Model, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, rotated / 2] in fp32, with Llama-3 scaling if configured."""
-    rotated = config.latent.rope_head_dim if config.latent else config.head_dim
-    exponent = torch.arange(0, rotated, 2, dtype=torch.float32, device=positions.device) / rotated
-    frequency = config.rope_theta**-exponent
-    if (scaling := config.rope_scaling) is not None:
-        wavelength = 2 * math.pi / frequency
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        kept = ((scaling.original_context / wavelength - low) / (high - low)).clamp(0, 1)
-        frequency = frequency * (kept + (1 - kept) / scaling.factor)
-    angle = positions.to(torch.float32)[:, None] * frequency
-    return angle.cos(), angle.sin()
+class BiasedLinear(Linear):
+    """A linear layer with a bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.bias = nn.Parameter(torch.empty(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.bias
 
 
-class SwiGLU(nn.Module):
+class GatedMlp(nn.Module):
     """Gated feed-forward. Gate and up rows lie in alternating groups of one matrix.
 
     A contiguous slice of ``gate_up`` rows therefore holds matching gates and ups, which is
@@ -78,25 +97,60 @@ class SwiGLU(nn.Module):
         self.gate_up = Linear(dim, 2 * ffn)
         self.down = Linear(ffn, dim)
 
+
+class SwiGLU(GatedMlp):
+    """Gated by SiLU."""
+
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.down(ops.swiglu(self.gate_up(x), self.group_width))
         return hidden
 
 
-class GeluMlp(nn.Module):
+class GeGLU(GatedMlp):
+    """Gated by GELU."""
+
+    def __init__(self, dim: int, ffn: int, approximate: str) -> None:
+        super().__init__(dim, ffn)
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = self.gate_up(x).unflatten(-1, (-1, 2, self.group_width))
+        gate, up = pairs.unbind(-2)
+        hidden = F.gelu(gate, approximate=self.approximate) * up
+        out: Tensor = self.down(hidden.flatten(-2))
+        return out
+
+
+class PlainMlp(nn.Module):
     """Two-matrix feed-forward of the GPT-3 family."""
 
-    def __init__(self, dim: int, ffn: int) -> None:
+    def __init__(self, dim: int, ffn: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.up = Linear(dim, ffn)
         self.down = Linear(ffn, dim)
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        hidden: Tensor = self.down(self.activation(self.up(x)))
         return hidden
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """The positive part, squared."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functools.partial(F.gelu, approximate="tanh"),
+    "gelu-exact": F.gelu,
+    "relu2": squared_relu,
+}
 
 
 def dense_mlp(config: Model) -> nn.Module:
     """The feed-forward layer of a dense block."""
-    kind = SwiGLU if config.mlp == "swiglu" else GeluMlp
-    return kind(config.dim, config.ffn)
+    if config.mlp == "swiglu":
+        return SwiGLU(config.dim, config.ffn)
+    if config.mlp in ACTIVATIONS:
+        return PlainMlp(config.dim, config.ffn, ACTIVATIONS[config.mlp])
+    return GeGLU(config.dim, config.ffn, "none" if config.mlp == "geglu-exact" else "tanh")

@@ -50,12 +50,32 @@ class Router(nn.Module):
         logits = F.linear(x.float(), self.weight.float())
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
         biased = scores + self.expert_bias if self.moe.balance == "bias" else scores
+        if self.moe.groups > 1:
+            biased = self._in_best_groups(biased)
         experts = biased.topk(self.moe.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
         if self.moe.normalize_top_k:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         x = self._balance(x, scores, experts, context)
+        if self.moe.z_loss_coefficient and self.training:
+            x = self._keep_logits_small(x, logits, context)
         return x, weights * self.moe.route_scale, experts
+
+    def _in_best_groups(self, scores: Tensor) -> Tensor:
+        """Scores in the groups whose two best experts score highest together, elsewhere none."""
+        grouped = scores.unflatten(-1, (self.moe.groups, -1))
+        best = grouped.topk(2, dim=-1).values.sum(-1).topk(self.moe.top_groups, dim=-1).indices
+        closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+        within: Tensor = grouped.masked_fill(closed.unsqueeze(-1), -torch.inf)
+        return within.flatten(-2)
+
+    def _keep_logits_small(self, x: Tensor, logits: Tensor, context: ForwardContext) -> Tensor:
+        """Attach the z-loss: each token's, so that it adds up over any split of the tokens."""
+        each = logits.logsumexp(-1).square()
+        if context.real is not None:
+            each = each * context.real
+        loss = each.sum() * self.moe.z_loss_coefficient * context.token_weight
+        return AttachLoss.apply(x, loss)  # type: ignore[no-any-return, no-untyped-call]
 
     def _balance(
         self, x: Tensor, scores: Tensor, experts: Tensor, context: ForwardContext

@@ -9,10 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.config import Model
-from phalanx.model.attention import GroupedQueryAttention, LatentAttention, document_mask
-from phalanx.model.layers import ForwardContext, RMSNorm, dense_mlp, rope_tables
+from phalanx.model.attention import (
+    GroupedQueryAttention,
+    LatentAttention,
+    document_mask,
+    window_mask,
+)
+from phalanx.model.layers import ForwardContext, RMSNorm, Windowed, dense_mlp, make_norm
 from phalanx.model.loss import linear_cross_entropy
 from phalanx.model.moe import MoeLayer
+from phalanx.model.rope import rope_tables
 
 
 class Block(nn.Module):
@@ -20,10 +26,10 @@ class Block(nn.Module):
 
     def __init__(self, config: Model, index: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention_norm = make_norm(config, config.dim)
         attention = LatentAttention if config.latent else GroupedQueryAttention
-        self.attention = attention(config)
-        self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = attention(config, index)
+        self.mlp_norm = make_norm(config, config.dim)
         sparse = config.moe is not None and index >= config.moe.first_dense_layers
         self.moe = MoeLayer(config.dim, config.moe) if sparse and config.moe else None
         self.mlp = None if sparse else dense_mlp(config)
@@ -31,12 +37,53 @@ class Block(nn.Module):
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         x, normed = self.attention_norm.join(x)
         x, normed = self.mlp_norm.join(x, self.attention(normed, context))
+        return x + self.feed_forward(normed, context)
+
+    def feed_forward(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """Experts, or the dense MLP."""
         if self.moe is not None:
-            mixed: Tensor = self.moe(normed, context)
-        else:
-            assert self.mlp is not None
-            mixed = self.mlp(normed)
-        return x + mixed
+            mixed: Tensor = self.moe(x, context)
+            return mixed
+        assert self.mlp is not None
+        out: Tensor = self.mlp(x)
+        return out
+
+
+class ComposedBlock(Block):
+    """A block of another form: norms on the results of branches, or scaled branches.
+
+    What every block has keeps its name: ``attention_norm`` is the norm on attention's result where
+    there is none before it.
+    """
+
+    def __init__(self, config: Model, index: int) -> None:
+        super().__init__(config, index)
+        self.norms_results = config.norm == "post"
+        self.residual_scale = config.residual_scale
+        both = config.norm == "sandwich"
+        self.attention_out_norm = make_norm(config, config.dim) if both else None
+        self.mlp_out_norm = make_norm(config, config.dim) if both else None
+
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
+        normed = x if self.norms_results else self.attention_norm(x)
+        branch = self.attention(normed, context)
+        x = x + self._result(branch, self.attention_norm, self.attention_out_norm)
+        normed = x if self.norms_results else self.mlp_norm(x)
+        branch = self.feed_forward(normed, context)
+        return x + self._result(branch, self.mlp_norm, self.mlp_out_norm)
+
+    def _result(self, branch: Tensor, norm: RMSNorm, out_norm: RMSNorm | None) -> Tensor:
+        """What a branch adds to the stream."""
+        last = norm if self.norms_results else out_norm
+        if last is not None:
+            branch = last(branch)
+        return branch if self.residual_scale == 1.0 else branch * self.residual_scale
+
+
+def make_block(config: Model, index: int) -> Block:
+    """The block of a layer; the plain form is the one that fused kernels know."""
+    plain = config.norm == "pre" and not config.norm_offset and config.residual_scale == 1.0
+    return (Block if plain else ComposedBlock)(config, index)
 
 
 class Embedding(nn.Module):
@@ -83,20 +130,25 @@ class Transformer(nn.Module):
         self.config = config
         self.embed = Embedding(config.vocab, config.dim) if embed else None
         indices = range(config.layers) if layers is None else layers
-        self.layers = nn.ModuleDict({str(i): Block(config, i) for i in indices})
-        self.norm = RMSNorm(config.dim, config.norm_eps) if head else None
+        self.layers = nn.ModuleDict({str(i): make_block(config, i) for i in indices})
+        self.norm = make_norm(config, config.dim) if head else None
         self.head = Head(config.dim, config.vocab) if head else None
         if config.tied_embedding and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.weight
         self.token_weight: Tensor
         self.cos: Tensor
         self.sin: Tensor
-        for name in ("token_weight", "cos", "sin"):
+        self.window_cos: Tensor
+        self.window_sin: Tensor
+        for name in ("token_weight", "cos", "sin", "window_cos", "window_sin"):
             self.register_buffer(name, torch.empty(0), persistent=False)
+        self.sequence_parts = 1  # of which positions are one, where attention sees them all
 
     def prepare(self, positions: Tensor) -> None:
         """Fill what is not a weight: rotary tables for these positions, and the token weight."""
         self.cos, self.sin = rope_tables(self.config, positions)
+        if self.config.window is not None:
+            self.window_cos, self.window_sin = rope_tables(self.config, positions, windowed=True)
         self.token_weight = torch.ones((), device=positions.device)
 
     def forward(
@@ -112,12 +164,25 @@ class Transformer(nn.Module):
             mask=None if documents is None else document_mask(documents),
             real=None if labels is None else labels >= 0,
             token_weight=self.token_weight,
+            windowed=self._windowed(documents),
         )
         if self.embed is not None:
             x = self.embed(x)
+            if self.config.embedding_scale != 1.0:
+                x = x * self.config.embedding_scale
         for layer in self.layers.values():
             x = layer(x, context)
         if self.norm is None or self.head is None:
             return x
         out: Tensor = self.head(self.norm(x), labels, self.token_weight)
         return out
+
+    def _windowed(self, documents: Tensor | None) -> Windowed | None:
+        if (window := self.config.window) is None:
+            return None
+        if documents is not None:
+            mask = document_mask(documents, window.size)
+            return Windowed(self.window_cos, self.window_sin, mask)
+        sequence = len(self.window_cos) * self.sequence_parts
+        mask_of_all = window_mask(window.size, sequence, self.window_cos.device)
+        return Windowed(self.window_cos, self.window_sin, mask_of_all)

@@ -34,15 +34,18 @@ def local_positions(method: str, sequence: int, rank: int, size: int) -> Tensor:
 def apply_context_parallel(part: Transformer, group: dist.ProcessGroup, method: str) -> None:
     """Replace the attention core of every block."""
     core = UlyssesAttention if method == "ulysses" else RingAttention
+    if method == "ulysses":
+        part.sequence_parts = group.size()
     for block in part.layers.values():
-        cast(Any, block).attention.core = core(group)
+        attention = cast(Any, block).attention
+        attention.core = core(group, attention.core.scale)
 
 
 class UlyssesAttention(CausalAttention):
     """Whole sequence, some heads."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
+    def __init__(self, group: dist.ProcessGroup, scale: float = 0.0) -> None:
+        super().__init__(scale)
         self.group, self.size = group, group.size()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
@@ -65,17 +68,18 @@ class UlyssesAttention(CausalAttention):
 class RingAttention(nn.Module):
     """Some queries against all keys, one rank's keys at a time."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, scale: float = 0.0) -> None:
         super().__init__()
         self.group = group
+        self.scale = scale  # of the scores; 0: by the width of a head
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
-        assert mask is None, "ring attention has no document mask; configuration refuses it"
+        assert mask is None, "ring attention has no mask but its own; configuration refuses others"
         value_dim = v.shape[-1]
         if value_dim != q.shape[-1]:
             v = F.pad(v, (0, q.shape[-1] - value_dim))
         q, k, v = (t.transpose(1, 2).contiguous() for t in (q, k, v))
-        out: Tensor = _Ring.apply(q, k, v, self.group)  # type: ignore[no-untyped-call]
+        out: Tensor = _Ring.apply(q, k, v, self.group, self.scale or None)  # type: ignore[no-untyped-call]
         return out.transpose(1, 2)[..., :value_dim]
 
 
@@ -83,7 +87,9 @@ class _Ring(Function):
     """Ring attention over [batch, heads, seq, dim]; partial results merge by log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup, scale: float | None
+    ) -> Tensor:
         rank, size = dist.get_rank(group), group.size()
         out = torch.zeros_like(q, dtype=torch.float32)
         total = torch.full(q.shape[:-1], -torch.inf, device=q.device)
@@ -92,13 +98,17 @@ class _Ring(Function):
             arriving = _Rotation(travelling, group) if step < size - 1 else None
             queries, keys = _visible(q.shape[2], rank, (rank - step) % size)
             part, weight = _attend(
-                q[:, :, queries], travelling[0][:, :, keys], travelling[1][:, :, keys], step == 0
+                q[:, :, queries],
+                travelling[0][:, :, keys],
+                travelling[1][:, :, keys],
+                step == 0,
+                scale,
             )
             _merge(out[:, :, queries], total[:, :, queries], part, weight)
             if arriving is not None:
                 travelling = arriving.wait()
         result = out.to(q.dtype)
-        ctx.group = group
+        ctx.group, ctx.scale = group, scale
         ctx.save_for_backward(q, k, v, result, total)
         return result
 
@@ -122,6 +132,7 @@ class _Ring(Function):
                 out[:, :, queries],
                 total[:, :, queries],
                 step == 0,
+                ctx.scale,
             )
             grad_q[:, :, queries] += dq
             slopes[0][:, :, keys] += dk
@@ -129,7 +140,7 @@ class _Ring(Function):
             slopes = _Rotation(slopes, ctx.group).wait()
             if arriving is not None:
                 travelling = arriving.wait()
-        return grad_q.to(q.dtype), slopes[0].to(k.dtype), slopes[1].to(v.dtype), None
+        return grad_q.to(q.dtype), slopes[0].to(k.dtype), slopes[1].to(v.dtype), None, None
 
 
 class _Rotation:
@@ -172,14 +183,15 @@ def _spread(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], dim=1).contiguous()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Pair:
+def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Pair:
     """Attention of one block of keys and its log-sum-exp [batch, heads, queries]."""
     heads = q.shape[1]
     q, k, v = q.contiguous(), _spread(k, heads), _spread(v, heads)
     if q.is_cuda:
-        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+        attend = torch.ops.aten._scaled_dot_product_flash_attention
     else:
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    found = attend(q, k, v, 0.0, causal, scale=scale)
     return found[0], found[1]
 
 
@@ -192,7 +204,14 @@ def _merge(out: Tensor, total: Tensor, part: Tensor, weight: Tensor) -> None:
 
 
 def _attend_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, causal: bool
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    total: Tensor,
+    causal: bool,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of one block, given the merged output and log-sum-exp of all blocks."""
     heads, kv_heads = q.shape[1], k.shape[1]
@@ -202,11 +221,11 @@ def _attend_backward(
         seed = torch.empty(0, dtype=torch.uint64, device=q.device)
         lengths = (None, None, q.shape[2], k.shape[2])
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            *full, *lengths, 0.0, causal, seed, seed
+            *full, *lengths, 0.0, causal, seed, seed, scale=scale
         )
     else:
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *full, 0.0, causal
+            *full, 0.0, causal, scale=scale
         )
     dk, dv = (t.float().unflatten(1, (kv_heads, -1)).sum(2) for t in (dk, dv))
     return dq, dk, dv

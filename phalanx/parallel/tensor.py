@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from phalanx.model import Block, Embedding, ForwardContext, Head, Transformer, VocabSlice
+from phalanx.model import (
+    Block,
+    Embedding,
+    ForwardContext,
+    Head,
+    RMSNorm,
+    Transformer,
+    VocabSlice,
+)
 from phalanx.model.loss import linear_cross_entropy
 from phalanx.parallel.collectives import (
     UnknownParameterError,
@@ -63,12 +71,14 @@ def _split_block(block: Block, mesh: DeviceMesh, group: dist.ProcessGroup) -> No
         for name, module in branch.named_modules():
             if name in ROW_SLICES:
                 shard_parameter(module, "weight", mesh, Shard(0))
+                if getattr(module, "bias", None) is not None:
+                    shard_parameter(module, "bias", mesh, Shard(0))
             elif name in COLUMN_SLICES:
                 shard_parameter(module, "weight", mesh, Shard(1))
             elif name in WHOLE:
                 shard_parameter(module, "weight", mesh, Replicate(), partial=True)
         _gather_around(branch, group)
-    for norm in (block.attention_norm, block.mlp_norm):
+    for norm in [child for child in block.children() if isinstance(child, RMSNorm)]:
         shard_parameter(norm, "weight", mesh, Replicate(), partial=True)
     if block.moe is not None:
         # Routed tokens stay where they are: each rank routes its slice of the sequence.

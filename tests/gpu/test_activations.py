@@ -11,7 +11,7 @@ import torch
 
 from phalanx.config import Model, Moe, resolve_model
 from phalanx.model import Block, ForwardContext, Transformer
-from phalanx.model.layers import rope_tables
+from phalanx.model.rope import rope_tables
 from phalanx.parallel.recompute import apply_recompute
 from phalanx.plan import Mapping, Software, Workload
 from phalanx.plan.grid import grid_of

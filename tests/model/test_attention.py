@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from phalanx.config import LatentAttention, Model, RopeScaling
+from phalanx.config import LatentAttention, Model, RopeScaling, Window
 from phalanx.model import attention
-from phalanx.model.attention import CausalAttention, document_mask
-from phalanx.model.layers import rope_tables
+from phalanx.model.attention import CausalAttention, document_mask, window_mask
 from phalanx.model.ops import apply_rope
+from phalanx.model.rope import rope_tables
 from tests.model.small_models import built, plain_context, small_model
 
 LATENT = LatentAttention(
@@ -107,6 +107,51 @@ def test_the_mask_is_lower_triangular_inside_each_document_of_each_sample() -> N
         [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]],
     ]
     assert mask[:, 0].int().tolist() == expected
+
+
+def test_a_window_shows_the_nearest_tokens_of_the_own_document() -> None:
+    documents = torch.tensor([[0, 0, 0, 1, 1]], dtype=torch.int32)
+    mask, alone = document_mask(documents, window=2), window_mask(2, 5, torch.device("cpu"))
+    assert isinstance(mask, Tensor) and isinstance(alone, Tensor)
+    assert mask[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    assert alone.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    assert window_mask(5, 5, torch.device("cpu")) is None
+
+
+def test_only_layers_with_the_window_lose_sight_of_a_far_token() -> None:
+    sample = torch.randint(61, (1, 12), generator=torch.Generator().manual_seed(2))
+    far = sample.clone()
+    far[0, 0] = (far[0, 0] + 1) % 61
+    # Two layers with a window of 3 reach back 2 * 2 tokens; a layer that sees all reaches any.
+    for full_every, reach in ((0, 4), (2, 11)):
+        config = small_model(window=Window(size=3, full_every=full_every))
+        model = built(config, 12).eval()
+        with torch.no_grad():
+            changed = (model(sample) != model(far)).any(-1)[0]
+        assert changed[: reach + 1].all()
+        assert not changed[reach + 1 :].any()
+
+
+def test_a_packed_document_has_the_logits_it_has_alone_behind_a_window() -> None:
+    model = built(small_model(window=Window(size=3)), 12).eval()
+    sample = torch.randint(61, (1, 12), generator=torch.Generator().manual_seed(3))
+    documents = torch.tensor([[0] * 5 + [1] * 7])
+    with torch.no_grad():
+        packed = model(sample, documents=documents)
+        model.prepare(torch.arange(5))
+        torch.testing.assert_close(packed[:, :5], model(sample[:, :5]))
 
 
 def reference_frequency(config: Model, pair: int) -> float:

@@ -36,12 +36,56 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 QWEN_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_FACTORS = {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
+LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
+MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}  # the others are called like their model
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-one-kv-head-a-query": ("Llama", {"num_key_value_heads": 4}),
     "llama3-rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
-    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama-linear": ("Llama", {"rope_parameters": LINEAR_ROPE}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN_ROPE}),
+    "llama-yarn-factors": ("Llama", {"rope_parameters": {**YARN_ROPE, **YARN_FACTORS}}),
+    "llama-geglu": ("Llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama-geglu-exact": ("Llama", {"hidden_act": "gelu"}),
+    "mistral": ("Mistral", {"sliding_window": 8}),
+    "mistral-no-window": ("Mistral", {"sliding_window": None}),
+    "mixtral": ("Mixtral", MIXTRAL),
+    "mixtral-window": ("Mixtral", {**MIXTRAL, "sliding_window": 8}),
+    "qwen2": ("Qwen2", {}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "pad_token_id": None}),
+    "smollm3-other-pattern": ("SmolLM3", {"no_rope_layers": [1, 0], "pad_token_id": None}),
+    "gemma3": ("Gemma3", GEMMA),
+    "gemma3-five-to-one": ("Gemma3", {"sliding_window": 8, "num_hidden_layers": 7, "head_dim": 16}),
+    "gemma3-scaled-beyond-the-window": (
+        "Gemma3",
+        {**GEMMA, "rope_parameters": {"full_attention": LINEAR_ROPE, "sliding_attention": LOCAL}},
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"sliding_window": 8, "num_hidden_layers": 5}),
+    "olmo3-yarn": (
+        "Olmo3",
+        {
+            "sliding_window": 8,
+            "num_hidden_layers": 4,
+            "rope_parameters": {"full_attention": YARN_ROPE, "sliding_attention": LOCAL},
+        },
+    ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": True}),
     "qwen3-moe-unnormalised": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": False}),
@@ -60,7 +104,7 @@ def theirs(case: str, seed: int = 0) -> Any:
     """A random transformers model whose norms and routers are not at their neutral start."""
     name, changes = CASES[case]
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{name}Config")(**{**SMALL, **changes})
+    config = getattr(transformers, CONFIGS.get(name, f"{name}Config"))(**{**SMALL, **changes})
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -220,8 +264,24 @@ def edit_config(folder: Path, **changes: Any) -> None:
     [
         ({"model_type": "gpt2"}, r"model_type = 'gpt2' is not supported"),
         ({"attention_bias": True}, "attention_bias = True is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "RoPE scaling of type 'yarn'"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "RoPE scaling of type 'longrope'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rotary positions have no factor"),
+        ({"model_type": "gemma3"}, "save its text model alone.*gemma3_text"),
+        ({"model_type": "mixtral", "hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        (
+            {"model_type": "olmo3", "sliding_window": 8, "layer_types": ["chunked"] * 2},
+            "layer_types names chunked",
+        ),
+        (
+            {
+                "model_type": "olmo3",
+                "sliding_window": 8,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            "layer_types follows no pattern",
+        ),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ({"vocab_size": None}, "has no vocab_size"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
@@ -278,6 +338,9 @@ def test_export_refuses_what_the_layouts_cannot_express(tmp_path: Path) -> None:
     attempt("balance = 'bias'", moe=msgspec.structs.replace(moe, balance="bias"))
     attempt("mixtral cannot", moe=msgspec.structs.replace(moe, normalize_top_k=False))
     attempt("gelu", mlp="gelu")
+    attempt(r"model\.nope_every", nope_every=2)
+    attempt(r"model\.norm = 'post'", norm="post")
+    attempt(r"model\.rotary_fraction = 0\.5", rotary_fraction=0.5)
     attempt("norm.weight is missing", {k: v for k, v in state.items() if k != "norm.weight"})
     attempt(r"norm.weight has the shape \(3,\)", {**state, "norm.weight": torch.zeros(3)})
     attempt("spare is no part", {**state, "spare": torch.zeros(3)})
@@ -288,3 +351,28 @@ def test_export_does_not_overwrite_a_model(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path)
     with pytest.raises(HfError, match="already holds a model"):
         export_hf(dict(load_hf(folder)), config_from_hf(folder), folder)
+
+
+def test_gemma_settings_of_older_transformers_are_read(tmp_path: Path) -> None:
+    folder = saved("gemma3-scaled-beyond-the-window", tmp_path)
+    new = config_from_hf(folder)
+    edit_config(
+        folder,
+        rope_parameters=None,
+        rope_theta=1e6,
+        rope_local_base_freq=10_000.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    assert config_from_hf(folder) == new
+    assert new.window is not None and new.window.rope_theta == 1e4 and not new.window.rope_scaled
+
+
+def test_a_window_that_is_exported_is_one_that_transformers_sees(tmp_path: Path) -> None:
+    """Without the window logits differ, so that equal ones say something of it."""
+    folder = saved("mistral", tmp_path)
+    config, state = config_from_hf(folder), dict(load_hf(folder))
+    with torch.no_grad():
+        near = ours(config, state)(TOKENS)
+        all_of_it = ours(msgspec.structs.replace(config, window=None), state)(TOKENS)
+    torch.testing.assert_close(near[:, :8], all_of_it[:, :8], rtol=1e-4, atol=1e-5)
+    assert float((near - all_of_it)[:, 8:].abs().max()) > 1e-2

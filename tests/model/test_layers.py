@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from phalanx.config import gate_up_groups
 from phalanx.model import RMSNorm
-from phalanx.model.layers import GeluMlp, SwiGLU
+from phalanx.model.layers import ACTIVATIONS, PlainMlp, SwiGLU, dense_mlp
 from tests.model.small_models import built, plain_context, small_model
 
 
@@ -85,8 +85,37 @@ def test_slices_of_attention_add_up_to_the_whole() -> None:
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("mlp", "approximate"), [("geglu", "tanh"), ("geglu-exact", "none")])
+def test_geglu_pairs_gates_and_ups_by_group(mlp: str, approximate: str) -> None:
+    layer = randomized(dense_mlp(small_model(mlp=mlp, ffn=64)))
+    x = hidden(5, 32)
+    rows = layer.gate_up.weight.unflatten(0, (gate_up_groups(64), 2, -1))
+    gate, up = (x @ rows[:, i].flatten(0, 1).t() for i in range(2))
+    expected = (F.gelu(gate, approximate=approximate) * up) @ layer.down.weight.t()
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("mlp", "activation"),
+    [("gelu-exact", F.gelu), ("relu2", lambda x: x.clamp(min=0) ** 2)],
+)
+def test_plain_layers_differ_by_their_activation(mlp: str, activation: Any) -> None:
+    layer = randomized(dense_mlp(small_model(mlp=mlp)))
+    x = hidden(5, 32)
+    expected = activation(x @ layer.up.weight.t()) @ layer.down.weight.t()
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_a_norm_with_an_offset_begins_as_the_plain_one_does() -> None:
+    plain, offset = (built(small_model(norm_offset=given), 8).norm for given in (False, True))
+    assert plain is not None and offset is not None
+    x = hidden(3, 32)
+    assert torch.equal(offset.weight, torch.zeros(32))
+    assert torch.equal(plain(x), offset(x))
+
+
 def test_the_gelu_layer_has_two_matrices() -> None:
-    layer = randomized(GeluMlp(8, 24))
+    layer = randomized(PlainMlp(8, 24, ACTIVATIONS["gelu"]))
     x = hidden(5, 8)
     expected = F.gelu(x @ layer.up.weight.t(), approximate="tanh") @ layer.down.weight.t()
     torch.testing.assert_close(layer(x), expected)

@@ -241,3 +241,45 @@ def test_bias_balancing_moves_the_load_towards_balance() -> None:
         after = imbalance()
     assert before > 2.0
     assert after < 1.4
+
+
+def test_tokens_stay_in_the_groups_whose_two_best_experts_score_highest() -> None:
+    moe = layer(experts=8, top_k=3, groups=4, top_groups=2, score="sigmoid")
+    x = hidden()
+    _, weights, experts = moe.router(x, context())
+    scores = scores_of(moe, x)
+    for token, (chosen, weight) in zip(
+        scores.flatten(0, 1).tolist(),
+        zip(experts.flatten(0, 1).tolist(), weights.flatten(0, 1).tolist(), strict=True),
+        strict=True,
+    ):
+        pairs = [token[first : first + 2] for first in range(0, 8, 2)]
+        open_groups = sorted(range(4), key=lambda group: -sum(pairs[group]))[:2]
+        allowed = [expert for expert in range(8) if expert // 2 in open_groups]
+        best = sorted(allowed, key=lambda expert: -token[expert])[:3]
+        assert set(chosen) == set(best)
+        total = sum(token[expert] for expert in best)
+        assert weight == pytest.approx([token[expert] / total for expert in chosen], rel=1e-5)
+
+
+def test_groups_change_the_choice_that_would_be_made_among_all() -> None:
+    free = layer(experts=8, top_k=3).router(hidden(), context())[2]
+    grouped = layer(experts=8, top_k=3, groups=4, top_groups=2).router(hidden(), context())[2]
+    assert (free.sort(-1).values != grouped.sort(-1).values).any()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_z_loss_has_the_gradient_of_its_formula(masked: bool) -> None:
+    moe = layer(balance="none", z_loss_coefficient=0.3)
+    real = some_weightless() if masked else None
+    x = hidden().requires_grad_()
+    (moe.router(x, context(real))[0] * 0).sum().backward()
+    found = moe.router.weight.grad
+    moe.router.weight.grad = None
+    squares = (hidden() @ moe.router.weight.t()).logsumexp(-1) ** 2
+    if real is not None:
+        squares = squares * real
+    (squares.sum() * 0.3 * TOKEN_WEIGHT).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found, moe.router.weight.grad)
+    moe.eval()
+    assert moe.router(x, context(real))[0] is x

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from phalanx.config import Model, Moe, resolve_model
 from phalanx.model import Block, ForwardContext, Transformer
-from phalanx.model.layers import rope_tables
+from phalanx.model.rope import rope_tables
 from phalanx.parallel.dryrun import pretended_group
 from phalanx.parallel.tensor import apply_tensor_parallel
 

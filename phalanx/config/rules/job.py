@@ -6,22 +6,21 @@ from collections.abc import Iterator
 
 import msgspec
 
+from phalanx.config.blocks import is_gated
 from phalanx.config.errors import ConfigError, ConfigProblem, problem
-from phalanx.config.presets import PRESETS
 from phalanx.config.resolve import LEAST_VERIFIED_ZERO, resolve
 from phalanx.config.rules.accepted import with_accepted_fix
 from phalanx.config.rules.backend import backend_problems
 from phalanx.config.rules.data import data_problems
 from phalanx.config.rules.mesh import mesh_problems
-from phalanx.config.rules.numbers import nearest_divisor, nearest_multiple
+from phalanx.config.rules.model import SHAPE, form_problems, model_problems
+from phalanx.config.rules.numbers import nearest_multiple
 from phalanx.config.rules.text import text_problems
 from phalanx.config.rules.virtual_replicas import virtual_replica_problems
-from phalanx.config.schema import STATE_BLOCK, Job, LatentAttention, Model, Moe
+from phalanx.config.schema import STATE_BLOCK, Job
 from phalanx.config.tree import mistakes
 
-SHAPE = ("dim", "layers", "heads", "vocab")
 MOST_MICRO_BATCH_TOKENS = 2**31 - 1
-MOST_PARAMETERS = 10**16  # ten thousand times the largest preset
 
 
 def check(job: Job, world_size: int) -> None:
@@ -37,11 +36,12 @@ def check(job: Job, world_size: int) -> None:
 
 def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
     job = resolve(job, world_size)
-    problems = list(_model(job.model))
+    problems = list(model_problems(job.model))
     # Rules between the axes and the model read its shape: without one they only mislead.
     if all(getattr(job.model, name) for name in SHAPE):
         problems += mesh_problems(job, world_size)
         problems += virtual_replica_problems(job, world_size)
+        problems += form_problems(job)
         problems += _precision(job)
     problems += backend_problems(job.backend)
     for rules in (
@@ -56,122 +56,6 @@ def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
     ):
         problems += rules(job)
     return problems
-
-
-def _model(model: Model) -> Iterator[ConfigProblem]:
-    missing = [name for name in SHAPE if not getattr(model, name)]
-    if len(missing) == len(SHAPE):
-        known = ", ".join(PRESETS)
-        yield problem("model", "", "no shape is given", f"set model.preset to one of {known}")
-        return
-    for name in missing:
-        yield problem(f"model.{name}", 0, "must be at least 1", "give it, or name a model.preset")
-    dense = model.moe is None or model.moe.first_dense_layers
-    if dense and not model.ffn:
-        yield problem("model.ffn", 0, "dense layers need a hidden width", f"try {4 * model.dim}")
-    if missing:
-        return
-    yield from _size(model)
-    if model.latent is not None:
-        yield from _latent(model, model.latent)
-    else:
-        yield from _heads(model)
-    scaling = model.rope_scaling
-    if scaling and scaling.low_frequency_factor >= scaling.high_frequency_factor:
-        yield problem(
-            "model.rope_scaling.low_frequency_factor",
-            scaling.low_frequency_factor,
-            f"must be below high_frequency_factor ({scaling.high_frequency_factor})",
-            "Llama 3 uses 1.0 and 4.0",
-        )
-    if model.moe is not None:
-        yield from _moe(model, model.moe)
-
-
-def _size(model: Model) -> Iterator[ConfigProblem]:
-    experts = model.moe.experts * model.moe.ffn if model.moe is not None else 0
-    layer = model.dim * (2 * model.heads * model.head_dim + 3 * max(model.ffn, experts))
-    if model.layers * layer > MOST_PARAMETERS:
-        yield problem(
-            "model.layers",
-            model.layers,
-            f"makes a model of more than 10^16 parameters, at about {layer:.1e} a layer",
-            f"nearest: {max(1, MOST_PARAMETERS // layer)}, or lower model.dim and model.ffn",
-        )
-
-
-def _heads(model: Model) -> Iterator[ConfigProblem]:
-    if model.heads % model.kv_heads:
-        yield problem(
-            "model.kv_heads",
-            model.kv_heads,
-            f"must divide model.heads ({model.heads})",
-            f"nearest: {nearest_divisor(model.heads, model.kv_heads)}",
-        )
-    if model.head_dim * model.heads != model.dim and model.head_dim == model.dim // model.heads:
-        yield problem(
-            "model.heads",
-            model.heads,
-            f"must divide model.dim ({model.dim}), or give model.head_dim",
-            f"nearest: {nearest_divisor(model.dim, model.heads)}",
-        )
-    if model.head_dim % 2:
-        yield problem(
-            "model.head_dim",
-            model.head_dim,
-            "must be even, since RoPE rotates pairs",
-            f"nearest: {model.head_dim + 1}",
-        )
-
-
-def _latent(model: Model, latent: LatentAttention) -> Iterator[ConfigProblem]:
-    if model.kv_heads != model.heads:
-        yield problem(
-            "model.kv_heads",
-            model.kv_heads,
-            "latent attention has as many key/value heads as heads",
-            f"set it to {model.heads} or leave it out",
-        )
-    if latent.rope_head_dim % 2:
-        yield problem(
-            "model.latent.rope_head_dim",
-            latent.rope_head_dim,
-            "must be even, since RoPE rotates pairs",
-            f"nearest: {latent.rope_head_dim + 1}",
-        )
-    if model.qk_norm:
-        yield problem(
-            "model.qk_norm",
-            True,
-            "latent attention normalises the compressed queries and keys instead",
-            "set it to false",
-        )
-
-
-def _moe(model: Model, moe: Moe) -> Iterator[ConfigProblem]:
-    if moe.top_k > moe.experts:
-        yield problem(
-            "model.moe.top_k",
-            moe.top_k,
-            f"must be at most model.moe.experts ({moe.experts})",
-            f"nearest: {moe.experts}",
-        )
-    if moe.first_dense_layers >= model.layers:
-        yield problem(
-            "model.moe.first_dense_layers",
-            moe.first_dense_layers,
-            f"leaves none of the {model.layers} layers to the experts",
-            f'nearest: {model.layers - 1}, or set model.moe = "none"',
-        )
-    if moe.shared_ffn and not moe.shared_experts:
-        yield problem(
-            "model.moe.shared_ffn",
-            moe.shared_ffn,
-            "needs shared experts",
-            "set model.moe.shared_experts = 1",
-        )
-    if model.mlp == "gelu":
-        yield problem("model.mlp", '"gelu"', "experts are swiglu", 'set it to "swiglu"')
 
 
 def _precision(job: Job) -> Iterator[ConfigProblem]:
@@ -365,10 +249,10 @@ def _start(job: Job) -> Iterator[ConfigProblem]:
             "needs a checkpoint to take the weights from",
             'set checkpoint.resume to one, or to "auto"',
         )
-    if start.load_hf and (job.model.latent is not None or job.model.mlp == "gelu"):
+    if start.load_hf and (job.model.latent is not None or not is_gated(job.model)):
         yield problem(
             "checkpoint.load_hf",
             f'"{start.load_hf}"',
-            "only the Llama, Mixtral and Qwen3-MoE layouts are read",
+            "no layout that is read has latent attention or an MLP without a gate",
             "leave it out",
         )

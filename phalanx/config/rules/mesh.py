@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from phalanx.config.blocks import is_gated
 from phalanx.config.errors import ConfigProblem, problem
 from phalanx.config.ramp import batch_ramp
 from phalanx.config.rules.accepted import LEFT_OUT, RANKS, nearest_first
@@ -166,7 +167,7 @@ def _split_by_tensor(model: Model) -> Iterator[tuple[str, int, str]]:
             "a rank holds whole groups of heads, and key/value heads are not replicated",
         )
     dense = model.moe is None or model.moe.first_dense_layers > 0
-    if dense and model.mlp == "gelu":
+    if dense and not is_gated(model):
         yield "model.ffn", model.ffn, "the hidden width is split"
     elif dense:
         yield (
@@ -334,10 +335,10 @@ def _context(job: Job, world_size: int) -> Iterator[ConfigProblem]:
         )
     if axes.context_method == "ulysses":
         name = "heads" if model.latent is not None else "kv_heads"
-        heads = getattr(model, name)
-        here = heads // axes.tensor
+        here = (heads := getattr(model, name)) // axes.tensor
         if here == 0 or here % axes.context:
-            other = "" if job.data.document_mask else ', or parallel.context_method = "ring"'
+            masked = job.data.document_mask or model.window is not None
+            other = "" if masked else ', or parallel.context_method = "ring"'
             yield problem(
                 "parallel.context",
                 axes.context,

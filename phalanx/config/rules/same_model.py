@@ -26,7 +26,10 @@ SHAPE = frozenset(
         "ffn",
         "vocab",
         "mlp",
+        "norm",
         "qk_norm",
+        "qk_norm_over",
+        "attention_bias",
         "tied_embedding",
         "latent",
         "latent.query_rank",
@@ -51,13 +54,39 @@ FUNCTION = frozenset(
         "rope_scaling.low_frequency_factor",
         "rope_scaling.high_frequency_factor",
         "rope_scaling.original_context",
+        "rope_scaling.kind",
+        "rope_scaling.fast_rotations",
+        "rope_scaling.slow_rotations",
+        "rope_scaling.round_bounds",
+        "rope_scaling.attention_factor",
+        "rotary_fraction",
+        "nope_every",
+        "window",
+        "window.size",
+        "window.full_every",
+        "window.rope_theta",
+        "window.rope_scaled",
+        "norm_offset",
+        "attention_scale",
+        "embedding_scale",
+        "residual_scale",
         "moe.top_k",
         "moe.score",
         "moe.normalize_top_k",
         "moe.route_scale",
         "moe.balance",
+        "moe.groups",
+        "moe.top_groups",
     }
 )
+# What each kind of scaling reads, beside its factor.
+SCALED_BY = {
+    "linear": frozenset[str](),
+    "llama3": frozenset({"low_frequency_factor", "high_frequency_factor", "original_context"}),
+    "yarn": frozenset(
+        {"original_context", "fast_rotations", "slow_rotations", "round_bounds", "attention_factor"}
+    ),
+}
 # Say how a model is named or trained, not what it computes.
 HARMLESS = frozenset(
     {
@@ -65,6 +94,7 @@ HARMLESS = frozenset(
         "moe.shared_experts",  # a resolved model says it as shared_ffn
         "moe.auxiliary_coefficient",
         "moe.bias_rate",
+        "moe.z_loss_coefficient",
     }
 )
 
@@ -106,7 +136,20 @@ def _without_effect(model: Model) -> set[str]:
     if model.moe is not None and not model.moe.first_dense_layers:
         keys |= {"ffn", "mlp"}  # no layer has a dense MLP
     if model.latent is not None:
-        keys |= {"kv_heads", "head_dim", "qk_norm"}  # the parts of a latent head decide
+        keys |= {
+            "kv_heads",
+            "head_dim",
+            "qk_norm",
+            "qk_norm_over",
+        }  # the parts of a latent head decide
+    if model.moe is not None and model.moe.groups == 1:
+        keys |= {"moe.top_groups"}
+    if model.rope_scaling is None:
+        keys |= {"window.rope_scaled"}
+    if (scaling := model.rope_scaling) is not None:
+        used = SCALED_BY[scaling.kind]
+        every = set().union(*SCALED_BY.values())
+        keys |= {f"rope_scaling.{name}" for name in every if name not in used}
     return keys
 
 

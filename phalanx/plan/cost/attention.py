@@ -4,8 +4,9 @@ Fused kernels work through the lower half of the score matrix at a share of the 
 
     forward FLOPs = 2 * tokens * (sequence + depth) * heads * (key + value width) / 2
 
-and backward 2.5 times as many; ``depth`` is what tiles on the diagonal, of which half is thrown
-away, and the ends of rows cost, in tokens of the sequence (measured constants alone have it).
+and backward 2.5 times as many, of which layers with a sliding window compute their share;
+``depth`` is what tiles on the diagonal, of which half is thrown away, and the ends of rows cost, in
+tokens of the sequence (measured constants alone have it).
 
 The unfused form multiplies the whole matrix and passes over the scores in memory: softmax and
 dropout forward (9 bytes a score) and backward (11), beside what the products write and read.
@@ -20,6 +21,7 @@ import numpy as np
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.grid import Floats
 from phalanx.plan.machine import Machine
+from phalanx.plan.memory.model_counts import attended_share
 
 if TYPE_CHECKING:
     from phalanx.plan.cost.layer import Pricing, Split
@@ -43,7 +45,12 @@ def attention_seconds(split: Split, pricing: Pricing) -> tuple[Floats, Floats]:
         pricing.machine, pricing.software.attention, model.head_dim, pricing.constants
     )
     gap = pricing.constants.kernel_seconds
-    work = full / 2 * (1 + pricing.constants.attention_depth / sequence)
+    work = (
+        full
+        / 2
+        * attended_share(model, sequence)
+        * (1 + pricing.constants.attention_depth / sequence)
+    )
     forward = work / forward_rate + gap
     backward = 2.5 * work / backward_rate + 2 * gap
     return forward, backward

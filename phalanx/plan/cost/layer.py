@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.config import is_gated
 from phalanx.plan.cost.attention import attention_seconds
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.matmul import matmul_seconds
@@ -99,12 +100,13 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
     if moe:
         hidden = _expert_matmuls(total, split, pricing)
     else:
-        gates = 2 if model.mlp == "swiglu" else 1
+        gates = 2 if is_gated(model) else 1
         total.matmul(tokens, gates * model.ffn / t, model.dim)
         total.matmul(tokens, model.dim, model.ffn / t)
         hidden = (gates + 1) * model.ffn / t * tokens
     # Two norms and two residual sums read and write the stream; sequence parallelism splits it.
-    stream = 10 * model.dim / (t if software.sequence_parallel else 1.0)
+    passes = 14 if model.norm == "sandwich" else 10
+    stream = passes * model.dim / (t if software.sequence_parallel else 1.0)
     elements = tokens * (stream + rotated) + hidden
     forward = pricing.memory_seconds(pricing.width * elements)
     backward = pricing.memory_seconds(pricing.width * 1.5 * elements)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from phalanx.config import is_gated
 from phalanx.plan.grid import Floats, Grid, Ints
 from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 
@@ -40,6 +41,8 @@ def block_bytes(
     attention = 2 * (model.dim * (stream + whole) + _head_elements(workload) / t)
     feed_forward = _feed_forward_bytes(workload, software, t, stream, whole, moe=moe)
     everything = attention + feed_forward
+    if model.norm == "sandwich":
+        everything = everything + 2 * 2 * model.dim * stream  # inputs of the norms on results
     if grid.precision in NARROW:
         everything = everything - _narrow_savings(workload, t, stream, moe=moe)
     if software.attention == "unfused":
@@ -111,7 +114,7 @@ def _narrow_savings(workload: Workload, t: Ints, stream: Floats, *, moe: bool) -
 
 
 def _gates(workload: Workload) -> int:
-    return 2 if workload.model.mlp == "swiglu" else 1
+    return 2 if is_gated(workload.model) else 1
 
 
 def stream_bytes(workload: Workload, grid: Grid, software: Software) -> Floats:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.config import Model, Moe, resolve_model
+from phalanx.config import Model, Moe, has_window, is_gated, resolve_model
 
 Convention = Literal["causal", "palm"]
 Recompute = Literal["none", "selective", "full"]
@@ -62,7 +62,7 @@ def parameters(model: Model) -> ParameterCount:
 
 def layer_parameters(model: Model, layer: int, active: bool = False) -> int:
     """Parameters of one block, of a resolved model; ``active`` counts only visited experts."""
-    norms = 2 * model.dim + _attention_norms(model)
+    norms = (4 if model.norm == "sandwich" else 2) * model.dim + _attention_vectors(model)
     return _attention_weights(model) + _mlp_weights(model, layer, active) + norms
 
 
@@ -90,10 +90,10 @@ def forward_flops_per_token(
 ) -> ForwardFlops:
     """Forward FLOPs of one token in each layer and in the head."""
     model = resolve_model(model)
-    attention = _score_flops(model, sequence, convention)
     return ForwardFlops(
         per_layer=tuple(
-            2 * (_attention_weights(model) + _mlp_weights(model, layer, active=True)) + attention
+            2 * (_attention_weights(model) + _mlp_weights(model, layer, active=True))
+            + _score_flops(model, layer, sequence, convention)
             for layer in range(model.layers)
         ),
         head=2 * model.vocab * model.dim,
@@ -115,17 +115,19 @@ def _attention_weights(model: Model) -> int:
     return query + down + up + model.heads * latent.value_head_dim * model.dim
 
 
-def _attention_norms(model: Model) -> int:
+def _attention_vectors(model: Model) -> int:
     if model.latent is not None:
         return model.latent.query_rank + model.latent.key_value_rank
-    return 2 * model.head_dim if model.qk_norm else 0
+    biases = (model.heads + 2 * model.kv_heads) * model.head_dim if model.attention_bias else 0
+    heads = model.heads + model.kv_heads if model.qk_norm_over == "all" else 2
+    return biases + (heads * model.head_dim if model.qk_norm else 0)
 
 
 def _mlp_weights(model: Model, layer: int, active: bool) -> int:
     moe = model.moe
     if moe is not None and layer >= moe.first_dense_layers:
         return _moe_weights(model, moe, active)
-    return (2 if model.mlp == "gelu" else 3) * model.dim * model.ffn
+    return (3 if is_gated(model) else 2) * model.dim * model.ffn
 
 
 def _moe_weights(model: Model, moe: Moe, active: bool) -> int:
@@ -134,9 +136,27 @@ def _moe_weights(model: Model, moe: Moe, active: bool) -> int:
     return router + 3 * model.dim * (visited * moe.ffn + moe.shared_ffn)
 
 
-def _score_flops(model: Model, sequence: int, convention: Convention) -> int:
+def _score_flops(model: Model, layer: int, sequence: int, convention: Convention) -> int:
     """Forward FLOPs of queries against keys and of scores against values, for one token."""
     latent = model.latent
     value_dim = model.head_dim if latent is None else latent.value_head_dim
-    full = 2 * sequence * model.heads * (model.head_dim + value_dim)
-    return full // 2 if convention == "causal" else full
+    keys = sequence
+    if has_window(model, layer) and model.window is not None:
+        keys = min(model.window.size, sequence)
+    each = model.heads * (model.head_dim + value_dim)
+    if convention == "palm":
+        return 2 * keys * each
+    if keys == sequence:
+        return sequence * each  # half of them, on average
+    return (2 * keys - keys * keys // sequence) * each  # the first ones see fewer than the window
+
+
+def attended_share(model: Model, sequence: int) -> float:
+    """Scores that layers compute on average, of those that causal attention over all would."""
+    if model.window is None:
+        return 1.0
+    full = sequence * sequence
+    keys = min(model.window.size, sequence)
+    near = 2 * keys * sequence - keys * keys
+    windowed = sum(has_window(model, layer) for layer in range(model.layers))
+    return (windowed * near + (model.layers - windowed) * full) / (model.layers * full)

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from phalanx.config import Model
+from phalanx.config import Model, is_gated
 from phalanx.plan.grid import Ints
 
 
@@ -77,7 +77,9 @@ def _attention_tensors(model: Model) -> tuple[Tensor, ...]:
     latent = model.latent
     if latent is None:
         rows = (model.heads + 2 * model.kv_heads) * model.head_dim
+        biases = (Tensor(rows, 1, "rows"),) if model.attention_bias else ()
         return (
+            *biases,
             Tensor(rows, model.dim, "rows"),
             Tensor(model.dim, model.heads * model.head_dim, "columns"),
         )
@@ -109,15 +111,17 @@ def _feed_forward(model: Model, moe: bool) -> tuple[Tensor, ...]:
             Tensor(model.dim, experts.shared_ffn),
         )
         return (*routed, *shared)
-    up = model.ffn if model.mlp == "gelu" else 2 * model.ffn
+    up = 2 * model.ffn if is_gated(model) else model.ffn
     return (Tensor(up, model.dim, "rows"), Tensor(model.dim, model.ffn, "columns"))
 
 
 def _norms(model: Model) -> tuple[Tensor, ...]:
-    around = (Tensor(model.dim, 1), Tensor(model.dim, 1))
+    around = (Tensor(model.dim, 1),) * (4 if model.norm == "sandwich" else 2)
     latent = model.latent
     if latent is not None:
         query = (Tensor(latent.query_rank, 1),) if latent.query_rank else ()
         return (*around, *query, Tensor(latent.key_value_rank, 1))
-    heads = (Tensor(model.head_dim, 1), Tensor(model.head_dim, 1)) if model.qk_norm else ()
-    return (*around, *heads)
+    if not model.qk_norm:
+        return around
+    wide = (model.heads, model.kv_heads) if model.qk_norm_over == "all" else (1, 1)
+    return (*around, *(Tensor(count * model.head_dim, 1) for count in wide))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from phalanx.config import Model, gate_up_groups
+from phalanx.config import Model, gate_up_groups, is_gated
 from phalanx.hardware import Cluster
 from phalanx.plan.grid import Bools, Grid, Ints
 from phalanx.plan.memory.offload import PARAMETERS_AWAY
@@ -185,6 +185,7 @@ def _divisions(
                     or data > batch
                     or (pins.data is not None and data != pins.data)
                     or not context_divides(workload.sequence, context, tensor)
+                    or not window_allows(model, context, tensor)
                 ):
                     continue
                 experts = list(_experts(model, data * context * tensor, pins))
@@ -203,8 +204,14 @@ def tensor_divides(model: Model, tensor: int) -> bool:
     heads = model.heads if model.latent is not None else model.kv_heads
     parts = [heads, model.vocab]
     if model.moe is None or model.moe.first_dense_layers > 0:
-        parts.append(model.ffn if model.mlp == "gelu" else gate_up_groups(model.ffn))
-    return all(size % tensor == 0 for size in parts)
+        parts.append(gate_up_groups(model.ffn) if is_gated(model) else model.ffn)
+    whole_norms = model.qk_norm and model.qk_norm_over == "all" and tensor > 1
+    return not whole_norms and all(size % tensor == 0 for size in parts)
+
+
+def window_allows(model: Model, context: int, tensor: int) -> bool:
+    """Whether a model may be split over its context: windows need whole heads on each rank."""
+    return context == 1 or model.window is None or model.kv_heads % (tensor * context) == 0
 
 
 def context_divides(sequence: int, context: int, tensor: int) -> bool:

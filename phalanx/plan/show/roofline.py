@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.config import Model
+from phalanx.config import Model, is_gated
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.predict import Prediction
@@ -53,7 +53,7 @@ def matmul_intensity(model: Model, tokens: float, tensor: int) -> float:
         rows = tokens / tensor * model.moe.top_k / model.moe.experts
     else:
         hidden, rows = model.ffn / tensor, tokens
-    gates = 2 if model.mlp == "swiglu" or model.moe is not None else 1
+    gates = 2 if is_gated(model) or model.moe is not None else 1
     shapes = [
         (tokens, inner, width),
         (tokens, width, model.heads * model.head_dim / tensor),

@@ -224,7 +224,7 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
     (1, ["log.profile_steps=[5, 500]"], "log.profile_steps", "within train.steps", "[0, 3]"),
     (1, ["name=a/b"], "name", "no slash", "a-b"),
     (1, ["checkpoint.resume=auto", "checkpoint.load_hf=x"], "checkpoint.load_hf", "both", ""),
-    (1, ["checkpoint.load_hf=x", "model.mlp=gelu"], "checkpoint.load_hf", "Llama", ""),
+    (1, ["checkpoint.load_hf=x", "model.mlp=gelu"], "checkpoint.load_hf", "no layout", ""),
 ]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec import structs
 
-from phalanx.config import PRESETS, LatentAttention, Model, Moe, resolve_model
+from phalanx.config import PRESETS, LatentAttention, Model, Moe, Window, resolve_model
 from phalanx.model import Transformer
 from phalanx.plan import flops_per_token, parameters
+from phalanx.plan.memory.model_counts import attended_share, forward_flops_per_token
 
 # Published or closed-form figures, in billions.
 TOTALS = {
@@ -18,6 +20,15 @@ TOTALS = {
     "llama3-405b": (405.853, 405.853),
     # 174.6 published: here plus an untied head, less biases and learned positions
     "gpt3-175b": (175.185, 175.185),
+    "llama3.1-8b": (8.030, 8.030),
+    "llama3.1-70b": (70.554, 70.554),
+    "mistral-7b": (7.242, 7.242),
+    "qwen2.5-7b": (7.616, 7.616),
+    "qwen3-8b": (8.191, 8.191),
+    "smollm3-3b": (3.075, 3.075),
+    "gemma3-1b": (1.000, 1.000),
+    "gemma3-27b": (27.009, 27.009),  # 27.432 published, with a vision tower of 0.423
+    "olmo2-7b": (7.299, 7.299),
     "mixtral-8x7b": (46.703, 12.880),
     "qwen3-moe-30b-a3b": (30.532, 3.353),
     "deepseek-v3": (671.026, 37.552),
@@ -40,6 +51,12 @@ VARIANTS = {
     "tied": Model(preset="tiny", tied_embedding=True),
     "qk-norm": Model(preset="tiny", qk_norm=True),
     "gelu": Model(preset="tiny", mlp="gelu"),
+    "relu2": Model(preset="tiny", mlp="relu2"),
+    "geglu-sandwich": Model(preset="tiny", mlp="geglu", norm="sandwich", norm_offset=True),
+    "post-norm-over-all": Model(preset="tiny", norm="post", qk_norm=True, qk_norm_over="all"),
+    "window-and-bias": Model(
+        preset="tiny", window=Window(size=16, full_every=2), attention_bias=True, nope_every=2
+    ),
     "wide-heads": Model(preset="tiny", head_dim=32),
     "moe": Model(preset="tiny-moe"),
     "moe-shared": Model(
@@ -128,3 +145,23 @@ def test_full_recompute_repeats_the_blocks_forward_and_not_the_head() -> None:
 def test_selective_recompute_repeats_nothing_that_counts() -> None:
     flops = flops_per_token(PRESETS["llama3-1b"], 4096, recompute="selective")
     assert flops.hardware_flops == flops.model_flops
+
+
+def test_a_window_costs_the_keys_that_it_shows() -> None:
+    sequence, window = 256, 64
+    plain = resolve_model(Model(preset="tiny"))
+    near = structs.replace(plain, window=Window(size=window, full_every=4))
+    seen_by_all = sum(position + 0.5 for position in range(sequence))
+    seen = sum(min(position + 0.5, window) for position in range(sequence))
+    each = 2 * plain.heads * 2 * plain.head_dim  # FLOPs of a query and a key
+    saved = 3 * (seen_by_all - seen) / sequence * each  # three of four layers have the window
+    difference = sum(forward_flops_per_token(plain, sequence).per_layer) - sum(
+        forward_flops_per_token(near, sequence).per_layer
+    )
+    assert difference == pytest.approx(saved, rel=1e-3)
+    share = (3 * seen + seen_by_all) / (4 * seen_by_all)
+    assert attended_share(near, sequence) == pytest.approx(share, rel=1e-3)
+    assert attended_share(plain, sequence) == 1.0
+    wide = structs.replace(plain, window=Window(size=10 * sequence))
+    assert forward_flops_per_token(wide, sequence) == forward_flops_per_token(plain, sequence)
+    assert attended_share(wide, sequence) == 1.0

@@ -1,0 +1,113 @@
+"""The layouts of Hugging Face as data: which of our settings each of them has, and which it may."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from phalanx.config import Model, is_gated
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture of transformers: what it fixes, what it leaves open, what it assumes."""
+
+    architecture: str
+    theta: float = 1e4  # assumed where a file leaves the key out, like the next two
+    eps: float = 1e-6
+    tied: bool = False
+    has: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings of ours that differ from Model's
+    moe: bool = False
+    window: Literal["none", "all", "pattern"] = "none"  # on all layers, or as layer_types says
+    full_every: int = 0  # of the pattern where a file leaves it out
+    local_theta: float = 0.0  # of layers with the window, likewise; 0: theta
+    nope: bool = False
+    scaled_embedding: bool = False  # by the root of the width
+    any_scale: bool = False  # of attention's scores
+    activation: str = "silu"
+    own_head_dim: bool = True  # else always hidden_size / num_attention_heads
+
+
+OLMO = {"norm": "post", "qk_norm": True, "qk_norm_over": "all"}
+GEMMA = {"norm": "sandwich", "norm_offset": True, "qk_norm": True}
+# A model that several express is exported as the first of them.
+FAMILIES: dict[str, Family] = {
+    "llama": Family("LlamaForCausalLM"),
+    "mistral": Family("MistralForCausalLM", window="all"),
+    "qwen2": Family("Qwen2ForCausalLM", has={"attention_bias": True}),
+    "qwen3": Family("Qwen3ForCausalLM", has={"qk_norm": True}),
+    "smollm3": Family("SmolLM3ForCausalLM", theta=2e6, tied=True, nope=True),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        theta=1e6,
+        tied=True,
+        has=GEMMA,
+        window="pattern",
+        full_every=6,
+        local_theta=1e4,
+        scaled_embedding=True,
+        any_scale=True,
+        activation="gelu_pytorch_tanh",
+    ),
+    "olmo2": Family("Olmo2ForCausalLM", eps=1e-5, has=OLMO, own_head_dim=False),
+    "olmo3": Family(
+        "Olmo3ForCausalLM",
+        theta=5e5,
+        eps=1e-5,
+        has=OLMO,
+        window="pattern",
+        full_every=4,
+        own_head_dim=False,
+    ),
+    "mixtral": Family("MixtralForCausalLM", theta=1e6, eps=1e-5, moe=True, window="all"),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", has={"qk_norm": True}, moe=True),
+}
+ACTIVATIONS: dict[str, Literal["swiglu", "geglu", "geglu-exact"]] = {
+    "silu": "swiglu",
+    "gelu_pytorch_tanh": "geglu",
+    "gelu": "geglu-exact",
+}
+# Forms of a block that a layout has or has not; all else is in every one of them.
+FORMS = (
+    "norm",
+    "norm_offset",
+    "qk_norm",
+    "qk_norm_over",
+    "attention_bias",
+    "rotary_fraction",
+    "residual_scale",
+)
+
+
+def obstacles(model: Model, family: Family) -> list[str]:
+    """Settings of a resolved model that keep it from being of a family."""
+    default = Model()
+    found = [
+        f"model.{name} = {getattr(model, name)!r}"
+        for name in FORMS
+        if getattr(model, name) != family.has.get(name, getattr(default, name))
+    ]
+    window = model.window
+    apart = window is not None and (
+        window.full_every or window.rope_theta or not window.rope_scaled
+    )
+    scaling = model.rope_scaling
+    rounded = scaling is not None and scaling.kind == "yarn" and not scaling.round_bounds
+    scale = math.sqrt(model.dim) if family.scaled_embedding else 1.0
+    wrong = {
+        f"model.mlp = {model.mlp!r}": not is_gated(model) or (family.moe and model.mlp != "swiglu"),
+        "model.latent": model.latent is not None,
+        "model.window": window is not None and family.window == "none",
+        "model.window's pattern or positions": bool(apart) and family.window == "all",
+        "model.nope_every": bool(model.nope_every) and not family.nope,
+        "model.embedding_scale": model.embedding_scale != scale,
+        "model.attention_scale": bool(model.attention_scale) and not family.any_scale,
+        "model.head_dim": not family.own_head_dim and model.head_dim * model.heads != model.dim,
+        "model.rope_scaling.round_bounds": rounded and family.window == "pattern",
+        "model.moe": (model.moe is not None) != family.moe,
+    }
+    return found + [setting for setting, present in wrong.items() if present]
