@@ -52,6 +52,23 @@ GEMMA = {
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+DEEPSEEK = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "num_mtp_layers": 0,
+}
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}  # the others are called like their model
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -86,6 +103,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": YARN_ROPE, "sliding_attention": LOCAL},
         },
     ),
+    "deepseek-v3": ("DeepseekV3", DEEPSEEK),
+    "deepseek-v3-full-rank": (
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1},
+    ),
+    "deepseek-v3-yarn": (
+        "DeepseekV3",
+        {**DEEPSEEK, "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": True}),
     "qwen3-moe-unnormalised": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": False}),
@@ -106,9 +132,16 @@ def theirs(case: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     config = getattr(transformers, CONFIGS.get(name, f"{name}Config"))(**{**SMALL, **changes})
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.1)
+    return randomized(model, "e_score_correction_bias")
+
+
+@torch.no_grad()
+def randomized(model: Any, bias: str) -> Any:
+    for parameter in model.parameters():
+        parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.1)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith(bias):
+            buffer.normal_(0.0, 0.1)
     return model
 
 
@@ -157,10 +190,7 @@ def test_exported_logits_equal_ours_and_transformers_misses_nothing(
 ) -> None:
     config = config_from_hf(saved(case, tmp_path / "source"))
     torch.manual_seed(7)
-    model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.1)
+    model = randomized(Transformer(config).eval(), "expert_bias")
     model.prepare(torch.arange(TOKENS.shape[1]))
     export_hf(model.state_dict(), config, tmp_path / "out", torch.float32)
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(

@@ -23,7 +23,7 @@ from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
 from phalanx.data.corpus.manifest import read_manifest as read_corpus
 from phalanx.model.hf import config_from_hf, export_hf, load_hf
-from phalanx.model.hf_tokenizer import (
+from phalanx.model.hf.tokenizer import (
     TOKENIZER_FILE,
     TOKENIZER_FILES,
     set_end_of_text,
@@ -155,7 +155,8 @@ def import_checkpoint(
         config_hash="",
         config={"model": msgspec.to_builtins(model)},
     )
-    weights = reported(_with_biases(load_hf(folder)), report)
+    has_bias = model.moe is not None and model.moe.balance == "bias"
+    weights = reported(_with_biases(load_hf(folder), has_bias), report)
     return write_whole(
         out, 0, weights, extra, shard_bytes, origin=f"the Hugging Face folder {folder}"
     )
@@ -168,11 +169,16 @@ def reported(tensors: Iterator[tuple[str, Tensor]], report: Report) -> Iterator[
         report(tensor.numel() * tensor.element_size())
 
 
-def _with_biases(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Our names, and for each router the selection bias that a trainer has and a folder has not."""
+def _with_biases(
+    weights: Iterator[tuple[str, Tensor]], has_bias: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Our names, and for each router the selection bias that a trainer has.
+
+    Folders whose layout has one (``has_bias``) hold it themselves.
+    """
     for fqn, tensor in weights:
         yield MODEL_PREFIX + fqn, tensor
-        if fqn.endswith(ROUTER_SUFFIX):
+        if fqn.endswith(ROUTER_SUFFIX) and not has_bias:
             bias = MODEL_PREFIX + fqn.removesuffix("weight") + "expert_bias"
             yield bias, torch.zeros(len(tensor), dtype=torch.float32)
 

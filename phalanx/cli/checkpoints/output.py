@@ -93,7 +93,7 @@ def reported(json: bool, out: Path | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        foreign = sys.modules.get("phalanx.model.hf_config")
+        foreign = sys.modules.get("phalanx.model.hf.config")
         known = (CheckpointError, OSError) + ((foreign.HfError,) if foreign else ())
         if not isinstance(error, known):
             raise

@@ -249,10 +249,10 @@ def _start(job: Job) -> Iterator[ConfigProblem]:
             "needs a checkpoint to take the weights from",
             'set checkpoint.resume to one, or to "auto"',
         )
-    if start.load_hf and (job.model.latent is not None or not is_gated(job.model)):
+    if start.load_hf and not is_gated(job.model):
         yield problem(
             "checkpoint.load_hf",
             f'"{start.load_hf}"',
-            "no layout that is read has latent attention or an MLP without a gate",
+            "no layout that is read has an MLP without a gate",
             "leave it out",
         )

@@ -121,7 +121,16 @@ def load_from_memory(
 def load_foreign_weights(trainer: Trainer, folder: Path) -> None:
     """Fill this rank's blocks from a Hugging Face folder, one whole tensor in memory at a time."""
     missing = {weight.name: weight for weight in trainer.engine.weights}
-    for name, whole in load_hf(folder, set(missing)):
+    biases = {
+        name: buffer
+        for part in trainer.engine.parts
+        for name, buffer in part.named_buffers()
+        if name.endswith(".expert_bias")
+    }
+    for name, whole in load_hf(folder, {*missing, *biases}):
+        if name in biases:
+            biases[name].copy_(whole)
+            continue
         weight = missing.pop(name)
         if whole.shape != weight.parameter.shape:
             shapes = f"{tuple(whole.shape)}, the job's model {tuple(weight.parameter.shape)}"

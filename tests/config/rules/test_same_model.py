@@ -20,10 +20,11 @@ from phalanx.config import (
     Window,
     job_from_table,
     model_differences,
+    resolve_model,
 )
 from phalanx.config.rules.same_model import FUNCTION, HARMLESS, SHAPE
 from phalanx.config.tree import fields, section_in
-from phalanx.model.hf_config import HfError, config_from_hf, config_to_hf
+from phalanx.model.hf.config import HfError, config_from_hf, config_to_hf
 
 PLAIN = Model(
     dim=32,
@@ -148,6 +149,24 @@ EXPRESSIBLE = {
         rope_scaling=RopeScaling(kind="yarn"),
         embedding_scale=32**0.5,
         moe=None,
+    ),
+    "deepseek_v3": resolve_model(
+        msgspec.structs.replace(
+            LATENT,
+            norm_eps=1e-6,
+            rotary_fraction=1.0,
+            window=None,
+            moe=Moe(
+                experts=8,
+                top_k=2,
+                ffn=32,
+                shared_experts=1,
+                first_dense_layers=1,
+                score="sigmoid",
+                balance="bias",
+                groups=2,
+            ),
+        )
     ),
 }
 COMPARED = [

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from phalanx.config import ConfigError, Job, Model, Optimizer, resolve
-from phalanx.model.hf_config import config_to_hf
+from phalanx.model.hf.config import config_to_hf
 from phalanx.train.exits import ExitInfo
 from phalanx.train.rank.diagnose import classify
 from phalanx.train.rank.gang import ForkedRanks

@@ -302,3 +302,28 @@ def test_foreign_weights_of_another_shape_are_refused_by_name(tmp_path: Path) ->
     other.close()
     with pytest.raises(HfError, match=r"layers\.0\.mlp\.gate_up\.weight"):
         load_foreign_weights(other, tmp_path / "hf")
+
+
+def test_selection_biases_of_a_folder_come_along_with_its_weights(tmp_path: Path) -> None:
+    experts = 'experts = 4, top_k = 2, ffn = 16, shared_experts = 1, score = "sigmoid"'
+    settings = {
+        "model__moe": f'{{{experts}, balance = "bias"}}',
+        "model__latent": "{query_rank = 8, key_value_rank = 8, content_head_dim = 8, "
+        "rope_head_dim = 4, value_head_dim = 8}",
+        "model__kv_heads": 0,
+        "model__head_dim": 0,
+        "model__norm_eps": "1e-6",
+    }
+    first = _trainer(small_job(tmp_path, 1, **settings))
+    state = {weight.name: weight.master for weight in first.engine.weights}
+    names = [n for n, _ in first.engine.parts[0].named_buffers() if n.endswith(".expert_bias")]
+    assert names
+    biases = {name: torch.arange(4.0) / 7 + number for number, name in enumerate(names)}
+    folder = tmp_path / "hf"
+    export_hf({**state, **biases}, first.job.model, folder)  # in bf16, but not the biases
+    again = _trainer(small_job(tmp_path, 1, **settings, train__seed=5))
+    load_foreign_weights(again, folder)
+    found = dict(again.engine.parts[0].named_buffers())
+    assert all(torch.equal(found[name], bias) for name, bias in biases.items())
+    imported = stored_tensors(import_checkpoint(folder, tmp_path / "imported"))
+    assert all(any(key.endswith(name) for key in imported) for name in names)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from phalanx.config import Model, is_gated
+from phalanx.config import Model, Moe, is_gated
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """An architecture of transformers: what it fixes, what it leaves open, what it assumes."""
 
     architecture: str
@@ -28,6 +28,7 @@ class Family:
     nope: bool = False
     scaled_embedding: bool = False  # by the root of the width
     any_scale: bool = False  # of attention's scores
+    latent: bool = False  # attention of DeepSeek, and its experts
     activation: str = "silu"
     own_head_dim: bool = True  # else always hidden_size / num_attention_heads
 
@@ -35,13 +36,13 @@ class Family:
 OLMO = {"norm": "post", "qk_norm": True, "qk_norm_over": "all"}
 GEMMA = {"norm": "sandwich", "norm_offset": True, "qk_norm": True}
 # A model that several express is exported as the first of them.
-FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaForCausalLM"),
-    "mistral": Family("MistralForCausalLM", window="all"),
-    "qwen2": Family("Qwen2ForCausalLM", has={"attention_bias": True}),
-    "qwen3": Family("Qwen3ForCausalLM", has={"qk_norm": True}),
-    "smollm3": Family("SmolLM3ForCausalLM", theta=2e6, tied=True, nope=True),
-    "gemma3_text": Family(
+FAMILIES: dict[str, ModelFamily] = {
+    "llama": ModelFamily("LlamaForCausalLM"),
+    "mistral": ModelFamily("MistralForCausalLM", window="all"),
+    "qwen2": ModelFamily("Qwen2ForCausalLM", has={"attention_bias": True}),
+    "qwen3": ModelFamily("Qwen3ForCausalLM", has={"qk_norm": True}),
+    "smollm3": ModelFamily("SmolLM3ForCausalLM", theta=2e6, tied=True, nope=True),
+    "gemma3_text": ModelFamily(
         "Gemma3ForCausalLM",
         theta=1e6,
         tied=True,
@@ -53,8 +54,8 @@ FAMILIES: dict[str, Family] = {
         any_scale=True,
         activation="gelu_pytorch_tanh",
     ),
-    "olmo2": Family("Olmo2ForCausalLM", eps=1e-5, has=OLMO, own_head_dim=False),
-    "olmo3": Family(
+    "olmo2": ModelFamily("Olmo2ForCausalLM", eps=1e-5, has=OLMO, own_head_dim=False),
+    "olmo3": ModelFamily(
         "Olmo3ForCausalLM",
         theta=5e5,
         eps=1e-5,
@@ -63,8 +64,9 @@ FAMILIES: dict[str, Family] = {
         full_every=4,
         own_head_dim=False,
     ),
-    "mixtral": Family("MixtralForCausalLM", theta=1e6, eps=1e-5, moe=True, window="all"),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", has={"qk_norm": True}, moe=True),
+    "mixtral": ModelFamily("MixtralForCausalLM", theta=1e6, eps=1e-5, moe=True, window="all"),
+    "deepseek_v3": ModelFamily("DeepseekV3ForCausalLM", moe=True, latent=True),
+    "qwen3_moe": ModelFamily("Qwen3MoeForCausalLM", has={"qk_norm": True}, moe=True),
 }
 ACTIVATIONS: dict[str, Literal["swiglu", "geglu", "geglu-exact"]] = {
     "silu": "swiglu",
@@ -83,7 +85,7 @@ FORMS = (
 )
 
 
-def obstacles(model: Model, family: Family) -> list[str]:
+def obstacles(model: Model, family: ModelFamily) -> list[str]:
     """Settings of a resolved model that keep it from being of a family."""
     default = Model()
     found = [
@@ -100,14 +102,50 @@ def obstacles(model: Model, family: Family) -> list[str]:
     scale = math.sqrt(model.dim) if family.scaled_embedding else 1.0
     wrong = {
         f"model.mlp = {model.mlp!r}": not is_gated(model) or (family.moe and model.mlp != "swiglu"),
-        "model.latent": model.latent is not None,
+        "model.latent": (model.latent is not None) != family.latent,
         "model.window": window is not None and family.window == "none",
         "model.window's pattern or positions": bool(apart) and family.window == "all",
         "model.nope_every": bool(model.nope_every) and not family.nope,
         "model.embedding_scale": model.embedding_scale != scale,
-        "model.attention_scale": bool(model.attention_scale) and not family.any_scale,
+        "model.attention_scale": not _has_scale(model, family),
+        "model.norm_eps": family.latent and model.norm_eps != family.eps,  # inner norms have that
         "model.head_dim": not family.own_head_dim and model.head_dim * model.heads != model.dim,
         "model.rope_scaling.round_bounds": rounded and family.window == "pattern",
         "model.moe": (model.moe is not None) != family.moe,
     }
-    return found + [setting for setting, present in wrong.items() if present]
+    found += [setting for setting, present in wrong.items() if present]
+    return found + (_expert_obstacles(model.moe, family) if model.moe is not None else [])
+
+
+def _has_scale(model: Model, family: ModelFamily) -> bool:
+    if not model.attention_scale or family.any_scale:
+        return True
+    scaling = model.rope_scaling
+    yarn = scaling is not None and scaling.kind == "yarn" and scaling.attention_factor == 1.0
+    return family.latent and yarn and model.attention_scale == latent_scale(model)
+
+
+def latent_scale(model: Model) -> float:
+    """What DeepSeek multiplies scores with under YaRN, in place of factors on rotated parts."""
+    assert model.latent is not None and model.rope_scaling is not None
+    width = model.latent.content_head_dim + model.latent.rope_head_dim
+    return float(width**-0.5 * (0.1 * math.log(model.rope_scaling.factor) + 1) ** 2)
+
+
+def _expert_obstacles(moe: Moe, family: ModelFamily) -> list[str]:
+    shared = moe.shared_experts * moe.ffn
+    if family.latent:
+        wrong = {
+            "model.moe.shared_ffn": not shared or moe.shared_ffn not in (0, shared),
+            f"model.moe.score = {moe.score!r}": moe.score != "sigmoid",
+            f"model.moe.balance = {moe.balance!r}": moe.balance != "bias",
+        }
+    else:
+        wrong = {
+            "model.moe.shared_experts": bool(moe.shared_experts or moe.shared_ffn),
+            f"model.moe.score = {moe.score!r}": moe.score != "softmax",
+            "model.moe.route_scale": moe.route_scale != 1.0,
+            "model.moe.groups": moe.groups > 1,
+            f"model.moe.balance = {moe.balance!r}": moe.balance == "bias",
+        }
+    return [setting for setting, present in wrong.items() if present]

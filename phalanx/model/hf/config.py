@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
-from phalanx.config import Model, Moe
-from phalanx.model.hf_families import ACTIVATIONS, FAMILIES, obstacles
-from phalanx.model.hf_positions import read_positions, write_positions
+from phalanx.config import LatentAttention, Model, Moe
+from phalanx.model.hf.families import ACTIVATIONS, FAMILIES, latent_scale, obstacles
+from phalanx.model.hf.positions import read_positions, write_positions
 
+LATENT_KEYS = {
+    "key_value_rank": "kv_lora_rank",
+    "content_head_dim": "qk_nope_head_dim",
+    "rope_head_dim": "qk_rope_head_dim",
+    "value_head_dim": "v_head_dim",
+}
 GEMMA_SCALAR = 256  # query_pre_attn_scalar where a file leaves it out
 DEFAULT_CONTEXT = 8192  # tokens; what is exported when the caller does not say
 
@@ -65,7 +72,7 @@ def _model(folder: Path, config: dict[str, Any]) -> Model:
         positions = read_positions(config)
     except ValueError as error:
         raise HfError(folder, f"config.json: {error}") from error
-    return Model(
+    model = Model(
         dim=dim,
         layers=_required(folder, config, "num_hidden_layers"),
         heads=heads,
@@ -82,6 +89,26 @@ def _model(folder: Path, config: dict[str, Any]) -> Model:
         **positions,
         **family.has,
     )
+    return with_latent(folder, config, model) if family.latent else model
+
+
+def with_latent(folder: Path, config: dict[str, Any], model: Model) -> Model:
+    """DeepSeek's attention and experts in place of those that every layout has."""
+    key = {ours: _required(folder, config, theirs) for ours, theirs in LATENT_KEYS.items()}
+    model = structs.replace(
+        model,
+        kv_heads=model.heads,
+        head_dim=key["content_head_dim"] + key["rope_head_dim"],
+        latent=LatentAttention(query_rank=config.get("q_lora_rank") or 0, **key),
+    )
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scales = (rope.get("mscale", 0), rope.get("mscale_all_dim", 0))
+    if model.rope_scaling is None or scales == (0, 0):
+        return model
+    if scales != (1, 1) or model.rope_scaling.kind != "yarn":
+        problem = f"config.json: mscale and mscale_all_dim of {scales} are not supported, only 1.0"
+        raise HfError(folder, problem)
+    return structs.replace(model, attention_scale=latent_scale(model))
 
 
 def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
@@ -99,6 +126,7 @@ def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
         "attn_logit_softcapping": (None,),
         "final_logit_softcapping": (None,),
         "use_bidirectional_attention": (False, None),
+        "rope_interleave": (True,),
     }
     for key, supported in only.items():
         if config.get(key, supported[0]) not in supported:
@@ -113,6 +141,8 @@ def _moe(folder: Path, config: dict[str, Any]) -> Moe:
     if dense != list(range(len(dense))):
         problem = f"config.json: mlp_only_layers = {dense}: dense layers must come first"
         raise HfError(folder, problem)
+    if FAMILIES[config["model_type"]].latent:
+        return _deepseek_moe(folder, config)
     experts = "num_local_experts" if "num_local_experts" in config else "num_experts"
     return Moe(
         experts=_required(folder, config, experts),
@@ -121,6 +151,25 @@ def _moe(folder: Path, config: dict[str, Any]) -> Moe:
         first_dense_layers=len(dense),
         normalize_top_k=mixtral or config.get("norm_topk_prob", False),
         auxiliary_coefficient=config.get("router_aux_loss_coef", 0.001),
+    )
+
+
+def _deepseek_moe(folder: Path, config: dict[str, Any]) -> Moe:
+    shared = _required(folder, config, "n_shared_experts")
+    ffn = _required(folder, config, "moe_intermediate_size")
+    return Moe(
+        experts=_required(folder, config, "n_routed_experts"),
+        top_k=_required(folder, config, "num_experts_per_tok"),
+        ffn=ffn,
+        shared_experts=shared,
+        shared_ffn=shared * ffn,
+        first_dense_layers=config.get("first_k_dense_replace") or 0,
+        score="sigmoid",
+        normalize_top_k=config.get("norm_topk_prob", True),
+        route_scale=config.get("routed_scaling_factor", 2.5),
+        balance="bias",
+        groups=config.get("n_group") or 1,
+        top_groups=config.get("topk_group") or 1,
     )
 
 
@@ -133,15 +182,7 @@ def _required(folder: Path, config: dict[str, Any], key: str) -> Any:
 def kind_of(model: Model) -> str:
     """Which of the known architectures expresses this model exactly."""
     moe = model.moe
-    unknown = {
-        "model.moe.shared_experts": moe is not None and bool(moe.shared_experts or moe.shared_ffn),
-        "model.moe.score = 'sigmoid'": moe is not None and moe.score != "softmax",
-        "model.moe.route_scale": moe is not None and moe.route_scale != 1.0,
-        "model.moe.groups": moe is not None and moe.groups > 1,
-        "model.moe.balance = 'bias'": moe is not None and moe.balance == "bias",
-    }
-    in_the_way = [setting for setting, present in unknown.items() if present]
-    found = {kind: in_the_way + obstacles(model, family) for kind, family in FAMILIES.items()}
+    found = {kind: obstacles(model, family) for kind, family in FAMILIES.items()}
     sparse = moe is not None
     kind = min(found, key=lambda each: (FAMILIES[each].moe != sparse, len(found[each])))
     if found[kind]:
@@ -185,6 +226,13 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
         )
     if family.any_scale:
         config["query_pre_attn_scalar"] = _scalar(model)
+    if moe is not None and model.latent is not None:
+        config |= _deepseek_keys(model.latent, moe)
+        del config["head_dim"]  # theirs is the width that RoPE rotates
+        if model.attention_scale:
+            config["rope_parameters"] |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+            config["rope_scaling"] |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+        return config
     if moe is not None:
         config["num_experts_per_tok"] = moe.top_k
         config["router_aux_loss_coef"] = moe.auxiliary_coefficient
@@ -206,3 +254,21 @@ def _scalar(model: Model) -> int:
         rule = "must be the inverse root of a whole number to be written as query_pre_attn_scalar"
         raise HfError(None, f"model.attention_scale = {model.attention_scale} {rule}")
     return scalar
+
+
+def _deepseek_keys(latent: LatentAttention, moe: Moe) -> dict[str, Any]:
+    return {
+        **{theirs: getattr(latent, ours) for ours, theirs in LATENT_KEYS.items()},
+        "q_lora_rank": latent.query_rank or None,
+        "rope_interleave": True,
+        "n_routed_experts": moe.experts,
+        "n_shared_experts": moe.shared_experts,
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.ffn,
+        "first_k_dense_replace": moe.first_dense_layers,
+        "norm_topk_prob": moe.normalize_top_k,
+        "routed_scaling_factor": moe.route_scale,
+        "n_group": moe.groups,
+        "topk_group": moe.top_groups,
+        "num_nextn_predict_layers": 0,
+    }

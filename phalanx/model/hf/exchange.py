@@ -1,15 +1,10 @@
-"""Import and export of Hugging Face safetensors folders, one tensor at a time.
-
-Both sides rotate the two halves of a head, so rows of q and k keep their order; only the
-fused matrices (queries with keys and values, gates with ups, stacked experts) are rearranged.
-"""
+"""Import and export of Hugging Face safetensors folders, one tensor at a time."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +13,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from phalanx.config import Model, gate_up_groups
-from phalanx.model.hf_config import HfError, config_from_hf, config_to_hf, kind_of, read_config
-
-__all__ = ["HfError", "config_from_hf", "export_hf", "load_hf"]
+from phalanx.config import Model
+from phalanx.model.hf.config import HfError, config_from_hf, config_to_hf, kind_of, read_config
+from phalanx.model.hf.layout import Rule, TensorSource, rules
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MOST_OPEN_FILES = 2  # parts of one of our tensors are mostly in one file, or in neighbours
-# Our norms of a block by their place, and what stands before "layernorm" in theirs.
-NORMS = {
-    "pre": {"attention_norm": "input_", "mlp_norm": "post_attention_"},
-    "post": {"attention_norm": "post_attention_", "mlp_norm": "post_feedforward_"},
-    "sandwich": {
-        "attention_norm": "input_",
-        "attention_out_norm": "post_attention_",
-        "mlp_norm": "pre_feedforward_",
-        "mlp_out_norm": "post_feedforward_",
-    },
-}
 COMPUTED_SUFFIXES = (".rotary_emb.inv_freq",)  # in old files; follows from the configuration
-
-
-@dataclass(frozen=True)
-class TensorSource:
-    """Tensors of a folder that together make one of ours, and how."""
-
-    pieces: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
-    fuse: Callable[[Sequence[Tensor]], Tensor]
-    split: Callable[[Tensor], Sequence[Tensor]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Where one of our tensors comes from. The first source is the one that is exported."""
-
-    fqn: str
-    shape: tuple[int, ...]
-    sources: tuple[TensorSource, ...]
 
 
 def load_hf(folder: Path, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -124,14 +89,18 @@ def _write_files(
     written: list[Path],
 ) -> None:
     """The weights in files of a limited size, with an index where there are several."""
-    sizes = {name: _bytes(shape, dtype) for rule in exported for name, shape in _pieces(rule)}
+    sizes = {
+        name: _bytes(shape, rule.keep or dtype)
+        for rule in exported
+        for name, shape in _pieces(rule)
+    }
     placed = _place(sizes, max_shard_bytes)
     last_of_file = {file: name for name, file in placed.items()}
     pending: dict[str, Tensor] = {}
     for rule in exported:
         parts = rule.sources[0].split(state[rule.fqn].detach())
         for (name, _), part in zip(_pieces(rule), parts, strict=True):
-            pending[name] = _own_copy(part, dtype)
+            pending[name] = _own_copy(part, rule.keep or dtype)
             if last_of_file[placed[name]] == name:
                 written.append(folder / placed[name])
                 save_file(pending, written[-1], metadata={"format": "pt"})
@@ -140,117 +109,6 @@ def _write_files(
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": placed}
         written.append(folder / INDEX_FILE)
         written[-1].write_text(json.dumps(index, indent=2))
-
-
-def rules(model: Model, kind: str) -> Iterator[Rule]:
-    """Every tensor of a resolved model, in the order of the forward pass."""
-    yield _same("embed.weight", "model.embed_tokens.weight", (model.vocab, model.dim))
-    for layer in range(model.layers):
-        yield from _layer_rules(model, kind, layer)
-    yield _same("norm.weight", "model.norm.weight", (model.dim,))
-    head = "model.embed_tokens.weight" if model.tied_embedding else "lm_head.weight"
-    yield _same("head.weight", head, (model.vocab, model.dim))
-
-
-def _layer_rules(model: Model, kind: str, layer: int) -> Iterator[Rule]:
-    ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
-    dim, head_dim = model.dim, model.head_dim
-    attention = theirs + "self_attn."
-    for name, norm in NORMS[model.norm].items():
-        yield _same(f"{ours}{name}.weight", f"{theirs}{norm}layernorm.weight", (dim,))
-    yield _qkv(ours + "attention.qkv.", attention, "weight", model, (dim,))
-    if model.attention_bias:
-        yield _qkv(ours + "attention.qkv.", attention, "bias", model, ())
-    if model.qk_norm:
-        over_all = model.qk_norm_over == "all"
-        for name, heads in (("q_norm", model.heads), ("k_norm", model.kv_heads)):
-            width = (heads * head_dim if over_all else head_dim,)
-            yield _same(f"{ours}attention.{name}.weight", f"{attention}{name}.weight", width)
-    out_shape = (dim, model.heads * head_dim)
-    yield _same(ours + "attention.out.weight", attention + "o_proj.weight", out_shape)
-    if model.moe is not None and layer >= model.moe.first_dense_layers:
-        yield from _moe_rules(model, kind, ours + "moe.", theirs)
-    else:
-        yield _gate_up(ours + "mlp.gate_up.weight", theirs + "mlp.", model)
-        yield _same(ours + "mlp.down.weight", theirs + "mlp.down_proj.weight", (dim, model.ffn))
-
-
-def _moe_rules(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Rule]:
-    """Experts lie one by one in files, or stacked as transformers 5 holds them in memory."""
-    assert model.moe is not None
-    experts, ffn, dim = model.moe.experts, model.moe.ffn, model.dim
-    block, gate, up, down = theirs + "mlp.", "gate_proj", "up_proj", "down_proj"
-    if kind == "mixtral":
-        block, gate, up, down = theirs + "block_sparse_moe.", "w1", "w3", "w2"
-    router = (experts, dim)
-    yield Rule(
-        ours + "router.weight",
-        router,
-        (_alone(block + "gate.weight", router), _alone(theirs + "mlp.gate.weight", router)),
-    )
-    pairs = [
-        (f"{block}experts.{expert}.{name}.weight", (ffn, dim))
-        for expert in range(experts)
-        for name in (gate, up)
-    ]
-    singles = [(f"{block}experts.{e}.{down}.weight", (dim, ffn)) for e in range(experts)]
-    for fqn, pieces, shape in (
-        ("gate_up", pairs, (experts, 2 * ffn, dim)),
-        ("down", singles, (experts, dim, ffn)),
-    ):
-        stacked = f"{theirs}mlp.experts.{fqn}_proj"
-        sources = (_stack(pieces, shape), _alone(stacked, shape))
-        yield Rule(f"{ours}experts.{fqn}", shape, sources)
-
-
-def _alone(name: str, shape: tuple[int, ...]) -> TensorSource:
-    return TensorSource(((name, shape),), lambda pieces: pieces[0], lambda whole: [whole])
-
-
-def _same(fqn: str, name: str, shape: tuple[int, ...]) -> Rule:
-    return Rule(fqn, shape, (_alone(name, shape),))
-
-
-def _stack(pieces: Sequence[tuple[str, tuple[int, ...]]], shape: tuple[int, ...]) -> TensorSource:
-    """Matrices one after another: experts, each with its gate rows before its up rows."""
-    part = pieces[0][1]
-    return TensorSource(
-        tuple(pieces),
-        lambda parts: torch.stack(tuple(parts)).view(shape),
-        lambda whole: whole.reshape(-1, *part).unbind(0),
-    )
-
-
-def _qkv(ours: str, theirs: str, name: str, model: Model, rest: tuple[int, ...]) -> Rule:
-    """Rows grouped by key/value head: its queries, its key, its value. ``rest``: a row's shape."""
-    kv, head_dim = model.kv_heads, model.head_dim
-    widths = (model.heads // kv, 1, 1)
-    pieces = tuple(
-        (f"{theirs}{part}_proj.{name}", (kv * width * head_dim, *rest))
-        for part, width in zip("qkv", widths, strict=True)
-    )
-    source = TensorSource(
-        pieces,
-        lambda parts: torch.cat([p.view(kv, -1, head_dim, *rest) for p in parts], 1).flatten(0, 2),
-        lambda whole: [
-            part.flatten(0, 2)
-            for part in torch.split(whole.view(kv, -1, head_dim, *rest), list(widths), 1)
-        ],
-    )
-    return Rule(ours + name, (kv * sum(widths) * head_dim, *rest), (source,))
-
-
-def _gate_up(fqn: str, theirs: str, model: Model) -> Rule:
-    """Gate and up rows in alternating groups."""
-    ffn, dim, groups = model.ffn, model.dim, gate_up_groups(model.ffn)
-    source = TensorSource(
-        tuple((f"{theirs}{name}_proj.weight", (ffn, dim)) for name in ("gate", "up")),
-        lambda parts: torch.stack([p.view(groups, -1, dim) for p in parts], 1).flatten(0, 2),
-        lambda whole: [
-            part.flatten(0, 1) for part in whole.view(groups, 2, ffn // groups, dim).unbind(1)
-        ],
-    )
-    return Rule(fqn, (2 * ffn, dim), (source,))
 
 
 def _kind(folder: Path) -> str:

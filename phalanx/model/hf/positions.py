@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from phalanx.config import Model, RopeScaling, Window, has_window
-from phalanx.model.hf_families import FAMILIES, Family
+from phalanx.model.hf.families import FAMILIES, ModelFamily
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 NOPE_EVERY = 4  # no_rope_layer_interval where a file leaves it out
@@ -26,7 +26,7 @@ def read_positions(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_positions(model: Model, family: Family) -> dict[str, Any]:
+def write_positions(model: Model, family: ModelFamily) -> dict[str, Any]:
     """The keys of config.json for transformers 5, and for 4 beside them."""
     scaling = _written_scaling(model.rope_scaling)
     full = {**scaling, "rope_theta": model.rope_theta}
@@ -55,7 +55,7 @@ def write_positions(model: Model, family: Family) -> dict[str, Any]:
 
 
 def _rope_tables_of(
-    config: dict[str, Any], family: Family
+    config: dict[str, Any], family: ModelFamily
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Keys about positions, of all layers and of those with a window (None: the same)."""
     rope = config.get("rope_parameters") or {}
@@ -122,7 +122,7 @@ def _required(rope: dict[str, Any], key: str) -> Any:
 
 def _window(
     config: dict[str, Any],
-    family: Family,
+    family: ModelFamily,
     theta: float,
     scaling: RopeScaling | None,
     local: dict[str, Any] | None,
@@ -148,7 +148,7 @@ def _window(
     )
 
 
-def _full_every(config: dict[str, Any], family: Family) -> int | None:
+def _full_every(config: dict[str, Any], family: ModelFamily) -> int | None:
     """The pattern of layers that see all; None where all do."""
     types = config.get("layer_types")
     if types is None:
