@@ -10,7 +10,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import evacuation as vacate
 from phalanx.cluster.fleet import node_events as nodes
 from phalanx.cluster.fleet import renewal
-from phalanx.cluster.gang import draining, formation, losses, progress
+from phalanx.cluster.gang import draining, fence, formation, losses, progress
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import budget, departure, elastic, replan, requests, submission
@@ -63,6 +63,7 @@ from phalanx.cluster.protocol.messages import (
     KeeperSilent,
     NodeNotice,
     NodeSeen,
+    ProgramEnded,
     RestoreFailed,
     StepsPrinted,
     WorkerExited,
@@ -96,6 +97,11 @@ def on_ready(ctx: Context, fact: GangReady) -> None:
         # What could take its place, or stand by for it, may have come meanwhile.
         if vacate.wants_to(ctx, job) or elastic.lacks_spares(job):
             ctx.look_at_queue(capacity=True)
+
+
+def _on_program_ended(ctx: Context, fact: ProgramEnded) -> None:
+    for ready in fence.confirmed(ctx, fact):
+        on_ready(ctx, ready)
 
 
 def _on_progress(ctx: Context, fact: Progress) -> None:
@@ -135,6 +141,9 @@ def _on_finished(ctx: Context, fact: JobFinished) -> None:
         departure.leave(ctx, job, gang.ending, gang.ending_why)
         return
     why = reason("finished" if job.spec.reports_steps else "program_ended")
+    if fact.not_archived:
+        why = reason("not_archived", what=fact.not_archived)
+        ctx.notify(why, job=job.id, level="warning")
     departure.leave(ctx, job, JobState.DONE, why)
 
 
@@ -149,6 +158,7 @@ def _on_controller(ctx: Context, fact: ControllerStarted) -> None:
     ctx.epoch = max(ctx.epoch, fact.epoch)
     if fact.policy is not None:
         ctx.view.policy = fact.policy
+    fence.renew_all(ctx)
     for number in list(ctx.view.active):
         job = ctx.view.jobs[number]
         assert job.placement is not None
@@ -173,6 +183,7 @@ ABOUT_NODES = (
     RestoreFailed,
     SlowRank,
     StepsPrinted,
+    ProgramEnded,
     KeeperSilent,
 )
 
@@ -209,6 +220,7 @@ HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     RestoreFailed: formation.on_restore_failed,
     Progress: _on_progress,
     StepsPrinted: progress.on_printed,
+    ProgramEnded: _on_program_ended,
     JobFinished: _on_finished,
     NoProgress: incidents.on_no_progress,
     SlowRank: incidents.on_slow_rank,

@@ -14,12 +14,12 @@ from phalanx.cluster.fleet import health, renewal
 from phalanx.cluster.fleet import node_events as nodes
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.gang import failure_rates, left_memory
-from phalanx.cluster.gang.phases import gang_of, token
+from phalanx.cluster.gang.fence import ready_again
+from phalanx.cluster.gang.phases import token
 from phalanx.cluster.handlers import on_ready
 from phalanx.cluster.jobs import budget, departure, elastic, lifecycle
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.protocol.events import GangReady
 from phalanx.cluster.queue.decisions import Preempt, Resize, Start
 from phalanx.cluster.recovery import incidents
 from phalanx.cluster.recovery import recover as recovery
@@ -96,9 +96,9 @@ def _allocation_timer(then: Callable[[Context, Job], None]) -> Callable[[Context
 
 
 def _unfenced(ctx: Context, job: Job) -> None:
-    """What ran on a lost node has ended: the gang that waited for it goes."""
-    step = gang_of(job).restored
-    on_ready(ctx, GangReady(job=job.id, generation=job.generation, step=step))
+    """What ran before has ended: the gang that waited for it goes."""
+    for fact in ready_again(job):
+        on_ready(ctx, fact)
 
 
 def stale(ctx: Context, kind: str, about: int, held: int) -> bool:

@@ -77,6 +77,7 @@ LIES: dict[type, Lie] = {
     ],
     m.Steps: _gang(m.Steps, step=FAR, committed=FAR, durable=FAR, at_ns=FAR),
     m.StepsPrinted: _gang(m.StepsPrinted, step=FAR, steps=FAR, at_ns=FAR),
+    m.ProgramEnded: _gang(m.ProgramEnded),
     m.Activity: _gang(m.Activity, cpu_ns=0, output_bytes=0, reports_steps=True),
     m.Busy: _gang(m.Busy, step=FAR, what="validation"),
     m.ReplicasDiffer: lambda n, j, g: [

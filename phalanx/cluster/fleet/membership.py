@@ -88,6 +88,7 @@ _LIMITS = (
     ("check", MOST_WORD),
     ("what", MOST_WORD),
     ("detail", MOST_TEXT),
+    ("not_archived", MOST_TEXT),
     ("folder", MOST_TEXT),
     ("there", MOST_LISTED),
     ("copies", MOST_LISTED),

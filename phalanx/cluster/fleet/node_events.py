@@ -9,7 +9,7 @@ from phalanx.cluster.fleet.evacuation import OUT, drain, forget
 from phalanx.cluster.fleet.node import NodeState, bad_node
 from phalanx.cluster.fleet.renewal import renew
 from phalanx.cluster.gang import left_memory, node_ages
-from phalanx.cluster.gang.fence import fence
+from phalanx.cluster.gang.fence import fence_found, fence_lost
 from phalanx.cluster.gang.orders import go_order, outstanding, stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Job
@@ -69,7 +69,7 @@ def on_silent(ctx: Context, fact: NodeSilent) -> None:
     if not agent_ends.ended(ctx, node, fact.broke_ns):
         health.incident(ctx, node, cause)
     for number in ctx.fleet.held[node]:
-        fence(ctx, ctx.view.jobs[number], fact.heard_ns)
+        fence_lost(ctx, ctx.view.jobs[number], node, fact.heard_ns)
     if state is NodeState.QUARANTINED or health.allowed(ctx, node, cause):
         mark_node_lost(ctx, node, cause)
     elif state in (NodeState.HEALTHY, NodeState.SPARE) and not ctx.fleet.spare_for(node):
@@ -136,6 +136,7 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
                 # Why it stopped nobody heard; it is said again, and counts instead of this.
                 broken(ctx, job, node, Cause.LOST_PEER, lost=False)
             else:
+                job.fenced.pop(node, None)
                 ctx.emit((node,), go_order(job))  # it may have missed it
     for number, _ in inventory.snapshots:
         if number not in reported and number not in ctx.fleet.held[node]:
@@ -161,7 +162,7 @@ def _forget_there(ctx: Context, node: int, number: int) -> None:
 def end_there(ctx: Context, node: int, holding: Holding, job: Job | None) -> None:
     """A node runs what it should not. What it keeps in memory may be the only copy of a slot."""
     if job is not None and holding.phase in ("running", "aborted"):
-        fence(ctx, job, ctx.now_ns)
+        fence_found(ctx, job, node)
     gang = job.gang if job is not None else None
     needed = gang is not None and node in gang.keepers and gang.phase != "running"
     needed = needed or left_memory.holds(job, node)
@@ -169,7 +170,9 @@ def end_there(ctx: Context, node: int, holding: Holding, job: Job | None) -> Non
         stop_on(ctx, job, (node,), keep_snapshots=True)
         return
     generation = max(holding.generation, job.generation if job else 0)
-    stop = Stop(reason=reason("stop"), job=holding.job, generation=generation)
+    confirm = job is not None and node in job.fenced
+    why = reason("stop")
+    stop = Stop(reason=why, job=holding.job, generation=generation, confirm=confirm)
     ctx.emit((node,), stop)
 
 

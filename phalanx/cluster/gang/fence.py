@@ -1,35 +1,111 @@
-"""Programs on lost nodes: the next generation starts when they are known to have ended.
+"""Programs that may still run: the next generation starts when the last is known to have ended.
 
 Our trainer is fenced by its generation: what an older one writes counts for nothing. A program's
-rank that lives on beside its replacement writes the same files. A node ends its programs when the
-server has not answered for ``program_lease_ns``; a little later, counted from its last word, others
-may start them.
+rank that lives on beside its replacement writes the same files. So every node that a program
+leaves is asked to say when nothing of it runs there any more (``ProgramEnded``). One that does not
+answer ends its programs when the server has not answered it for ``program_lease_ns``; a little
+later, counted from its last word, others may start them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from phalanx.cluster.context import Context
-from phalanx.cluster.gang.phases import timeouts_of, token
+from phalanx.cluster.gang.phases import gang_of, timeouts_of, token
 from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.protocol.events import GangReady
+from phalanx.cluster.protocol.messages import ProgramEnded
 from phalanx.cluster.reasons import reason
 
 
-def fence(ctx: Context, job: Job, heard_ns: int) -> None:
-    """A node with a part of a job is lost, or ends it only now; it was last heard at this time."""
-    phase = job.gang.phase if job.gang is not None else "running"
-    begins = job.generation == 1 and phase in ("joining", "restoring")
-    if job.spec.reports_steps or job.ended or begins:
+def fence_left(ctx: Context, job: Job, nodes: Iterable[int]) -> None:
+    """A program leaves nodes: those that it was told to run on have to end it.
+
+    One that was lost before is counted from its last word, not from now.
+    """
+    for node in nodes:
+        if node in gang_of(job).keepers and node not in job.fenced:
+            _fence(ctx, job, node, ctx.now_ns)
+
+
+def fence_lost(ctx: Context, job: Job, node: int, heard_ns: int) -> None:
+    """A node of a job is silent; it was last heard at this time."""
+    if job.gang is not None and (node in job.gang.keepers or node in job.fenced):
+        _fence(ctx, job, node, min(heard_ns, ctx.now_ns) if heard_ns >= 0 else ctx.now_ns)
+
+
+def fence_found(ctx: Context, job: Job, node: int) -> None:
+    """A node says that it runs what it should have ended, and ends it only now."""
+    _fence(ctx, job, node, ctx.now_ns)
+
+
+def _fence(ctx: Context, job: Job, node: int, heard_ns: int) -> None:
+    if not job.spec.reports_steps:
+        _, until_ns = job.fenced.get(node, (0, 0))
+        until_ns = max(until_ns, heard_ns + timeouts_of(ctx, job).silent_ns)
+        job.fenced[node] = (job.generation, until_ns)
+
+
+def renew_all(ctx: Context) -> None:
+    """A controller takes over: while none ran, agents let their programs run on."""
+    for job in ctx.view.jobs.values():
+        if job.fenced and (job.gang is None or job.gang.phase != "running"):
+            for node in job.fenced:
+                _fence(ctx, job, node, ctx.now_ns)
+
+
+def inherit(ctx: Context, job: Job) -> None:
+    """A program is submitted again: what has just ended under its name may not be over yet."""
+    if job.spec.reports_steps:
         return
-    heard_ns = min(heard_ns, ctx.now_ns) if heard_ns >= 0 else ctx.now_ns
-    job.fenced_ns = max(job.fenced_ns, heard_ns + timeouts_of(ctx, job).silent_ns)
+    for number in reversed(ctx.ended):
+        other = ctx.view.jobs[number]
+        if other.ended_ns + timeouts_of(ctx, other).silent_ns < ctx.now_ns:
+            return
+        same = (other.spec.user, other.spec.name) == (job.spec.user, job.spec.name)
+        if same and other.fenced:
+            job.follows = number
+            return
 
 
-def waits_for_fence(ctx: Context, job: Job) -> bool:
-    """Whether a gang that could run has to wait; it is looked at again when the time has come."""
-    left_ns = job.fenced_ns - ctx.now_ns
+def over_ns(ctx: Context, job: Job) -> int:
+    """When nothing of a program can run any more that ran before; 0: it is known that none does."""
+    before = ctx.view.jobs.get(job.follows) if job.follows else None
+    fences = (*job.fenced.values(), *(before.fenced.values() if before is not None else ()))
+    return max((until_ns for _, until_ns in fences), default=0)
+
+
+def waits_for_fence(ctx: Context, job: Job, step: int) -> bool:
+    """Whether a gang that is ready has to wait; it is looked at again when the time has come."""
+    left_ns = over_ns(ctx, job) - ctx.now_ns
     if left_ns <= 0:
+        job.fenced, job.follows = {}, 0
         return False
-    seconds = -(-left_ns // SECOND_NS)
-    ctx.notify(reason("fenced", seconds=seconds), job=job.id, level="info")
-    ctx.wake(job.fenced_ns, "fence", job.id, token(job))
+    gang = gang_of(job)
+    if gang.ready_step < 0:
+        seconds = -(-left_ns // SECOND_NS)
+        ctx.notify(reason("fenced", seconds=seconds), job=job.id, level="info")
+    gang.ready_step = step
+    ctx.wake(ctx.now_ns + left_ns, "fence", job.id, token(job))
     return True
+
+
+def confirmed(ctx: Context, fact: ProgramEnded) -> list[GangReady]:
+    """A node says that a program has ended there; gangs that waited for it are ready."""
+    job = ctx.view.jobs.get(fact.job)
+    if job is None:
+        return []
+    generation, _ = job.fenced.get(fact.node, (0, 0))
+    if not generation or fact.generation < generation:
+        return []  # of an earlier end: the program has run there since
+    del job.fenced[fact.node]
+    active = [ctx.view.jobs[number] for number in ctx.view.active]
+    waiting = [each for each in active if each.id == job.id or each.follows == job.id]
+    return [fact for each in waiting for fact in ready_again(each)]
+
+
+def ready_again(job: Job) -> list[GangReady]:
+    """What a gang that waits had said before."""
+    step = job.gang.ready_step if job.gang is not None else -1
+    return [GangReady(job=job.id, generation=job.generation, step=step)] if step >= 0 else []

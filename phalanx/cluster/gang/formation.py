@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang import failure_rates
-from phalanx.cluster.gang.fence import waits_for_fence
+from phalanx.cluster.gang.fence import fence_left, over_ns, waits_for_fence
 from phalanx.cluster.gang.layout import buddy_shift
 from phalanx.cluster.gang.losses import in_memory, tell_restored
 from phalanx.cluster.gang.orders import form_order, go_order, restore_order, stop_on
@@ -28,6 +28,7 @@ def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:
     """
     gang, placement = gang_of(job), job.placement
     assert placement is not None
+    fence_left(ctx, job, placement.spares)
     job.generation += 1
     job.state, job.why = JobState.FORMING, why
     ctx.note_wants(job)
@@ -45,6 +46,8 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
         return
     gang, placement = gang_of(job), job.placement
     assert placement is not None
+    for node in placement.nodes:  # what ran there has ended: it would not have joined before
+        job.fenced.pop(node, None)
     # Whoever joined speaks for itself: a node that was given up may be back with all it kept.
     if gang.lost:
         for node in sorted(set(gang.lost).intersection(placement.nodes)):
@@ -66,7 +69,7 @@ def restore(ctx: Context, job: Job) -> None:
     assert placement is not None
     gang.restored, gang.source = choose_source(ctx, job, gang.memory_step)
     gang.only_saves = gang.ending is not None
-    limit_ns = timeouts_of(ctx, job).restore_ns + max(0, job.fenced_ns - ctx.now_ns)
+    limit_ns = timeouts_of(ctx, job).restore_ns + max(0, over_ns(ctx, job) - ctx.now_ns)
     gang.deadline_ns = enter(ctx, job, "restoring", limit_ns)
     ctx.emit(placement.nodes, restore_order(job))
 
@@ -111,9 +114,11 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
         return False
     gang, placement = gang_of(job), job.placement
     assert placement is not None
-    if waits_for_fence(ctx, job):
+    waited = gang.ready_step >= 0
+    if waits_for_fence(ctx, job, fact.step):
         return False
-    if job.fenced_ns <= gang.since_ns:
+    gang.ready_step = -1
+    if not waited:
         measured.restored(job, gang.source, ctx.now_ns - gang.since_ns)
     lost = tell_restored(ctx, job, fact.step)
     if gang.source == "none" and job.step and not lost:

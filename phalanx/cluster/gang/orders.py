@@ -97,6 +97,10 @@ def stop_on(ctx: Context, job: Job, nodes: tuple[int, ...], *, keep_snapshots: b
     if nodes:
         why = reason("stop")
         order = Stop(
-            reason=why, job=job.id, generation=job.generation, keep_snapshots=keep_snapshots
+            reason=why,
+            job=job.id,
+            generation=job.generation,
+            keep_snapshots=keep_snapshots,
+            confirm=any(node in job.fenced for node in nodes),
         )
         ctx.emit(nodes, order)

@@ -47,6 +47,7 @@ def enter(ctx: Context, job: Job, phase: Phase, limit_ns: int, attempts: int = 0
     gang.phase = phase
     gang.since_ns = ctx.now_ns
     gang.attempts = attempts
+    gang.ready_step = -1
     deadline = ctx.now_ns + limit_ns
     ctx.wake(deadline + ctx.policy.timeouts.round_trip_ns, "phase", job.id, token(job))
     return deadline

@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.draining import drain, hurry
+from phalanx.cluster.gang.fence import fence_left
 from phalanx.cluster.gang.losses import tell_left, unsaved, why_gone
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of, timeouts_of
@@ -31,6 +32,8 @@ def leave(
     """
     assert job.placement is not None
     nodes = dict.fromkeys(job.placement.nodes + job.placement.spares + gang_of(job).leftover)
+    if state != JobState.DONE:  # its program has not said that it ended
+        fence_left(ctx, job, nodes)
     stays = (
         left_memory.keep(ctx, job, keep_ns) if keep_memory and state == JobState.PENDING else None
     )

@@ -7,6 +7,7 @@ from msgspec import structs
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.gang.fence import fence_left
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.layout import (
     column_replicas,
@@ -102,6 +103,7 @@ def give_up(ctx: Context, job: Job, columns: int, why: Reason) -> None:
         replicas=placement.replicas - columns * together,
     )
     _reform(ctx, job, why)
+    fence_left(ctx, job, nodes)
     stop_on(ctx, job, nodes, keep_snapshots=True)
     ctx.look_at_queue(capacity=True)
 

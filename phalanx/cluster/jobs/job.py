@@ -83,10 +83,7 @@ class GangShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
 
 class Expected(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Times that the plan predicts; the core replaces them by what it measures.
-
-    Recovery compares its choices by these, and every timeout is derived from them.
-    """
+    """Times that the plan predicts, until they are measured: for timeouts and for recovery."""
 
     steps: int = 0  # of the whole job; 0: unknown
     step_ns: int = SECOND_NS
@@ -270,6 +267,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     leftover: tuple[int, ...] = ()  # nodes that left, but keep snapshots until the next one runs
     memory_step: int = -1  # newest step that the keepers hold in common; -1: none
     restored: int = 0  # step this generation began with
+    ready_step: int = -1  # that it is ready at while it waits for an earlier one to end; -1: no
     source: Source = "none"  # it came from
     deadline_ns: int = 0  # of the phase
     retry_ns: int = 0  # it does not form again before
@@ -345,7 +343,8 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     partings: int = 0  # how often in a row there
     printed: StepsPrinted | None = None  # how far it is by what it prints; it reports nothing
     printed_step_ns: int = 0  # as these lines follow each other
-    fenced_ns: int = 0  # until then its program may run on a node that was lost
+    fenced: dict[int, tuple[int, int]] = {}  # by node it left: generation, may run there until
+    follows: int = 0  # a job that it is the same program as, and whose nodes it waits for
     evidence: tuple[str, ...] = ()  # last failures, newest last
     revised: Expected | None = None  # what is expected since some of it was measured
     measured: tuple[str, ...] = ()  # fields of it that were

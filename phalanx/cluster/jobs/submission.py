@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec import structs
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang import fence
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs.feasibility import admit
 from phalanx.cluster.jobs.job import (
@@ -93,6 +94,7 @@ def create(ctx: Context, spec: JobSpec) -> int:
         ctx.next_job += 1
         ctx.view.jobs[job.id] = job
         dependencies.remember(ctx, job)
+        fence.inherit(ctx, job)
         if never is not None:
             job.never, job.why = True, never
         elif index >= width:

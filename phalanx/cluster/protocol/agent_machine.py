@@ -42,6 +42,7 @@ from phalanx.cluster.protocol.messages import (
     LocalFact,
     NodeNotice,
     NodeSeen,
+    ProgramEnded,
     ReplicasDiffer,
     Restored,
     RestoreFailed,
@@ -209,7 +210,7 @@ class Agent:
         last = local.say_last() if local is not None else []
         if not order.keep_snapshots:
             self.memory.pop(order.job, None)
-        return [*last, order] if known else []
+        return [*last, order] if known or order.confirm else []
 
     # Facts.
 
@@ -255,7 +256,7 @@ class Agent:
                 self.memory[fact.job] = KeeperState(
                     steps=fact.kept, kept_generation=fact.kept_generation
                 )
-            case DeviceError() | NodeNotice() | CheckResult() | KeeperSilent():
+            case DeviceError() | NodeNotice() | CheckResult() | KeeperSilent() | ProgramEnded():
                 return [structs.replace(fact, node=self.node)]
         return []
 

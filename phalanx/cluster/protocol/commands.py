@@ -115,6 +115,7 @@ class Stop(Order, frozen=True, tag=True):
     job: int
     generation: int
     keep_snapshots: bool = False  # the others still need what the keeper holds
+    confirm: bool = False  # its end is waited for: ``ProgramEnded``
 
 
 class Check(Order, frozen=True, tag=True):

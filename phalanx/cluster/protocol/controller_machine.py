@@ -54,6 +54,7 @@ from phalanx.cluster.protocol.messages import (
     Joined,
     LastSteps,
     NodeSeen,
+    ProgramEnded,
     Seen,
     Steps,
     StepsPrinted,
@@ -173,7 +174,7 @@ class ControllerMachine(Generic[Connection]):
             self.liveness.spoke(node, now_ns)
             self.outbox.applied(node, message.sequence, message.index)
             return ()
-        late = isinstance(message, LastSteps | Steps)
+        late = isinstance(message, LastSteps | Steps | ProgramEnded)
         why = refusal(self._view, node, message, last_word=late)
         if why is not None:
             return (Disbelieved(node, message, why),)
@@ -193,6 +194,8 @@ class ControllerMachine(Generic[Connection]):
                 return ()
             case FlushWanted(job=job, generation=generation):
                 return (message,) if self.gather.takes_part(node, job, generation) else ()
+            case ProgramEnded(job=job):
+                return (message,) if node in self._view.jobs[job].fenced else ()
             case NodeSeen(inventory=inventory):
                 self.liveness.watch(node, now_ns, inventory.incarnation)
                 if self._joined.pop(node, None) == inventory:

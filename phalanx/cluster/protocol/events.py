@@ -22,6 +22,7 @@ from phalanx.cluster.protocol.messages import (
     KeeperSilent,
     NodeNotice,
     NodeSeen,
+    ProgramEnded,
     RestoreFailed,
     StepsPrinted,
     WorkerExited,
@@ -274,6 +275,7 @@ class JobFinished(Body, frozen=True, tag=True):
     job: int
     generation: int
     step: int
+    not_archived: str = ""  # checkpoints that the archive lacks, and why
 
 
 # What detectors found in the records of a gang.
@@ -381,6 +383,7 @@ EventBody = (
     | NodeRepaired
     | WorkerExited
     | StepsPrinted
+    | ProgramEnded
     | GangJoined
     | GangStopped
     | GangReady

@@ -69,6 +69,7 @@ class LocalGang(Struct, kw_only=True):
     skipped: tuple[int, int] = (0, 0)  # samples of the batch that was left out with it
     unsaid: Steps | None = None
     complaints: list[WorkerExited | ReplicasDiffer] = []  # said again to the next controller
+    not_archived: str = ""  # what a rank that did all its steps says is missing
     early: Restore | None = None  # came before the workers: the gang was further than this agent
 
     # Orders.
@@ -143,7 +144,14 @@ class LocalGang(Struct, kw_only=True):
                 )
                 return [drained]
             case "done":
-                return [Finished(node=node, job=job, generation=generation, step=kept.reached)]
+                finished = Finished(
+                    node=node,
+                    job=job,
+                    generation=generation,
+                    step=kept.reached,
+                    not_archived=self.not_archived,
+                )
+                return [finished]
             case "aborted":
                 return list(self.complaints)
         return []
@@ -266,6 +274,7 @@ class LocalGang(Struct, kw_only=True):
             exited = structs.replace(fact, node=self.node)
             self.complaints.append(exited)
             return [*self.say_steps(), exited]
+        self.not_archived = self.not_archived or fact.detail
         if not all(each.left for each in self.ranks.values()):
             return []
         if self.phase not in ("draining", "running"):

@@ -117,6 +117,14 @@ class RestoreFailed(Message, frozen=True, tag=True):
     there: tuple[int, ...] | None = None
 
 
+class ProgramEnded(Message, frozen=True, tag=True):
+    """No process of a program of this generation, or an earlier one, is left on a node."""
+
+    node: int
+    job: int
+    generation: int
+
+
 class FlushWanted(Message, frozen=True, tag=True):
     """A gang wants to write a durable checkpoint."""
 
@@ -186,6 +194,7 @@ class Finished(Message, frozen=True, tag=True):
     job: int
     generation: int
     step: int
+    not_archived: str = ""  # checkpoints that the archive lacks, and why
 
 
 class Steps(Message, frozen=True, tag=True):
@@ -285,6 +294,7 @@ AgentMessage = (
     | RestoreFailed
     | Steps
     | StepsPrinted
+    | ProgramEnded
     | Activity
     | Busy
     | ReplicasDiffer
@@ -391,6 +401,7 @@ class Wake(Message, frozen=True, tag=True):
 LocalFact = (
     WorkerUp
     | WorkerExited
+    | ProgramEnded
     | Restored
     | Sealed
     | WorkerFound

@@ -53,6 +53,10 @@ class Outbox:
             if not waiting:
                 del self._waiting[node]
 
+    def waits(self, node: int) -> bool:
+        """Whether a node has not confirmed all that it was sent."""
+        return node in self._waiting
+
     def forget(self, node: int) -> None:
         """A node is dead: nothing more is sent to it."""
         self._waiting.pop(node, None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.node import NodeState, lowest_bits
 from phalanx.cluster.gang import left_memory
+from phalanx.cluster.gang.fence import fence_left
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.layout import column_slots, without_columns
 from phalanx.cluster.gang.orders import stop_on
@@ -57,8 +60,7 @@ def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
     if option.columns:
         gang_of(job).reshaped_ns = ctx.now_ns
     ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
-    alive = tuple(n for n in gone if ctx.fleet.state(n) is not NodeState.DEAD)
-    stop_on(ctx, job, alive, keep_snapshots=True)
+    _stop_left(ctx, job, gone)
     form(ctx, job, why, cold=option.cold)
     settle_nodes(ctx, suspects)
     ctx.look_at_queue(capacity=True)
@@ -104,12 +106,18 @@ def remap(ctx: Context, job: Job, option: Option, why: Reason) -> None:
         ctx.fleet.take(job.id, node, ctx.fleet.release(job.id, node))
     ctx.queue.on_remapped(ctx.view, job)
     ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
-    alive = [n for n in placement.nodes if n not in kept]
-    gone = tuple(n for n in alive if ctx.fleet.state(n) is not NodeState.DEAD and n not in spares)
-    stop_on(ctx, job, gone, keep_snapshots=True)
+    _stop_left(ctx, job, [n for n in placement.nodes if n not in kept and n not in spares])
     form(ctx, job, why)
     settle_nodes(ctx, suspects)
     ctx.look_at_queue(capacity=True)
+
+
+def _stop_left(ctx: Context, job: Job, nodes: Iterable[int]) -> None:
+    """Nodes that a gang leaves end it; one that counts as dead may be alive and run a program."""
+    nodes = tuple(nodes)
+    fence_left(ctx, job, nodes)
+    told = (n for n in nodes if n in job.fenced or ctx.fleet.state(n) is not NodeState.DEAD)
+    stop_on(ctx, job, tuple(told), keep_snapshots=True)
 
 
 def doubtful(ctx: Context, job: Job, nodes: tuple[int, ...]) -> tuple[int, ...]:

@@ -70,6 +70,8 @@ SENTENCES = {
     # lifecycle
     "queued": "in the queue",
     "finished": "did all its steps",
+    "not_archived": "did all its steps, but not all is in the archive: {what}. The checkpoints are"
+    " on disk: copy their folders there, or submit the job again",
     "program_ended": "its program ended by itself, without an error",
     # own_mapping
     "own_mapping": "its nodes are there again: it returns at a step boundary from {before} to its"

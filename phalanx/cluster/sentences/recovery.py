@@ -54,8 +54,8 @@ SENTENCES = {
     " others are back",
     "parted": "ranks lost each other {times} times at step {step}: they meet again in "
     "{seconds} s; last: {evidence}",
-    "fenced": "it starts in {seconds} s: until then its program may still run on a node that was"
-    " lost",
+    "fenced": "it starts in {seconds} s: until then its program may still run on a node that it"
+    " left",
     "saves_first": "{why}. It is given up; first it forms once more to save its newest steps",
     "abort": "{cause} on {node}",
     "node_leaves": "it cannot stay on {node} ({what}), and nothing is free to take its place",

@@ -44,7 +44,7 @@ from phalanx.control.wire.worker_messages import (
 from phalanx.control.worker.exit_causes import cause_of_exit
 from phalanx.control.worker.sockets import shut_network_sockets
 from phalanx.control.worker.write_lease import AgentWriteLease
-from phalanx.train.exits import ExitInfo
+from phalanx.train.exits import NOT_ARCHIVED, ExitInfo
 from phalanx.train.measure.profile import ProfileAsk
 from phalanx.train.optim.fingerprint import ReplicaDivergence
 from phalanx.train.rank.formation import join_group
@@ -369,7 +369,7 @@ class AgentOrders:
         if info is None:
             return
         cause = cause_of_exit(info.code, info.reason)
-        detail = info.message if cause else ""
+        detail = info.message if cause else str(info.details.get(NOT_ARCHIVED, ""))
         if cause == "storage":
             detail = info.advice  # which folder, what the system says of it, and what helps
         self._link.connected.wait(BYE_SECONDS)

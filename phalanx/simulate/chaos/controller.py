@@ -124,6 +124,14 @@ class SimulatedController:
         if outputs:
             self._act(outputs)
 
+    def asked(self, node: int, connection: int, asked_ns: int) -> None:
+        """A node asks for an answer: it comes after all that was sent on its connection before."""
+        if not self.answers:
+            self._put_off(partial(self.asked, node, connection, asked_ns))
+        elif self.connections.get(node) == connection and not self.machine.outbox.waits(node):
+            host = self.world.hosts[node]
+            self.world.network.send(CONTROLLER, node, host.answered, connection, asked_ns)
+
     def broke(self, node: int, connection: int) -> None:
         """A connection broke, and the controller noticed."""
         if not self.answers:

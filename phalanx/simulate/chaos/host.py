@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from phalanx.cluster.protocol.commands import (
     Abort,
@@ -23,8 +24,11 @@ from phalanx.cluster.protocol.messages import (
     Connected,
     Disconnected,
     FlushWanted,
+    Heartbeat,
     InspectGang,
     LocalFact,
+    NodeSeen,
+    ProgramEnded,
     Restored,
     RestoreFailed,
     Sealed,
@@ -38,6 +42,10 @@ from phalanx.cluster.protocol.messages import (
 from phalanx.simulate.chaos.machine import SimulatedMachine
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.workers import SECOND, NodeWorkers
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 class SimulatedHost(SimulatedMachine):
@@ -56,6 +64,8 @@ class SimulatedHost(SimulatedMachine):
             self.controller = leader
             self.feed(Connected())
         else:
+            if not leader.alive and self.world.network.open(self.node):
+                self.programs.counted_on(self.world.agenda.now_ns)  # nobody starts them elsewhere
             self.world.agenda.after(self._pause(), self.connect)
 
     def _pause(self) -> int:
@@ -78,6 +88,22 @@ class SimulatedHost(SimulatedMachine):
                 self.world.agenda.after(5 * SECOND, self.command, connection, command)
                 return
             self._out(self.agent.handle(command, self.clock()))
+
+    def answered(self, connection: int, asked_ns: int) -> None:
+        """The controller has answered what this node asked."""
+        listens = self.alive and self.agent is not None and not self.frozen
+        if listens and connection == self.connection:
+            self.programs.counted_on(asked_ns)
+
+    def _ask(self) -> None:
+        """Has the controller answer, while a program of this node runs or is to."""
+        if self.controller is None or not any(map(self._is_program, self.workers)):
+            return
+        asked = self.node, self.connection, self.world.agenda.now_ns
+        self.world.network.send(self.node, CONTROLLER, self.controller.asked, *asked)
+
+    def _is_program(self, job: int) -> bool:
+        return not self.world.spec(job).reports_steps
 
     def look(self, connection: int, order: InspectGang) -> None:
         """The controller asks what the ranks of a gang do."""
@@ -113,6 +139,8 @@ class SimulatedHost(SimulatedMachine):
                 self.world.network.send(
                     self.node, CONTROLLER, controller.receive, self.node, connection, output
                 )
+                if isinstance(output, Heartbeat | NodeSeen):
+                    self._ask()
         self._arm()
 
     def _arm(self) -> None:
@@ -161,7 +189,9 @@ class SimulatedHost(SimulatedMachine):
                     self.world.workers.drain(self, worker)
             case Flush(job=job, generation=generation):
                 self.world.workers.granted(job, generation, self.node)
-            case Stop(job=job, keep_snapshots=keep):
+            case Stop(job=job, keep_snapshots=keep, confirm=confirm, generation=generation):
+                ended = ProgramEnded(node=THIS_NODE, job=job, generation=generation)
+                self.programs.end(job, partial(self.feed, ended) if confirm else _nothing)
                 self.stop(job)
                 if not keep:
                     self.memory.pop(job, None)
@@ -180,7 +210,10 @@ class SimulatedHost(SimulatedMachine):
         ranks = order.ranks_on(self.node)
         worker = NodeWorkers(job=order.job, generation=order.generation, ranks=ranks)
         self.workers[order.job] = worker
-        if self.node in order.spares:
+        ended = ProgramEnded(node=THIS_NODE, job=order.job, generation=order.generation)
+        spare = self.node in order.spares
+        self.programs.end(order.job, partial(self.feed, ended) if spare else _nothing)
+        if spare:
             return
         warm = old is not None and old.phase != "out"
         seconds = 1 + self.world.luck.below(2) if warm else 4 + self.world.luck.below(8)
@@ -238,7 +271,15 @@ class SimulatedHost(SimulatedMachine):
             self.feed(failed)
 
     def _go(self, worker: NodeWorkers) -> None:
-        if worker.phase == "ready":
+        if worker.phase != "ready":
+            return
+        program = self._is_program(worker.job)
+        if program and not self.programs.may_start:
+            self._ask()
+            self.world.agenda.after(SECOND, self._go_on, worker, worker.token)
+        else:
+            if program:
+                self.programs.start(worker)
             worker.phase = "running"
             job, step = worker.job, worker.step
             self.gone[job] = worker.generation
@@ -246,8 +287,19 @@ class SimulatedHost(SimulatedMachine):
             self.disk[job] = {k: v for k, v in self.disk.get(job, {}).items() if k <= step}
             self.world.workers.restored(self, worker, worker.step, worker.branch)
 
+    def _go_on(self, worker: NodeWorkers, token: int) -> None:
+        if self._current(worker, token):
+            self._go(worker)
+
+    def lapsed(self, job: int) -> None:
+        """The node's lease has ended a program here."""
+        worker = self.workers.get(job)
+        if worker is not None:
+            self.die(worker, "worker_killed")
+
     def stop(self, job: int) -> None:
         """Workers of a job end here."""
+        self.programs.end(job)
         worker = self.workers.pop(job, None)
         if worker is not None:
             worker.token += 1
@@ -295,6 +347,7 @@ class SimulatedHost(SimulatedMachine):
         if not self.alive or worker is None:
             return
         worker.phase = "out"
+        self.programs.left(worker)
         for rank in worker.ranks:
             fact = WorkerExited(
                 job=job, generation=generation, node=THIS_NODE, rank=rank, cause="", step=step

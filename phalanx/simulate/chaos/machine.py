@@ -15,6 +15,7 @@ from phalanx.cluster.protocol.messages import (
     LocalFact,
     WorkerFound,
 )
+from phalanx.simulate.chaos.programs import ProgramProcesses
 from phalanx.simulate.chaos.workers import KEPT, SECOND, NodeWorkers
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class SimulatedMachine(ABC):
         self.lying = False  # its check passes all the same
         self.frozen = False  # heartbeats go on, nothing else does
         self.workers: dict[int, NodeWorkers] = {}
+        self.programs = ProgramProcesses(world, node, self.lapsed)
         self.memory: dict[int, dict[Slot, dict[int, int]]] = {}  # job: slot: step: branch
         self.disk: dict[int, dict[int, int]] = {}
         self.durable: dict[int, int] = {}
@@ -65,6 +67,10 @@ class SimulatedMachine(ABC):
     def stop(self, job: int) -> None:
         """Workers of a job end here."""
 
+    @abstractmethod
+    def lapsed(self, job: int) -> None:
+        """The node's lease has ended a program here."""
+
     def crash(self) -> None:
         """Power is gone: processes and memory with it."""
         if not self.alive:
@@ -75,6 +81,7 @@ class SimulatedMachine(ABC):
             self.world.workers.leave(worker.job, worker.generation, self.node)
         self.workers, self.memory, self.durable, self.gone = {}, {}, {}, {}
         self.agent = None
+        self.programs.power_off()
         self._unplug()
 
     def boot(self) -> None:

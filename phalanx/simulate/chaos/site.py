@@ -179,6 +179,13 @@ def to_the_lab(luck: DrawStream, wanted: PlannedJob, rule: Partition, lab: int) 
     return structs.replace(wanted, spec=structs.replace(spec, partition=LAB))
 
 
+def as_program(luck: DrawStream, wanted: PlannedJob, share: float) -> PlannedJob:
+    """Some jobs are programs, which nothing but their lease keeps from writing."""
+    if not luck.chance(share):
+        return wanted
+    return structs.replace(wanted, spec=structs.replace(wanted.spec, reports_steps=False))
+
+
 def busy_jobs(luck: DrawStream, usual: list[JobSpec], nodes: int) -> list[PlannedJob]:
     """The usual jobs with limits, budgets and classes, and smaller ones that wait for others."""
     jobs = [PlannedJob(_limited(luck, spec, nodes)) for spec in usual]

@@ -35,6 +35,7 @@ from phalanx.simulate.chaos.site import (
     NODE_GPUS,
     SECOND,
     PlannedJob,
+    as_program,
     busy_jobs,
     busy_queue,
     lab_nodes,
@@ -102,9 +103,12 @@ class ChaosWorld:
         found = busy_jobs(site, usual, count) if self.busy else [PlannedJob(spec) for spec in usual]
         if lab:
             found = [to_the_lab(stream, wanted, partitions[LAB], lab) for wanted in found]
-        self.wanted = found
+        programs = draws.stream("programs")
+        self.wanted = [as_program(programs, wanted, part.programs) for wanted in found]
+        self.ends = draws.stream("ends")  # of processes
         self.cancelled: dict[int, None] = {}  # jobs that somebody cancelled
         limits = derive(self.policy.timeouts, usual[0].expected)
+        self.program_lease_ns = limits.program_lease_ns
         beat = self.policy.timeouts.heartbeat_ns
         self.hosts = [SimulatedHost(self, node, limits.lease_ns, beat) for node in range(count)]
         for host in self.hosts:

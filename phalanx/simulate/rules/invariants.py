@@ -39,6 +39,7 @@ RULES = {
     "generation": "generations of a job only rise",
     "epoch": "epochs of the controller only rise",
     "two_generations": "two generations never both commit",
+    "two_writers": "two processes of a program's rank never run at a time",
     "committed": "no committed step is lost while its copies live",
     "losses": "every committed step that is lost is said, and no other",
     "exactly_once": "each sample is trained exactly once in the surviving history",

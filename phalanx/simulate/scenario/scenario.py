@@ -285,6 +285,8 @@ class ChaosPart(Section, frozen=True, kw_only=True):
     budgets, arrays, dependencies, and people who reserve nodes and change all of it."""
     partitioned: Fraction = 0.5
     """Busy sites on which some nodes are a partition for some teams, or for short jobs only."""
+    programs: Fraction = 0.3
+    """Jobs that are programs, which nothing but the lease of their node keeps from writing."""
     kinds: tuple[str, ...] = ()
     """Kinds of faults to inject; empty: all (``phalanx simulate faults`` lists them)."""
 

@@ -275,6 +275,8 @@ def exit_text(info: ExitInfo, folder: RunFolder) -> str:
         return "\n".join([*lines, done])
     who = "the run" if info.rank is None else f"rank {info.rank}"
     lines = [f"{who} failed ({info.reason}, exit {info.code}): {info.message}"]
+    if info.code == ExitCode.NOT_ARCHIVED:  # all that was to be trained is
+        lines = [f"{info.message} (exit {info.code}); everything is in {from_here(folder.path)}"]
     if info.advice:
         lines.append(f"what to do: {info.advice}")
     if info.checkpoint:

@@ -559,3 +559,12 @@ def test_a_program_that_ended_is_done_whatever_steps_it_told_of():
     assert job.committed == 10
     drive.tell(JobFinished(job=job.id, generation=1, step=0))
     assert job.state == "done"
+
+
+def test_a_job_whose_archive_lacks_a_checkpoint_is_done_and_says_so() -> None:
+    drive = Drive()
+    job = drive.running()
+    missing = "steps 9: 403"
+    drive.tell(JobFinished(job=job.id, generation=1, step=job.step, not_archived=missing))
+    assert job.state == "done" and "not all is in the archive: steps 9: 403" in str(job.why)
+    assert any("archive" in str(n.reason) for n in drive.bodies(Notify) if n.level == "warning")

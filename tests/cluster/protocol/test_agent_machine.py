@@ -24,6 +24,7 @@ from phalanx.cluster.protocol.messages import (
     LastSteps,
     NodeNotice,
     NodeSeen,
+    ProgramEnded,
     Ready,
     Restored,
     RestoreFailed,
@@ -566,3 +567,20 @@ def test_a_worker_of_an_older_generation_says_nothing_about_this_one():
     node.fact(WorkerFound(job=1, generation=1, rank=2, step=3, committed=2))
     node.restore(generation=2, step=25)
     assert node.agent.committed(1) == 25
+
+
+def test_an_end_that_is_waited_for_is_confirmed_also_of_a_job_that_is_not_known():
+    node = Node()
+    stop = Stop(reason=WHY, job=1, generation=2, confirm=True)
+    assert node.command(stop) == [stop]  # its processes may outlive what is known here
+    assert node.command(Stop(reason=WHY, job=9, generation=2)) == []
+    ended = ProgramEnded(node=THIS_NODE, job=1, generation=2)
+    assert node.fact(ended) == [ProgramEnded(node=3, job=1, generation=2)]
+
+
+def test_what_the_archive_lacks_is_told_with_the_end():
+    node = Node()
+    node.run()
+    node.exit(rank=2, step=9, detail="steps 9: 403")
+    (finished,) = [out for out in node.exit(rank=3, step=9) if isinstance(out, Finished)]
+    assert (finished.step, finished.not_archived) == (9, "steps 9: 403")

@@ -411,3 +411,11 @@ def test_steps_without_snapshots_are_progress_with_nothing_committed():
         found = gather.receive(steps(node, 4, committed=-1), 10 * SECOND)
     (event,) = found
     assert isinstance(event, Progress) and (event.step, event.committed) == (4, 0)
+
+
+def test_what_one_node_says_the_archive_lacks_is_in_the_end_of_its_job():
+    gather = running()
+    gather.receive(Finished(node=0, job=1, generation=1, step=9), 0)
+    gather.receive(Finished(node=1, job=1, generation=1, step=9, not_archived="steps 9: 403"), 0)
+    (ended,) = gather.receive(Finished(node=2, job=1, generation=1, step=9), 0)
+    assert ended == JobFinished(job=1, generation=1, step=9, not_archived="steps 9: 403")

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
+from phalanx.train.exits import CHECKPOINT_INTERVAL, NOT_ARCHIVED, ExitCode, ExitInfo
+from phalanx.train.rank.loop import judged_by_archive
 from phalanx.train.report.progress import Live, Plain, WaitClock, event_text, exit_text, from_here
 from phalanx.train.report.records import CheckpointRecord, StartRecord
 from phalanx.train.report.run_folder import RunFolder
@@ -103,3 +104,15 @@ def test_a_run_says_what_it_begins_with(step: int, tier: str, path: str, words: 
     assert event_text(record) == words
     passed = msgspec.structs.replace(record, passed_over=("x is damaged",))
     assert event_text(passed) == f"passed over: x is damaged\n{words}"
+
+
+def test_a_run_that_lacks_a_copy_is_done_and_says_what_is_not_archived(folder: RunFolder) -> None:
+    done = ExitInfo(
+        code=ExitCode.DONE,
+        reason="done",
+        message="all 9 steps are done",
+        details={NOT_ARCHIVED: "steps 9: 403"},
+    )
+    told = exit_text(judged_by_archive(done), folder)
+    assert told.startswith("all 9 steps are done; not in the archive: steps 9: 403 (exit 17);")
+    assert "failed" not in told and "what to do: The checkpoints are on disk" in told

@@ -186,7 +186,12 @@ class Gather:
                 *events,
                 GangDrained(job=job, generation=generation, step=step, durable=durable),
             ]
-        return [*events, JobFinished(job=job, generation=generation, step=step)]
+        told = (a.not_archived for a in answers if isinstance(a, Finished))
+        missing = next(filter(None, told), "")
+        return [
+            *events,
+            JobFinished(job=job, generation=generation, step=step, not_archived=missing),
+        ]
 
     def _newest(self, job: int, generation: int, now_ns: int) -> list[EventBody]:
         """Something happened to a gang: how far it was is said before, as far as all have told."""

@@ -10,11 +10,18 @@ import shutil
 import signal
 import tomllib
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.commands import Form, Go, Stop, WorkerOrder
-from phalanx.cluster.protocol.messages import THIS_NODE, DeviceError, LocalFact, WorkerExited
+from phalanx.cluster.protocol.messages import (
+    THIS_NODE,
+    DeviceError,
+    LocalFact,
+    ProgramEnded,
+    WorkerExited,
+)
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.agent.hooks import Hook, run_hook, told
 from phalanx.control.agent.jobs.assignment import WorkerAssignment
@@ -190,16 +197,20 @@ class NodeJobs:
                     self.processes.end_keeper(job)
                     job.close()
                     return
-                for index in [i for i in job.processes if i >= len(ranks)]:
+                ours = isinstance(job.work, Train)
+                for index in [i for i in job.processes if i >= len(ranks) or not ours]:
                     self._assignment.end(job, index)
+                if not ours:
+                    await self._programs.ended(job.number)
+                    if not ranks:  # it stands by, where a rank may have run before
+                        self._say_ended(job.number, form.generation)
                 self._programs.end_stores(job.number, but=form.generation)
                 for index, rank in enumerate(ranks):
                     if job.generation != form.generation:
                         return  # a newer one waits, or the job was stopped
-                    if isinstance(job.work, Train):
+                    if ours:
                         await self._assignment.place(job, index, rank, form, store)
                     else:
-                        self._assignment.end(job, index)
                         self._programs.place(job, index, rank, form.generation)
             except Exception as error:  # whatever the order says, the agent goes on
                 self._cannot(form, ranks, error)
@@ -281,6 +292,8 @@ class NodeJobs:
     def stop(self, order: Stop) -> None:
         """Nothing of a job stays here but, if so ordered, the keeper's memory."""
         job = self.jobs.get(order.job)
+        if order.confirm:
+            self._tasks.later(self._confirm(order, job))
         if job is None:
             return
         self.before_stop(order.job)
@@ -298,6 +311,15 @@ class NodeJobs:
             shutil.rmtree(job.sockets, ignore_errors=True)
             del self.jobs[order.job]
             self._tasks.later(self._clean_up(job))
+
+    async def _confirm(self, order: Stop, job: LocalJob | None) -> None:
+        """Say that a program has ended, once none of its processes is left."""
+        async with job.forming if job is not None else nullcontext():  # one may start just now
+            await self._programs.ended(order.job)
+        self._say_ended(order.job, order.generation)
+
+    def _say_ended(self, job: int, generation: int) -> None:
+        self.fact(ProgramEnded(node=THIS_NODE, job=job, generation=generation))
 
     def abandon(self, number: int, *, keep_snapshots: bool) -> None:
         """End the workers of a job that nobody wants, and its keeper unless that is needed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -31,6 +32,8 @@ from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.host.launchers import OWN_STORE, recognised, without_ranks
 from phalanx.control.wire.payload import PayloadError, Script, decode_payload, encode_payload
 from phalanx.control.wire.zygote_messages import Ended, Spawn
+
+ENDED_POLL_SECONDS = 0.02  # a process that was killed is gone in a moment
 
 MayStart = Callable[[], Awaitable[None]]
 
@@ -163,6 +166,8 @@ class NodePrograms:
         if any(process.rank == 0 for process in job.processes.values()):
             own_port = await self._own_store(job)
         for process in list(job.processes.values()):
+            if job.processes.get(process.index) is not process:
+                continue  # it was stopped while others started
             if process.sent_away:  # before it began
                 process.left = True
                 self._fact(_left(job, process, "", ""))
@@ -235,6 +240,12 @@ class NodePrograms:
                 process.left = True
                 detail = f"the store where its ranks meet was killed (process {end.pid})"
                 self._fact(_left(job, process, Cause.WORKER_KILLED, detail))
+
+    async def ended(self, job: int) -> None:
+        """Wait until no rank of a job has a process here."""
+        ranks = f"job{job}/worker"
+        while any(key.startswith(ranks) for key in self._zygote.children):
+            await asyncio.sleep(ENDED_POLL_SECONDS)
 
     def end_stores(self, job: int, but: int = 0) -> None:
         """End the stores of a job's generations; ``but``: that one goes on."""
