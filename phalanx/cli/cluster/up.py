@@ -44,6 +44,13 @@ class UpOptions:
     policy: Annotated[
         Path | None, typer.Option(help="TOML file of the site's policy (default: as it was).")
     ] = None
+    admin_token: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PHALANX_ADMIN_TOKEN_FILE",
+            help="File with the administrator's token (default: one is made in the state).",
+        ),
+    ] = None
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None
     plain_http: Annotated[
@@ -97,6 +104,7 @@ class UpOptions:
             store=self.store,
             url=self.url,
             own_nodes=self.own_nodes or is_loopback(self.host),
+            admin_token=self.admin_token,
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
             own_tls=not (self.tls_cert or self.plain_http or is_loopback(self.host)),
@@ -183,6 +191,7 @@ def _say(json: bool, server: Server) -> None:
     from phalanx.control.server.api.page import login_url
 
     admin, join = (server.options.state / name for name in ("admin.token", "join.token"))
+    admin = server.options.admin_token or admin
     if server.leading is None:
         _say_standby(json, server)
         return

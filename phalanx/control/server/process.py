@@ -69,6 +69,7 @@ T = TypeVar("T")
 STANDBY_SECONDS = 0.5  # between two tries to lead
 RENEW_SECONDS = 1.0
 JOIN_POLL_SECONDS = 0.1
+LEAST_SECRET = 32  # letters of a token that somebody else chose
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -82,6 +83,7 @@ class Options(Struct, frozen=True, kw_only=True):
     own_nodes: bool = False  # agents are started with it, or are on its machine
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    admin_token: Path | None = None  # file with the administrator's, as the site chose it
     own_tls: bool = False  # with a certificate of the cluster's own authority
     policy: Policy | None = None  # None: as it was, or the default
     most_body_bytes: int = 4 << 20
@@ -317,7 +319,9 @@ class Server:
     def _first_tokens(self, tokens: Tokens) -> None:
         """The administrator's token at the very first start; a join token that is still good."""
         admin, join = self.options.state / "admin.token", self.options.state / "join.token"
-        if not len(tokens):
+        if self.options.admin_token is not None:
+            self._adopt_admin(tokens, self.options.admin_token)
+        elif not len(tokens):
             # Named after who starts it: where agents are root, jobs run as the token's name.
             tokens.create("admin", own_name(), hand_over=partial(write_secret, admin))
         try:
@@ -325,6 +329,16 @@ class Server:
         except (OSError, ValueError, AuthError):
             hand_over = partial(write_secret, join)
             tokens.create("join", "agents", hours=JOIN_HOURS, hand_over=hand_over)
+
+    def _adopt_admin(self, tokens: Tokens, path: Path) -> None:
+        """The site gives the administrator's token, and it lies nowhere in the state."""
+        secret = path.read_text().strip()
+        if len(secret) < LEAST_SECRET:
+            raise StoreError(f"{path}: a token has {LEAST_SECRET} letters at least")
+        try:
+            tokens.check(secret)
+        except AuthError:
+            tokens.create("admin", own_name(), secret=secret)
 
     def close(self) -> None:
         """Let go of the store and the audit log."""

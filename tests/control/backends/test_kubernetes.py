@@ -29,9 +29,11 @@ from phalanx.config import (
     resolve,
     to_toml,
 )
+from phalanx.control.agent.config import read_agent_config
 from phalanx.control.backends.kubernetes.apply import KubernetesError, apply
 from phalanx.control.backends.kubernetes.install import install
 from phalanx.control.backends.kubernetes.manifests import manifests
+from phalanx.control.backends.kubernetes.pods import ADMIN, NOTICE
 from phalanx.control.backends.kubernetes.site import KubernetesSite
 from phalanx.control.backends.need import need_of
 from phalanx.control.backends.requested import fitted
@@ -158,7 +160,8 @@ def test_an_agent_has_its_node_alone_with_gpus_rdma_and_shared_memory() -> None:
     assert shm["emptyDir"]["medium"] == "Memory"
     data = next(m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "data")
     assert data["readOnly"] is True
-    assert "drain" in spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    stop = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert f"> {NOTICE}" in stop
 
 
 def test_memory_is_what_slurm_would_be_asked_for() -> None:
@@ -191,7 +194,7 @@ def test_a_program_is_led_with_its_variables(kind: str) -> None:
     )
     made = manifests(fitted("kubernetes", program))
     (config,) = [each for each in made if each["kind"] == "ConfigMap"]
-    assert config["data"] == {"environment": 'A="b c"\n'}
+    assert config["data"]["environment"] == 'A="b c"\n'
     commands = [
         container["command"]
         for template in templates(made)
@@ -208,7 +211,7 @@ def test_pods_fit_the_restricted_profile_unless_rdma_or_the_nodes_network_is_ask
         spec = template["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
         kinds = {next(key for key in volume if key != "name") for volume in spec["volumes"]}
-        assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim"}
+        assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
         pod = spec["securityContext"]
         assert pod["runAsUser"] > 0 and pod["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in (*spec["containers"], *spec.get("initContainers", [])):
@@ -406,3 +409,30 @@ def test_names_that_no_folder_has_are_refused(tmp_path: Path, command: str) -> N
     path.write_text(to_toml(job))
     done = CliRunner().invoke(app, ["k8s", command, str(path), "--name", "../x", "--json"])
     assert done.exit_code == 2 and "--name" in done.output
+
+
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "volcano", "job", "pods"])
+def test_only_the_controller_has_the_administrators_token(kind: str) -> None:
+    made = manifests(wanted(kind=kind, stage="cp -r /data /local"))
+    (secret,) = [each for each in made if each["kind"] == "Secret"]
+    assert len(secret["stringData"]["token"]) >= 32
+    for template in templates(made):
+        leads = template["metadata"]["labels"]["phalanx.dev/role"] == "controller"
+        spec = template["spec"]
+        named = [each["secret"]["secretName"] for each in spec["volumes"] if "secret" in each]
+        assert named == ([secret["metadata"]["name"]] if leads else [])
+        for container in (*spec["containers"], *spec.get("initContainers", [])):
+            variables = {each["name"]: each.get("value", "") for each in container["env"]}
+            assert variables.get("PHALANX_ADMIN_TOKEN_FILE") == (
+                f"{ADMIN}/token" if leads else None
+            )
+            assert "admin" not in variables.get("PHALANX_TOKEN_FILE", "") or leads
+
+
+def test_a_pod_that_ends_says_so_by_the_file_that_its_agent_watches(tmp_path: Path) -> None:
+    (config,) = [each for each in manifests(wanted()) if each["kind"] == "ConfigMap"]
+    file = tmp_path / "agent.toml"
+    file.write_text(config["data"]["agent.toml"])
+    assert read_agent_config(file).faults.notice_file == NOTICE
+    argv = agent_of(manifests(wanted()))["spec"]["containers"][0]["command"]
+    assert argv[argv.index("--config") + 1] == "/etc/phalanx/agent.toml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from phalanx.config import ConfigError, to_toml
@@ -10,8 +11,10 @@ from phalanx.control.backends.kubernetes.pods import (
     INDEX_LABELS,
     JOB,
     NAME_LABEL,
+    NOTICE,
     PodOptions,
     Tree,
+    admin_secret,
     agent_pod,
     controller_pod,
     object_name,
@@ -23,6 +26,8 @@ from phalanx.control.server.http.submission import RequestedWork
 
 MOST_INDEX_RESTARTS = 10  # of one agent
 MOST_RESTARTS = 100  # of pods, by infrastructure that fails again and again
+# A pod that is about to end says so itself, with its node's own rights (``preStop``).
+AGENT_CONFIG = f'[faults]\nnotice_file = "{NOTICE}"\npoll_seconds = 2.0\n'
 BAD_JOB = [1, 2]  # exit codes of a controller whose job is wrong: doing it again would not help
 
 
@@ -36,7 +41,7 @@ def manifests(wanted: RequestedWork) -> list[Tree]:
         "job": _jobs,
         "pods": _bare_pods,
     }
-    made = [_config_map(options, wanted), *kinds[options.site.kind](options)]
+    made = [_config_map(options, wanted), _admin_token(options), *kinds[options.site.kind](options)]
     for each in made:
         each["metadata"]["namespace"] = options.site.namespace
         each["metadata"].setdefault("labels", {})[NAME_LABEL] = options.name
@@ -95,7 +100,17 @@ def _config_map(options: PodOptions, wanted: RequestedWork) -> Tree:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": f"{options.name}-job"},
-        "data": data,
+        "data": data | {"agent.toml": AGENT_CONFIG},
+    }
+
+
+def _admin_token(options: PodOptions) -> Tree:
+    """The administrator's token of the job's controller: nothing on the shared claim has it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": admin_secret(options)},
+        "stringData": {"token": secrets.token_urlsafe(32)},
     }
 
 

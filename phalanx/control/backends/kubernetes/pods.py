@@ -15,6 +15,8 @@ from phalanx.control.backends.need import Need
 from phalanx.control.client.client import TLS_FILE
 
 RUNS, DATA, JOB = "/runs", "/data", "/etc/phalanx"
+ADMIN = "/etc/phalanx-admin"  # of the controller alone
+NOTICE = "/tmp/phalanx-notice"  # in an agent's pod: it is about to be taken away
 PORT = 7070
 AGENT = "agent"
 MOST_NAME = 40
@@ -66,6 +68,11 @@ def object_name(title: str) -> str:
     return f"{short[: MOST_NAME - 7].strip('-')}-{hashlib.sha256(title.encode()).hexdigest()[:6]}"
 
 
+def admin_secret(options: PodOptions) -> str:
+    """The name of the Secret with the administrator's token, which only the controller mounts."""
+    return f"{options.name}-admin"
+
+
 def controller_pod(options: PodOptions) -> Tree:
     """The template of the pod that leads the job."""
     words = ["python", "-m", "phalanx", "lead", "--engine", "kubernetes"]
@@ -79,7 +86,13 @@ def controller_pod(options: PodOptions) -> Tree:
     spec = {
         **_pod(options, [container]),
         "serviceAccountName": options.site.service_account,
-        "volumes": _volumes(options, shared_memory=False),
+        "volumes": [
+            *_volumes(options, shared_memory=False),
+            {
+                "name": "admin",
+                "secret": {"secretName": admin_secret(options), "defaultMode": 0o440},
+            },
+        ],
     }
     return {"metadata": _metadata(options, "controller"), "spec": spec}
 
@@ -89,6 +102,7 @@ def agent_pod(options: PodOptions) -> Tree:
     argv = ["python", "-m", "phalanx", "agent", "--site", "kubernetes", "--join", options.url]
     argv += ["--gpus", str(options.need.gpus_per_node), "--as-agent"]
     argv += ["--state", f"{options.state}/nodes/$(PHALANX_POD_NAME)"]
+    argv += ["--config", f"{JOB}/agent.toml"]
     argv += ["--until", f"{options.state}/{ENDED_FILE}"]
     argv += [] if options.backend.standby else ["--no-standby"]
     resources = _same(_amounts(options))
@@ -172,11 +186,13 @@ def _container(options: PodOptions, name: str, command: list[str]) -> Tree:
 
 
 def _environment(options: PodOptions, name: str) -> list[Tree]:
-    given = {"HOME": RUNS, "PHALANX_TOKEN_FILE": f"{options.state}/join.token"}
+    given = {"HOME": RUNS}
     if options.backend.tls:
         given["PHALANX_CA"] = f"{options.state}/{TLS_FILE}"
-    if name != AGENT:
-        given.pop("PHALANX_TOKEN_FILE")  # it has the administrator's, in its state
+    if name == AGENT:
+        given["PHALANX_TOKEN_FILE"] = f"{options.state}/join.token"
+    elif name == "controller":
+        given["PHALANX_TOKEN_FILE"] = given["PHALANX_ADMIN_TOKEN_FILE"] = f"{ADMIN}/token"
     given |= options.backend.environment
     variables: list[Tree] = [{"name": key, "value": value} for key, value in given.items()]
     if name == AGENT:
@@ -194,6 +210,8 @@ def _mounts(options: PodOptions, name: str) -> list[Tree]:
     mounts.append({"name": "job", "mountPath": JOB, "readOnly": True})
     if options.site.data_claim:
         mounts.append({"name": "data", "mountPath": DATA, "readOnly": True})
+    if name == "controller":
+        mounts.append({"name": "admin", "mountPath": ADMIN, "readOnly": True})
     if name == AGENT:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
         if options.site.stage:
@@ -256,9 +274,7 @@ def _giga(amount: float) -> str:
 
 def _before_stop(options: PodOptions) -> list[str]:
     """Somebody ends the pod: the job leaves it at a step boundary while there is time."""
-    grace = options.site.grace_seconds
-    drain = f"python -m phalanx drain $PHALANX_POD_NAME --within {grace} --state {options.state}"
-    return ["sh", "-c", f"{drain}; sleep 10"]
+    return ["sh", "-c", f"echo {options.site.grace_seconds} > {NOTICE}; sleep 12"]
 
 
 def _one_a_node(options: PodOptions) -> Tree:

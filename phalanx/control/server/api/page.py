@@ -267,7 +267,8 @@ def login_url(server: Server) -> str:
         return server.url + "/"
     tokens, parent = server.leading.tokens, ""
     with suppress(OSError, AuthError):
-        parent = tokens.check((server.options.state / "admin.token").read_text().strip()).id
+        admin = server.options.admin_token or server.options.state / "admin.token"
+        parent = tokens.check(admin.read_text().strip()).id
     made = tokens.create("login", "admin", hours=LINK_HOURS, grants="admin", parent=parent)
     return _address(server.url, made[0])
 

@@ -104,14 +104,15 @@ class Tokens:
         hours: float = 0,
         until_ns: int = 0,
         hand_over: Callable[[str], None] = lambda _: None,
+        secret: str = "",
         **more: Any,
     ) -> tuple[str, Token]:
         """A new token, in words that only its owner will know, and its record.
 
         It ends after some hours, and at ``until_ns`` at the latest (0: neither). Where it cannot
-        be handed over (``hand_over`` raises), it is not made.
+        be handed over (``hand_over`` raises), it is not made. ``secret``: as somebody chose it.
         """
-        secret = f"{PREFIX}{role}_{secrets.token_urlsafe(32)}"
+        secret = secret or f"{PREFIX}{role}_{secrets.token_urlsafe(32)}"
         now = self._now_ns()
         ends = [at for at in (now + int(hours * HOUR_NS) if hours else 0, until_ns) if at]
         token = Token(
