@@ -10,7 +10,10 @@ import re
 import shutil
 import subprocess
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from phalanx.control.server.webhooks import Webhooks, bad_address
 from phalanx.observe.prometheus import MOST_JOBS, Family, JobSample, job_families, render
 from tests.control.servers import ServerProcess
+from tests.ports import free_port
 
 MONITORING = resources.files("phalanx.observe") / "monitoring"
 
@@ -201,3 +205,48 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 def test_rules_and_dashboard_are_installed_with_the_package() -> None:
     for name in ("alerts.yml", "grafana.json"):
         assert Path(str(MONITORING / name)).is_file()
+
+
+def asked(port: int, path: str) -> dict[str, Any]:
+    """What a Prometheus answers."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        return dict(json.load(answer)["data"])
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+def test_a_real_prometheus_scrapes_the_server_and_loads_the_rules(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    """As the how-to has it set up: with a token of role ``read``."""
+    (tmp_path / "phalanx.token").write_text(server.token("read", "prometheus"))
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    (tmp_path / "prometheus.yml").write_text(f"""
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+scrape_configs:
+  - job_name: phalanx
+    authorization: {{credentials_file: {tmp_path}/phalanx.token}}
+    static_configs: [{{targets: ["127.0.0.1:{server.port}"]}}]
+rule_files: [{tmp_path}/alerts.yml]
+""")
+    port = free_port()
+    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml"]
+    command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            deadline = time.monotonic() + 60
+            found: list[Any] = []
+            while not found and time.monotonic() < deadline:
+                time.sleep(1)
+                with suppress(OSError):
+                    found = asked(port, "/api/v1/query?query=phalanx_nodes")["result"]
+            assert found, (tmp_path / "log").read_text()
+            assert {series["metric"]["job"] for series in found} == {"phalanx"}
+            (target,) = asked(port, "/api/v1/targets")["activeTargets"]
+            assert (target["health"], target["lastError"]) == ("up", "")
+            time.sleep(3)  # rules are evaluated once more
+            (group,) = asked(port, "/api/v1/rules")["groups"]
+            assert len(group["rules"]) == (MONITORING / "alerts.yml").read_text().count("- alert:")
+            assert {rule["health"] for rule in group["rules"]} == {"ok"}
+        finally:
+            process.terminate()
