@@ -125,7 +125,7 @@ def fabric(
     if json:
         print_json({"report": report, "problems": problems})
     else:
-        _show(report, problems)
+        show_report(report, problems)
     if problems:
         raise typer.Exit(SLOW)
 
@@ -138,7 +138,8 @@ def _progress(line: str) -> None:
     print(plain(line), file=sys.stderr)
 
 
-def _show(report: FabricReport, problems: list[FabricProblem]) -> None:
+def show_report(report: FabricReport, problems: list[FabricProblem]) -> None:
+    """A report for a person at a terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -147,8 +148,8 @@ def _show(report: FabricReport, problems: list[FabricProblem]) -> None:
     console = Console(soft_wrap=True, highlight=False)
     if report.pairs and len(report.nodes) <= MOST_IN_TERMINAL:
         print("pairs, percent of the usual rate:")
-        for row in terminal_rows(report):
-            console.print(Text.assemble(*row))
+        for cells in terminal_rows(report):
+            console.print(Text.assemble(*cells))
     if report.outcome is not None:
         outcome = report.outcome
         for tier, rate in outcome.usual.items():

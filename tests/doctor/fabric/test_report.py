@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from phalanx.cli.operate.fabric import show_report
 from phalanx.config import ConfigError
 from phalanx.doctor.fabric.counters import Counters, read_counters, transport_of
 from phalanx.doctor.fabric.explain import Part, PartKind
@@ -167,3 +168,12 @@ def test_a_sweep_goes_from_eight_bytes_to_eight_gigabytes() -> None:
     assert bus_factor("all_reduce", 4) == 1.5
     assert bus_factor("all_gather", 4) == bus_factor("all_to_all", 4) == 0.75
     assert bus_factor("broadcast", 4) == 1.0
+
+
+def test_a_report_is_shown_with_its_map_its_rates_and_what_is_slow(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_report(REPORT, problems_of(REPORT))
+    shown = capsys.readouterr().out
+    assert "6 rounds, 8 slots" in shown and "12 GB/s busbw" in shown
+    assert "SLOW  node <c>" in shown and "nothing is slow" not in shown
