@@ -11,18 +11,21 @@ from phalanx.control.host.process_tree import read_stat
 
 def worker_pids(node: LocalNode, job: int) -> dict[int, int]:
     """The worker processes of a job on a node, by their index there."""
-    found = {}
+    found: dict[int, int] = {}
+    python = Path("/proc/self/exe").readlink()
     for pid in all_processes():
         with suppress(OSError):
-            # Our own trainer's were forked, and write their logs themselves.
+            # Our own trainer's were forked, and write their logs themselves. What they start may
+            # write there too, as W&B's own process does.
             path = Path(f"/proc/{pid}/fd/1").readlink()
-            if path.parent == node.state / "jobs" / str(job) and path.stem.startswith("worker-"):
+            ours = path.parent == node.state / "jobs" / str(job) and path.stem.startswith("worker-")
+            if ours and Path(f"/proc/{pid}/exe").readlink() == python:
                 found[int(path.stem.removeprefix("worker-"))] = pid
     programs = {pid: of for pid in all_processes() if (of := program_of(pid, node)) is not None}
     for pid, (number, index) in programs.items():
         stat = read_stat(pid)
         if number == job and stat is not None and stat.state != "Z" and stat.parent not in programs:
-            found[index] = pid
+            found.setdefault(index, pid)
     return found
 
 

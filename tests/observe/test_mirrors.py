@@ -49,6 +49,7 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
             cluster.signal_worker(0, job, signal.SIGKILL)
             cluster.pace(job, 0.0)
             assert cluster.wait_ended(job, 120) == "done"
+            assert cluster.job(job)["generation"] == 2  # a rank was killed, and no other process
     return root / "runs" / NAME / f"job-{job}"
 
 

@@ -25,9 +25,6 @@ from phalanx.train.report.records import Record, scalars
 from phalanx.train.report.run_folder import RunFolder
 
 CLOSE_SECONDS = 60.0  # how long the end of a run waits for what is not sent yet
-OPEN_SECONDS = (
-    120.0  # and before, for one that is still opening: nothing of a short run is sent yet
-)
 WAITING_RECORDS = 10_000  # kept for a tracker that is slow or still opening
 MLFLOW_PARAMS, MLFLOW_VALUE = 100, 500  # at once; characters of a value
 MLFLOW_BATCH = 1000  # metrics; its server takes no more at once
@@ -44,7 +41,6 @@ class Tracker(ABC):
         self._waiting: queue.SimpleQueue[Record | None] = queue.SimpleQueue()  # None: the end
         self._error: Exception | None = None
         self.failure = ""  # why the run ends badly
-        self._opened = threading.Event()  # or it never will be
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
@@ -78,7 +74,6 @@ class Tracker(ABC):
 
     def close(self) -> None:
         self._waiting.put(None)
-        self._opened.wait(OPEN_SECONDS)
         self.thread.join(CLOSE_SECONDS)
         if self.thread.is_alive():
             raise TimeoutError(f"records were not sent within {CLOSE_SECONDS:.0f} s")
@@ -87,13 +82,10 @@ class Tracker(ABC):
     def _work(self) -> None:
         try:
             with self.session() as send:
-                self._opened.set()
                 while records := self._next_records():
                     send(records)
         except Exception as error:  # a tracker may raise anything
             self._error = error
-        finally:
-            self._opened.set()
 
     def _next_records(self) -> list[Record]:
         """All that wait, or the next one; empty at the end."""

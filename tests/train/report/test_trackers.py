@@ -91,7 +91,6 @@ def test_the_end_of_a_run_waits_only_so_long_for_a_silent_tracker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.01)
-    monkeypatch.setattr(trackers, "OPEN_SECONDS", 0.01)
     notebook = Notebook(tmp_path)
     sinks = Sinks([notebook])
     sinks.write([step_record(1)])
@@ -99,21 +98,6 @@ def test_the_end_of_a_run_waits_only_so_long_for_a_silent_tracker(
     assert "TimeoutError" in sinks.failures["Notebook"]
     notebook.ready.set()
     notebook.thread.join(30)  # no thread may be left when later tests fork
-
-
-def test_the_records_of_a_run_that_ends_before_its_tracker_is_open_are_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a busy machine: the time for what is not sent begins when something can be."""
-    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.5)
-    notebook = Notebook(tmp_path)
-    sinks = Sinks([notebook])
-    sinks.write([step_record(1)])
-    opening = threading.Timer(1.0, notebook.ready.set)
-    opening.start()
-    sinks.close()
-    opening.join()
-    assert notebook.steps == [1] and not sinks.failures
 
 
 def test_a_failed_run_is_a_failed_one_in_mlflow_with_its_settings_tags_and_files(
