@@ -183,7 +183,8 @@ def as_program(luck: DrawStream, wanted: PlannedJob, share: float) -> PlannedJob
     """Some jobs are programs, which nothing but their lease keeps from writing."""
     if not luck.chance(share):
         return wanted
-    return structs.replace(wanted, spec=structs.replace(wanted.spec, reports_steps=False))
+    spec = structs.replace(wanted.spec, reports_steps=False, fallbacks=())  # nobody plans them
+    return structs.replace(wanted, spec=spec)
 
 
 def busy_jobs(luck: DrawStream, usual: list[JobSpec], nodes: int) -> list[PlannedJob]:
