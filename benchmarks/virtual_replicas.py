@@ -73,7 +73,7 @@ def timed_steps(axes: dict[str, int], steps: int) -> tuple[list[float], list[flo
 def losses(ranks: int) -> list[str]:
     """On one rank: the losses of the first steps, to the bit."""
     trainer = make_trainer(demo_on(ranks, {"data": ranks, "pipeline": 1}, VIRTUAL))
-    found = [trainer.train_step().loss.item().hex() for _ in range(COMPARED_STEPS)]
+    found = [float(trainer.train_step().loss).hex() for _ in range(COMPARED_STEPS)]
     trainer.close()
     return found
 

@@ -11,12 +11,12 @@ from phalanx.config.schema import Job, Train
 class VirtualReplicas(NamedTuple):
     """The virtual replicas of one data replica, in the order in which it computes them."""
 
-    count: int  # of the whole job, a power of two
+    total: int  # of the whole job, a power of two
     own: tuple[int, ...]
 
     def micro_batches(self, samples: int, micro_batch: int) -> int:
         """Micro-batches of each virtual replica in a step of so many samples, padded."""
-        return -(-samples // (self.count * micro_batch))
+        return -(-samples // (self.total * micro_batch))
 
 
 def virtual_replicas(job: Job, index: int) -> VirtualReplicas | None:

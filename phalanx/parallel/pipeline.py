@@ -46,7 +46,7 @@ class _Stage(PipelineStage):
         super().backward_one_chunk(bwd_chunk_id, *args, **named)
         if (virtual := self.virtual) is not None:
             virtual.arrange(bwd_chunk_id)
-            if virtual.ends(bwd_chunk_id) and bwd_chunk_id < self.chunks - 1:
+            if virtual.ends(bwd_chunk_id) and not virtual.is_last(bwd_chunk_id):
                 self.perform_reduce_grad(1)
             virtual.after_backward(bwd_chunk_id)
 

@@ -29,14 +29,15 @@ class UnitGradients(DefaultReduceScatter):
         self._sum = tree.TreeSum()
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, *_: Any, **__: Any
-    ) -> None:
+        self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **named: Any
+    ) -> Any:
         """FSDP's reduce-scatter, called where there is more than one shard."""
         if self._scatter_once:
             self._sum.add(input_tensor)
             if not self.last:
                 return
             input_tensor = self._sum.take()
+        group = args[0] if args else named["group"]
         tree.reduce_scatter(output_tensor, input_tensor, group)
 
     def after_scatter(self, output: Tensor) -> None:

@@ -43,7 +43,7 @@ class VirtualGradients:
     def before_backward(self, micro_batch: int) -> None:
         """Have FSDP reduce what this micro-batch completes."""
         if self._plain is None:
-            last = self._is_last(micro_batch)
+            last = self.is_last(micro_batch)
             sync_gradients(
                 cast(FSDPModule, self._part), self._zero, last=last, reduce=self.ends(micro_batch)
             )
@@ -53,15 +53,15 @@ class VirtualGradients:
         """Tell the units what the next reduction is."""
         if self._plain is None:
             for unit in self._units:
-                unit.last = self._is_last(micro_batch)
+                unit.last = self.is_last(micro_batch)
 
     def after_backward(self, micro_batch: int) -> None:
         """Take what backward left, and what FSDP made of all but the last virtual replica."""
         if self._plain is not None:
             self._plain.end_micro_batch()
             if self.ends(micro_batch):
-                self._plain.end_virtual_replica(last=self._is_last(micro_batch))
-        elif self.ends(micro_batch) and not self._is_last(micro_batch):
+                self._plain.end_virtual_replica(last=self.is_last(micro_batch))
+        elif self.ends(micro_batch) and not self.is_last(micro_batch):
             for parameter in self._parameters:
                 parameter.grad = None
 
@@ -74,5 +74,6 @@ class VirtualGradients:
         """Whether this micro-batch is the last of its virtual replica."""
         return (micro_batch + 1) % self._each == 0
 
-    def _is_last(self, micro_batch: int) -> bool:
+    def is_last(self, micro_batch: int) -> bool:
+        """Whether this micro-batch is the last of the step."""
         return micro_batch == self._micro_batches - 1

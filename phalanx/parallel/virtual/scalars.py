@@ -20,7 +20,7 @@ BITS = 40  # of each of the two integers; 2^22 rows of the largest size fit into
 
 
 def losses_by_replica(losses: Tensor, virtual: VirtualReplicas) -> Tensor:
-    """Losses [count] of the virtual replicas from those of a rank's micro-batches, in order.
+    """Losses [virtual replicas] from those of a rank's micro-batches, in order.
 
     Those of others are zero.
     """
@@ -28,13 +28,13 @@ def losses_by_replica(losses: Tensor, virtual: VirtualReplicas) -> Tensor:
     total = by_replica[:, 0]
     for i in range(1, by_replica.shape[1]):
         total = total + by_replica[:, i]
-    spread = torch.zeros(virtual.count, device=losses.device)
+    spread = torch.zeros(virtual.total, device=losses.device)
     spread[list(virtual.own)] = total
     return spread
 
 
 def exact_scalars(losses: Tensor, gradients: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """The sum of the losses [count] of all virtual replicas, and the squared norm in fp64.
+    """The sum of all losses [virtual replicas], and the squared norm in fp64.
 
     Each loss is given by one rank and zero on all others, each gradient by one rank only.
     """
