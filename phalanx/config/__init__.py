@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from phalanx.config.backend import Backend, Kubernetes, Ray, Slurm
-from phalanx.config.blocks import has_window, is_gated, rotated_width
 from phalanx.config.errors import ConfigError, ConfigProblem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
@@ -12,8 +11,11 @@ from phalanx.config.program import program_backend
 from phalanx.config.ramp import BatchRamp, batch_ramp, constant_batch
 from phalanx.config.resolve import (
     default_world_size,
+    has_window,
+    is_gated,
     resolve,
     resolve_model,
+    rotated_width,
     verification_interval,
 )
 from phalanx.config.rules.job import check

@@ -1,4 +1,4 @@
-"""Fills the settings that follow from others, so that a job says everything explicitly."""
+"""What follows from settings: those that a job leaves open, and what each layer is made of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from phalanx.config.load import unknown_preset
 from phalanx.config.presets import PRESETS
 from phalanx.config.schema import Job, Model, Parallel
 
+PLAIN_MLPS = ("gelu", "gelu-exact", "relu2")  # two matrices; the others have a gate as well
 LEAST_VERIFIED_ZERO = 2  # below, gradients of several micro-batches are reduced together
 VERIFY_EVERY = 200  # a micro-batch more in so many steps: half a percent at most
 VIRTUAL_STAGES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
@@ -99,3 +100,23 @@ def _context_method(job: Job, model: Model) -> str:
     fits = heads % (axes.tensor * axes.context) == 0
     masked = job.data.document_mask or model.window is not None  # the ring has no such masks
     return "ulysses" if axes.context > 1 and (fits or masked) else "ring"
+
+
+def is_gated(model: Model) -> bool:
+    """Whether the dense MLP has a gate: three matrices, not two."""
+    return model.mlp not in PLAIN_MLPS
+
+
+def has_window(model: Model, layer: int) -> bool:
+    """Whether a layer sees the nearest tokens only."""
+    window = model.window
+    return window is not None and not _is_each(layer, window.full_every)
+
+
+def rotated_width(model: Model, layer: int) -> int:
+    """Leading dimensions of a head that RoPE rotates in a layer; latent heads have their own."""
+    return 0 if _is_each(layer, model.nope_every) else int(model.head_dim * model.rotary_fraction)
+
+
+def _is_each(layer: int, every: int) -> bool:
+    return every > 0 and (layer + 1) % every == 0

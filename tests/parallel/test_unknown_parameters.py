@@ -78,8 +78,9 @@ def test_a_new_parameter_is_refused_by_name(name: str) -> None:
     assert parameter in said and f"parallel.{next(iter(parallel))} = 1" in said
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "olmo"])
 def test_every_parameter_of_our_models_is_known(model: str) -> None:
+    """But of the model whose norm over all heads no tensor-parallel rank can take."""
     for parallel in ({"tensor": 2}, *([{"expert": 2}] if "moe" in model else [])):
         job = make_job(2, {"model": MODELS[model], "parallel": parallel})
         assert run_alone(refused, job, Block, lambda _: None) == ""

@@ -32,6 +32,7 @@ ALLOWED = {
         "pickle": "an unpickler that knows only inert records in place of torch's own names"
     },
     "checkpoint/ranks.py": {"all_gather_object": RANKS},
+    "doctor/fabric/ranks.py": {"all_gather_object": RANKS},
     "train/report/gaps.py": {"gather_object": RANKS},
     "train/optim/verification.py": {"broadcast_object_list": RANKS},
     "train/rank/local_orders.py": {"all_gather_object": RANKS, "broadcast_object_list": RANKS},

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from phalanx.config.blocks import is_gated
 from phalanx.config.errors import ConfigError, ConfigProblem, problem
-from phalanx.config.resolve import LEAST_VERIFIED_ZERO, resolve
+from phalanx.config.resolve import LEAST_VERIFIED_ZERO, is_gated, resolve
 from phalanx.config.rules.accepted import with_accepted_fix
 from phalanx.config.rules.backend import backend_problems
 from phalanx.config.rules.data import data_problems

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from phalanx.config.blocks import is_gated
 from phalanx.config.errors import ConfigProblem, problem
 from phalanx.config.ramp import batch_ramp
+from phalanx.config.resolve import is_gated
 from phalanx.config.rules.accepted import LEFT_OUT, RANKS, nearest_first
 from phalanx.config.rules.mesh_changes import (
     OTHER_SCHEDULES,
