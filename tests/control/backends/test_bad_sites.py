@@ -65,7 +65,7 @@ def test_agents_that_call_themselves_otherwise_than_their_engine_are_named(
         try:
             lead = leading(server.state, server.url, Site("n1"), slots=1)
             lead.client = lead._connect()
-            wait(lambda: lead._nodes(), "the agent to join")
+            wait(lambda: any(n.connected for n in lead._nodes().values()), "the agent to join")
             with pytest.raises(LeadError, match=r"n1: no agent joined .* but stranger did"):
                 lead._wait_for_nodes()
         finally:

@@ -21,7 +21,7 @@ from phalanx.control.server.agent_link.handshake import (
 from phalanx.control.server.controller import UnavailableError
 from phalanx.control.server.http.front import FIRST_SECONDS, Headers, accepted
 from phalanx.control.server.security.auth import AuthError, Token, bearer, require
-from phalanx.control.server.security.joining import Joining, refuse_elsewhere
+from phalanx.control.server.security.joining import refuse_elsewhere
 from phalanx.control.server.store.interface import StoreError
 from phalanx.control.trust.node_key import NONCE_BYTES
 from phalanx.control.wire.agent_messages import (
@@ -220,16 +220,14 @@ class AgentSocket(asyncio.Protocol):
     async def _join(self, hub: Hub, register: Register) -> None:
         leading = self._server.leading
         assert self._token is not None
-        confirmed: asyncio.Future[Token] | None = None
         try:
             if leading is None or leading.hub is not hub:
                 raise UnavailableError("this server leads no more")
-            # Both at once: each is a wait for the disk, and what is shown is good for both.
-            confirmed = self._confirmation(leading.joining, self._token, register)
-            if not is_known(hub, register):
+            if self._token.unconfirmed or not self._token.key:
+                bound = structs.replace(self._token, key=register.key)
+                self._token = await leading.joining.confirm(bound)
+            if not is_known(hub, register) and not self._revoked(hub):
                 await hub.controller.order(new_node(register))
-            if confirmed is not None:
-                self._token = await confirmed
         except Exception as error:
             if not isinstance(error, UnavailableError | StoreError):
                 hub.controller.alarms.raised("agents' first words", error, register.node.name)
@@ -237,8 +235,6 @@ class AgentSocket(asyncio.Protocol):
             self.close(hub.rejected(RejectCode.INTERNAL, text, retry=True))
             return
         finally:
-            if confirmed is not None:
-                confirmed.cancel()  # where nobody waits for it any more
             if not self._transport.is_closing():
                 self._transport.resume_reading()
         refused = self._revoked(hub)
@@ -246,15 +242,6 @@ class AgentSocket(asyncio.Protocol):
             self.close(refused)
         elif not self.closed:
             self._let_in(hub, register)
-
-    @staticmethod
-    def _confirmation(
-        joining: Joining, token: Token, register: Register
-    ) -> asyncio.Future[Token] | None:
-        """The token once it is stored as shown with its key; None: it was before."""
-        if token.key and not token.unconfirmed:
-            return None
-        return joining.confirm(structs.replace(token, key=register.key))
 
     def _revoked(self, hub: Hub) -> Rejected | None:
         """Why its token, which was good at the handshake, is good no more; None: it is."""

@@ -107,7 +107,7 @@ class Joining:
             text = "too many machines ask for this: an administrator decides (`phalanx nodes`)"
             raise AuthError(429, "too_many_pending", text)
 
-    def confirm(self, token: Token) -> asyncio.Future[Token]:
+    async def confirm(self, token: Token) -> Token:
         """A node has shown its key with this token: its older ones are worth nothing now.
 
         Thousands of agents that come for the first time are stored together, not one by one.
@@ -116,7 +116,7 @@ class Joining:
         self._shown.append((token, confirmed))
         if self._confirming is None:
             self._confirming = asyncio.create_task(self._confirm_shown())
-        return confirmed
+        return await confirmed
 
     async def _confirm_shown(self) -> None:
         while self._shown:
