@@ -100,9 +100,12 @@ def confirmed(ctx: Context, fact: ProgramEnded) -> list[GangReady]:
     if not generation or fact.generation < generation:
         return []  # of an earlier end: the program has run there since
     del job.fenced[fact.node]
-    active = [ctx.view.jobs[number] for number in ctx.view.active]
-    waiting = [each for each in active if each.id == job.id or each.follows == job.id]
-    return [fact for each in waiting for fact in ready_again(each)]
+    if job.fenced:
+        return []  # of other nodes
+    if not job.ended:
+        return ready_again(job)
+    active = (ctx.view.jobs[number] for number in ctx.view.active)
+    return [ready for each in active if each.follows == job.id for ready in ready_again(each)]
 
 
 def ready_again(job: Job) -> list[GangReady]:
