@@ -146,6 +146,7 @@ def ingest(folder: Path) -> dict[str, float]:
 def cost(folder: Path, rounds: int = 2_000) -> dict[str, float]:
     """Seconds that measuring takes from a rank's step: record, ring, waits for peers."""
     from phalanx.observe.node.worker_ring import RingSink
+    from phalanx.train.measure.wait_hooks import watched
     from phalanx.train.measure.waits import PeerWaits
 
     sink, waits = RingSink(folder / "ring"), PeerWaits()
@@ -161,8 +162,7 @@ def cost(folder: Path, rounds: int = 2_000) -> dict[str, float]:
     took = (time.perf_counter() - began) / rounds
     began = time.perf_counter()
     for _ in range(rounds):
-        at = time.perf_counter()
-        waits.add(time.perf_counter() - at)
+        watched(lambda: None)
     collective = (time.perf_counter() - began) / rounds
     return {"ring": ring, "waits": took, "collective": collective}
 

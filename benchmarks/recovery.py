@@ -74,7 +74,6 @@ deterministic = true
 [log]
 every = 1
 tensorboard = false
-communication_every = 0
 """
 CPU = {
     "model": 'preset = "tiny"',

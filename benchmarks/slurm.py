@@ -43,7 +43,7 @@ SETTINGS = (
     *("parallel.data=3", "parallel.pipeline=2", "data.sequence=32", "train.global_batch=12"),
     *("train.micro_batch=2", "train.steps=3000", "train.deterministic=true", "checkpoint.every=0"),
     *("model.dim=64", "model.layers=2", "model.ffn=128", "model.vocab=512"),
-    *("log.tensorboard=false", "log.communication_every=0"),
+    "log.tensorboard=false",
 )
 GANG = """#!/bin/bash
 #SBATCH --nodes={nodes} --ntasks-per-node=1 --exclusive --output={root}/gang.out

@@ -121,6 +121,7 @@ class Cause(StrEnum):
     SLOW_COMPUTE = (
         "slow_compute", "hardware", "suspect", 900_000, "a GPU computes slowly", "goes_on"
     )
+    SLOW_HOST = "slow_host", "hardware", "suspect", 700_000, "GPUs wait for their host", "goes_on"
     SLOW_NETWORK = "slow_network", "hardware", "suspect", 600_000, "slow on the network", "goes_on"
     NODE_SILENT = "node_silent", "hardware", "replace", 900_000, "no heartbeat"
     CONNECTION_LOST = "connection_lost", "hardware", "replace", 900_000, "its connection broke"

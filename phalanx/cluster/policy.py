@@ -138,7 +138,7 @@ class HealthPolicy(PolicySection, frozen=True):
     # A node with one of these is quarantined until somebody repairs it, whatever a test says.
     harmful: tuple[str, ...] = ("silent_corruption",)
     # A node with one of these is quarantined until it passes a test.
-    doubtful: tuple[str, ...] = ("slow_compute", "slow_network")
+    doubtful: tuple[str, ...] = ("slow_compute", "slow_host", "slow_network")
     lemon_score: int = 3_000  # thousandths of an incident, decayed, that make a node a lemon
     lemon_half_life_ns: int = 14 * DAY_NS  # of that score
     # Interruptions of a node with eight GPUs, as long as nobody knows better (Llama 3's: 419 in 54

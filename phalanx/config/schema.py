@@ -509,8 +509,6 @@ class Log(Section, frozen=True, kw_only=True):
     """Attention FLOPs counted halved (causal), or in full (PaLM)."""
     profile_steps: tuple[int, int] | None = None
     """Steps [first, last) traced into logs/; "none": no trace."""
-    communication_every: Natural = 1000
-    """Steps between those that measure exposed communication, which slows them; 0: never."""
 
 
 class Job(Section, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from phalanx.data import Batch
 from phalanx.model import Router, Transformer, fill, initial_std, key_of
 from phalanx.parallel.context import apply_context_parallel, local_positions
 from phalanx.parallel.expert import apply_expert_parallel, share_balance_statistics
-from phalanx.parallel.fsdp import DdpGradients, apply_fsdp, sync_gradients
+from phalanx.parallel.fsdp import DdpGradients, PeerWaitTimer, apply_fsdp, sync_gradients
 from phalanx.parallel.gradient_sums import GradientSums
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.pipeline import Pipeline, stages_of_rank
@@ -30,7 +30,7 @@ from phalanx.parallel.virtual import VirtualGradients, losses_by_replica
 from phalanx.plan.memory.stages import stage_layers
 
 
-class Timer(Protocol):
+class Timer(PeerWaitTimer, Protocol):
     """What the engine asks of whoever measures a step."""
 
     def phase(self, name: Any) -> AbstractContextManager[None]: ...
@@ -191,7 +191,7 @@ class Engine:
                 with timer.phase("forward"):
                     loss = self._module(tokens, labels, documents)
                 with timer.phase("backward"):
-                    loss.backward()
+                    self._backward(loss, timer)
             for virtual in self.virtual:
                 virtual.after_backward(i)
             losses.append(loss.detach().squeeze(0))
@@ -202,6 +202,14 @@ class Engine:
         if self.virtual:
             return losses_by_replica(torch.stack(list(losses)), self.virtual[0].replicas)
         return torch.stack(list(losses)).sum()
+
+    def _backward(self, loss: Tensor, timer: Timer) -> None:
+        """Gradients; DDP waits for its last buckets in C++, where only we know when."""
+        if self.ddp is None:
+            loss.backward()
+            return
+        with self.ddp.watched(timer):
+            loss.backward()
 
     def sum_gradients(self) -> GradientSums:
         """What adds up gradients before they are reduced; of FSDP, and of whole models only."""

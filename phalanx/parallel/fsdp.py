@@ -6,7 +6,9 @@ Gradients are summed, never averaged: the loss is already weighted over the glob
 from __future__ import annotations
 
 import warnings
-from typing import Any, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -113,6 +115,13 @@ def sync_gradients(part: FSDPModule, zero: int, *, last: bool, reduce: bool) -> 
     part.set_reshard_after_backward(last or zero == 3)
 
 
+class PeerWaitTimer(Protocol):
+    """Is told when this rank begins to wait for others, and when that is over."""
+
+    def wait_begins(self) -> Any: ...
+    def wait_ends(self, begun: Any) -> None: ...
+
+
 class DdpGradients:
     """DDP with summed gradients that are accumulated and reduced in fp32 if so configured.
 
@@ -134,10 +143,30 @@ class DdpGradients:
                 init_sync=False,  # every rank drew the same weights
             )
         self.group, self._apart = group, job.train.deterministic
+        self._waits: PeerWaitTimer | None = (
+            None  # whoever wants to know how long we wait for others
+        )
+        self._waiting: Any = None
         self.module.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
+
+    @contextmanager
+    def watched(self, waits: PeerWaitTimer) -> Iterator[None]:
+        """A backward pass: from its last bucket on nothing is left but to wait for the sums."""
+        self._waits, self._waiting = waits, None
+        try:
+            yield
+        finally:
+            waits.wait_ends(self._waiting)
+            self._waits = None
 
     def _reduce(self, bucket: Any) -> Any:
         """Sum one bucket over ranks, with what earlier micro-batches left in fp32."""
+        future = self._sum_bucket(bucket)
+        if self._waits is not None and bucket.is_last():
+            self._waiting = self._waits.wait_begins()
+        return future
+
+    def _sum_bucket(self, bucket: Any) -> Any:
         buffer = bucket.buffer()
         if not any(hasattr(p, "main_grad") for p in bucket.parameters()):
             return self._sum(buffer, bucket.gradients()).then(lambda _: buffer)

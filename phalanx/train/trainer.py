@@ -91,8 +91,7 @@ class Trainer:
         self.loss_scale = LossScale(job.precision, device)
         self.guard = Guard(job.optimizer, device, always_finite=self.loss_scale.active)
         self.agreement = Agreement(mesh)
-        # Context parallelism waits inside of operators, out of the host's sight.
-        self.timer = StepTimer(device, peer_waits=job.parallel.context == 1)
+        self.timer = StepTimer(device, peer_waits=True)
         self.feed = feed or self._open_feed("train", batch_ramp(job))
         self.cursor = self.feed.start()
         self.step = 0
@@ -121,7 +120,8 @@ class Trainer:
         self.step += 1
         self.tokens += outcome.tokens
         self.cursor = self.feed.advance(self.cursor)
-        agreed = self.agreement.outcome()
+        with self.timer.phase("device"):
+            agreed = self.agreement.outcome()
         if agreed.same_shares and vote.shares != self.shares:
             self.rebalance(vote.shares)
         if not agreed.labels:

@@ -13,6 +13,7 @@ from phalanx.cluster.detectors import (
     regression,
     score,
     slow_compute,
+    slow_host,
     slow_transfer,
     starved,
     told_wrong,
@@ -106,6 +107,42 @@ def test_ranks_of_a_machine_with_far_too_few_cores_are_not_accused():
     slowed = [window * np.asarray([100, 100, 200, 100]) // 100 for window in windows]
     named = [[slow.rank for slow in slow_compute(window)] for window in slowed]
     assert named.count([2]) > 0.9 * len(named)
+
+
+def test_a_rank_that_takes_longer_at_its_hosts_pace_has_no_slow_device():
+    noise = Noise(64, 9)
+    compute = np.stack([noise.step() for _ in range(12)])
+    compute[:, 40] = compute[:, 40] * 112 // 100
+    paced = np.zeros_like(compute)
+    assert [slow.rank for slow in slow_compute(compute, host_ns=paced)] == [40]
+    paced[:, 40] = 30 * MS  # most of the 48 ms that it takes longer
+    assert slow_compute(compute, host_ns=paced) == []
+    paced[:, 32:] = 30 * MS  # as much as its stage: not what is wrong with it
+    assert [s.rank for s in slow_compute(compute, np.arange(64) // 32, paced)] == [40]
+
+
+def test_a_slow_host_is_named_where_its_device_waits_for_it():
+    noise = Noise(64, 11)
+    launch = np.stack([noise.step() for _ in range(12)])
+    launch[:, 40] = launch[:, 40] * 112 // 100
+    paced = np.zeros_like(launch)
+    assert slow_host(launch, paced) == []  # it is ahead of its device all the same
+    paced[:, 40] = 30 * MS
+    (found,) = slow_host(launch, paced)
+    assert (found.rank, found.part) == (40, "host") and 80_000 < found.slowdown_ppm < 150_000
+    paced[:, 7] = 400 * MS  # by chance the last one of hosts that are alike
+    assert [slow.rank for slow in slow_host(launch, paced)] == [40]
+
+
+def test_stages_that_send_over_other_links_are_compared_among_themselves():
+    noise = Noise(64, 10)
+    times = np.stack([noise.step() for _ in range(12)])
+    times[:, :20] *= 9  # between nodes; the others stay within one
+    stages = (np.arange(64) >= 20).astype(np.int64)
+    assert slow_transfer(times) != []
+    assert slow_transfer(times, stages) == []
+    times[:, 7] = times[:, 7] * 130 // 100
+    assert [slow.rank for slow in slow_transfer(times, stages)] == [7]
 
 
 def test_one_slow_step_is_no_slow_rank():

@@ -197,7 +197,7 @@ class World:
                 generation=generation,
                 node=node,
                 rank=0,
-                part=rng.choice(("compute", "communication")),
+                part=rng.choice(("compute", "communication", "host")),
                 slowdown_ppm=rng.choice((20_000, 300_000, 2_000_000)),
             )
         if roll < 0.87:

@@ -252,7 +252,7 @@ class Anything(RuleBasedStateMachine):
         number=jobs,
         pause=pauses,
         node=nodes,
-        part=st.sampled_from(["compute", "communication"]),
+        part=st.sampled_from(["compute", "communication", "host"]),
         slowdown=st.sampled_from([20_000, 300_000, 2_000_000]),
     )
     def slow(self, number, pause, node, part, slowdown):

@@ -50,7 +50,6 @@ every = 0
 [log]
 every = 1
 tensorboard = false
-communication_every = 0
 """
 
 

@@ -23,9 +23,9 @@ from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_records import TimedRecord, merge, unpack
 from phalanx.observe.node.ring import RingWriter
-from phalanx.observe.node.worker_ring import RingRecords, RingSink
+from phalanx.observe.node.worker_ring import RingRecords, RingSink, sensible
 from phalanx.observe.store.gang_steps import GangSteps
-from phalanx.train.report.records import StepParts
+from phalanx.train.report.records import SendTimes, StepParts, StepRecord
 from tests.observe.records import SECOND_NS, said, step_record
 
 NOW = 10_000 * SECOND_NS
@@ -222,6 +222,15 @@ def test_a_rank_that_computes_slowly_becomes_an_event_within_twenty_steps() -> N
     slow = [event for event in found if isinstance(event, SlowRank)]
     assert [(event.rank, event.node, event.part) for event in slow] == [(5, 5, "compute")]
     assert slow[0].slowdown_ppm == pytest.approx(200_000, rel=0.3)
+
+
+def test_sends_that_cannot_be_meant_are_left_out_and_the_step_is_kept() -> None:
+    for size, seconds in ((0, 1.0), (-1, 1.0), (1 << 60, 1.0), (1, 1e3), (1, float("nan"))):
+        record = step_record(1, sends=SendTimes(bytes=size, seconds=seconds))
+        kept = sensible(record)
+        assert isinstance(kept, StepRecord) and kept.sends is None
+    meant = step_record(1, sends=SendTimes(bytes=1 << 20, seconds=0.01))
+    assert sensible(meant) == meant
 
 
 def test_what_a_slow_rank_costs_its_gang_goes_into_the_ledger() -> None:

@@ -112,7 +112,7 @@ class Background:
             mark(self._snapshot.bytes)
         self._copied = marks[-1][1]
         if not self._overlap:
-            torch.cuda.current_stream().wait_event(self._copied)
+            self._copied.wait()
 
         def follow() -> None:
             for count, event in marks:
@@ -165,7 +165,7 @@ class Background:
         On CUDA the device waits for them, not we.
         """
         if self._copied is not None:
-            torch.cuda.current_stream().wait_event(self._copied)
+            self._copied.wait()
         elif self._copying is not None:
             began = time.perf_counter()
             with suppress(KeeperLostError), self._keeper_needed():  # the next poll tells

@@ -15,7 +15,16 @@ from phalanx.cli.tables import add_row, print_table, table
 app = typer.Typer()
 
 PARTS = (
-    *("own", "data", "verification", "forward", "backward", "optimizer", "snapshot", "peer_wait"),
+    "own",
+    "host",
+    "launch",
+    "data",
+    "verification",
+    "forward",
+    "backward",
+    "optimizer",
+    "snapshot",
+    "peer_wait",
 )
 
 

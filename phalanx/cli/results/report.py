@@ -100,7 +100,8 @@ def _from_folder(run: Run) -> ReportInput:
     steps = [record.step for record in thin]
     curves = {name: Curve(steps, [getattr(record, name) for record in thin]) for name in CURVES}
     for part in PARTS:
-        values = [getattr(record.parts, part) for record in thin]
+        name = "peer_wait" if part == "exposed_communication" else part
+        values = [getattr(record.parts, name) for record in thin]
         curves[f"{part}_seconds"] = Curve(steps, values)
     validated = validations(RunFolder(Path(run.folder)))
     curves["validation_loss"] = Curve(

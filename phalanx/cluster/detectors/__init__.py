@@ -11,17 +11,25 @@ from phalanx.cluster.detectors.hang import behind
 from phalanx.cluster.detectors.idle import ActivityWindow
 from phalanx.cluster.detectors.lemon import score
 from phalanx.cluster.detectors.series import loss_spike, regression, starved
-from phalanx.cluster.detectors.straggler import Straggler, slow_compute, slow_transfer
+from phalanx.cluster.detectors.straggler import (
+    SlowPart,
+    Straggler,
+    slow_compute,
+    slow_host,
+    slow_transfer,
+)
 
 __all__ = [
     "ActivityWindow",
     "FingerprintVerdict",
+    "SlowPart",
     "Straggler",
     "behind",
     "loss_spike",
     "regression",
     "score",
     "slow_compute",
+    "slow_host",
     "slow_transfer",
     "starved",
     "told_wrong",

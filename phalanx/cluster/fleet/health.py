@@ -205,7 +205,13 @@ def quarantine(ctx: Context, node: int, why: Reason) -> None:
 
 
 # Causes that a detector guessed from timing; a test that finds nothing wrong refutes them.
-DETECTORS = (Cause.SLOW_COMPUTE, Cause.SLOW_NETWORK, Cause.HANG, Cause.SILENT_CORRUPTION)
+DETECTORS = (
+    Cause.SLOW_COMPUTE,
+    Cause.SLOW_HOST,
+    Cause.SLOW_NETWORK,
+    Cause.HANG,
+    Cause.SILENT_CORRUPTION,
+)
 
 
 def trusted(ctx: Context, detector: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from phalanx.cluster.detectors.straggler import SlowPart
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import JobSpec, SpecChange
 from phalanx.cluster.policy import Policy
@@ -305,7 +306,7 @@ class SlowRank(Body, frozen=True, tag=True):
     generation: int
     node: int
     rank: int
-    part: Literal["compute", "communication"]
+    part: SlowPart
     slowdown_ppm: int  # above the median of its peers
 
 

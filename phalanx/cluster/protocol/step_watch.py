@@ -18,6 +18,7 @@ from phalanx.cluster.detectors import (
     loss_spike,
     regression,
     slow_compute,
+    slow_host,
     slow_transfer,
     starved,
 )
@@ -53,7 +54,9 @@ class GangRecord(Struct, frozen=True, kw_only=True):
     has_loss: bool = False
     data_wait_ns: int = 0
     compute_ns: Ints | None = None  # by rank
-    transfer_ns: Ints | None = None  # by rank
+    host_ns: Ints | None = None  # by rank: of compute_ns, at the host's pace
+    launch_ns: Ints | None = None  # by rank: that its host took to give the device its work
+    transfer_ns: Ints | None = None  # by rank: of as many bytes of its own sends at each
     printed: bool = False  # read from a program's output: no hang is judged by it
 
 
@@ -79,6 +82,8 @@ class WatchedGang(Struct):
     reached: int = 0  # that the gang is known to have completed
     collectives: dict[int, int] = {}
     compute: deque[Ints] = deque()
+    host: deque[Ints] = deque()
+    launch: deque[Ints] = deque()
     transfer: deque[Ints] = deque()
     steps: list[int] = []
     losses: list[float | None] = []
@@ -135,6 +140,8 @@ class StepWatch:
             reports=reports,
             stepped=stepped,
             compute=deque(maxlen=WINDOW),
+            host=deque(maxlen=WINDOW),
+            launch=deque(maxlen=WINDOW),
             transfer=deque(maxlen=WINDOW),
         )
         gang.due_ns = now_ns + _limit(gang).ns if reports else None
@@ -230,6 +237,10 @@ class StepWatch:
         gang.waits = [*gang.waits[1 - SERIES_KEPT :], fact.data_wait_ns]
         if fact.compute_ns is not None:
             gang.compute.append(fact.compute_ns)
+        if fact.host_ns is not None:
+            gang.host.append(fact.host_ns)
+        if fact.launch_ns is not None:
+            gang.launch.append(fact.launch_ns)
         if fact.transfer_ns is not None:
             gang.transfer.append(fact.transfer_ns)
         events: list[EventBody] = []
@@ -285,12 +296,14 @@ class StepWatch:
         return min(known, default=None)
 
     def _ranks(self, fact: GangRecord, gang: WatchedGang) -> list[EventBody]:
-        slow = []
+        slow, stages = [], stages_of(gang.shape, gang.placement.replicas)
+        host = np.stack(gang.host) if gang.host else None
         if gang.compute:
-            stages = stages_of(gang.shape, gang.placement.replicas)
-            slow += slow_compute(np.stack(gang.compute), stages)
+            slow += slow_compute(np.stack(gang.compute), stages, host)
+        if gang.launch and host is not None:
+            slow += slow_host(np.stack(gang.launch), host, stages)
         if gang.transfer:
-            slow += slow_transfer(np.stack(gang.transfer))
+            slow += slow_transfer(np.stack(gang.transfer), stages)
         return [
             SlowRank(
                 job=fact.job,

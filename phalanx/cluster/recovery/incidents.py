@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
-from phalanx.cluster.detectors import told_wrong
+from phalanx.cluster.detectors import SlowPart, told_wrong
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.node_events import mark_node_lost
 from phalanx.cluster.gang.draining import tell_bare
@@ -30,6 +30,11 @@ from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, ReportedFailure
 from phalanx.cluster.recovery.recover import broken, give_up, slow
 
 CLAIMS_KEPT = 1024  # about a disputed step
+SLOW_CAUSES: dict[SlowPart, Cause] = {
+    "compute": Cause.SLOW_COMPUTE,
+    "communication": Cause.SLOW_NETWORK,
+    "host": Cause.SLOW_HOST,
+}
 MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline again
 
 
@@ -213,7 +218,7 @@ def on_slow_rank(ctx: Context, fact: SlowRank) -> None:
     job = ctx.live(fact.job, fact.generation)
     if job is None or gang_of(job).phase != "running":
         return
-    cause = Cause.SLOW_COMPUTE if fact.part == "compute" else Cause.SLOW_NETWORK
+    cause = SLOW_CAUSES[fact.part]
     if not health.trusted(ctx, cause):
         name = ctx.fleet.nodes[fact.node].name
         ctx.notify(reason("warned", detector=cause, node=name), job=job.id, level="warning")

@@ -329,7 +329,7 @@ def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) 
         return gpus * horizon * ppm // (MILLION + ppm)
 
     ways = [Option(rung=Rung.DEGRADED, loss_gpu_ns=lost(slowdown_ppm), replicas=replicas)]
-    if ctx.policy.recovery.rebalance and cause == Cause.SLOW_COMPUTE:
+    if ctx.policy.recovery.rebalance and cause in (Cause.SLOW_COMPUTE, Cause.SLOW_HOST):
         shares, ppm = _rebalanced(job, node, slowdown_ppm)
         if shares:
             way = Option(

@@ -32,9 +32,13 @@ class NodeRecords(Struct, frozen=True, kw_only=True, tag_field="kind", tag=True)
     step_seconds: bytes
     compute_seconds: bytes  # without waiting for peers, data and snapshots
     parts: bytes  # of each step, part and column
+    host_seconds: bytes = b""  # of compute_seconds, at the host's pace; empty: nobody knows
+    launch_seconds: bytes = b""  # that hosts took to give devices their work; empty: nobody knows
+    send_seconds: bytes = b""  # that a GiB of a rank's own sends takes; empty: nobody knows
     memory_bytes: tuple[int, ...] = ()  # by step: most of any rank
     summary: bool = False
     worst: tuple[int, ...] = ()  # with a summary: rank that computed longest, by step
+    worst_sender: tuple[int, ...] = ()  # the same, of the rank whose sends took longest
     head: tuple[StepRecord, ...] = ()  # of rank 0, whole
     other: tuple[ValidationRecord | CheckpointRecord, ...] = ()  # of rank 0
     run: RunRecord | None = None  # of rank 0

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import structs
 
 from phalanx.observe.node.node_messages import RunRecord
-from phalanx.observe.node.node_records import TimedRecord
+from phalanx.observe.node.node_records import GIB, TimedRecord
 from phalanx.observe.node.ring import RingReader, RingWriter
-from phalanx.train.report.records import Record, StepRecord
+from phalanx.train.report.records import Record, SendTimes, StepRecord
 
 MOST_STEP_SECONDS = 86_400.0
 
@@ -116,6 +116,7 @@ def sensible(record: Record | RunRecord) -> Record | RunRecord | None:
         return None
     return structs.replace(
         record,
+        sends=record.sends if record.sends is None or _meant(record.sends) else None,
         loss=finite(record.loss),
         grad_norm=finite(record.grad_norm),
         learning_rate=finite(record.learning_rate) or 0.0,
@@ -126,6 +127,12 @@ def sensible(record: Record | RunRecord) -> Record | RunRecord | None:
         non_finite=record.non_finite
         or any(value is not None and not math.isfinite(value) for value in _values(record)),
     )
+
+
+def _meant(sends: SendTimes) -> bool:
+    """Whether a GiB would arrive within a day."""
+    seconds, size = sends.seconds, sends.bytes
+    return 0 < size < 1 << 53 and 0 <= seconds <= MOST_STEP_SECONDS * size / GIB
 
 
 def _values(record: StepRecord) -> tuple[float | None, float | None]:

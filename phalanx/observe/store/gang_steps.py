@@ -34,6 +34,9 @@ class GangStep(Struct, kw_only=True):
     step_seconds: Floats
     compute_seconds: Floats
     parts: Floats  # [parts, ranks]
+    host_seconds: Floats  # of compute_seconds, at the host's pace
+    launch_seconds: Floats  # that hosts took to give devices their work
+    send_seconds: Floats  # of a GiB of the rank's own sends
     slots: set[int] = set()  # whose nodes have told
     memory_bytes: int = 0
     head: StepRecord | None = None  # rank 0's
@@ -85,6 +88,9 @@ class GangGeneration:
             gang_step.step_seconds[columns] = matrices.step_seconds[row]
             gang_step.compute_seconds[columns] = matrices.compute_seconds[row]
             gang_step.parts[:, columns] = matrices.parts[row]
+            gang_step.host_seconds[columns] = matrices.host_seconds[row]
+            gang_step.launch_seconds[columns] = matrices.launch_seconds[row]
+            gang_step.send_seconds[columns] = matrices.send_seconds[row]
             gang_step.time_ns = max(gang_step.time_ns, min(message.times_ns[row], now_ns))
             gang_step.slots.add(slot)
             if message.memory_bytes:
@@ -136,6 +142,9 @@ class GangGeneration:
             step_seconds=np.full(self.world, np.nan, np.float32),
             compute_seconds=np.full(self.world, np.nan, np.float32),
             parts=np.full((len(PARTS), self.world), np.nan, np.float32),
+            host_seconds=np.full(self.world, np.nan, np.float32),
+            launch_seconds=np.full(self.world, np.nan, np.float32),
+            send_seconds=np.full(self.world, np.nan, np.float32),
         )
         return gang_step
 

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from phalanx.cluster.causes import Cause
+from phalanx.cluster.detectors import SlowPart
 from phalanx.cluster.detectors.trends import (
     below_plan,
     gradient_explosion,
@@ -34,6 +35,11 @@ from phalanx.cluster.protocol.events import (
 from phalanx.cluster.protocol.messages import DeviceError, WorkerExited
 
 MILLION = 1_000_000
+SLOW_PARTS: dict[SlowPart, str] = {
+    "compute": "its own compute",
+    "communication": "its own communication",
+    "host": "launches, for which its device waits",
+}
 EVERY_STEPS = 8
 QUIET_STEPS = 500
 KEPT = 128
@@ -131,7 +137,7 @@ def _found(body: EventBody) -> Found | None:
         case SlowRank(rank=rank, part=part, slowdown_ppm=ppm):
             return (
                 "straggler",
-                f"rank {rank} takes {percent(ppm)} longer than its peers for its own {part}",
+                f"rank {rank} takes {percent(ppm)} longer than its peers for {SLOW_PARTS[part]}",
                 {"slowdown_ppm": ppm, "part": part},
                 {"ranks": "own_seconds", "rank": rank},
             )

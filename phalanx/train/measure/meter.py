@@ -49,11 +49,10 @@ class Meter:
         self._ramp = batch_ramp(job)
         self._peak = device_peak(job, device, self._world_size)
         self._pending: list[_Pending] = []
-        self._exposed_share: float | None = None  # of the work of the step sampled last
         self._recent_seconds: deque[float] = deque(maxlen=ETA_STEPS)
         self._warming_up = True
         self._non_finite_steps = 0
-        self._step_seconds = self._data_seconds = 0.0
+        self._step_seconds = self._data_seconds = self._peer_seconds = 0.0
         self.skipped_steps = self.damaged_samples = self.unlabelled_steps = 0
 
     @property
@@ -73,23 +72,15 @@ class Meter:
     def waiting_text(self) -> str:
         """How much of the step time made no progress, in words."""
         text = f"{self.data_share:.2%} of the step time waiting for data"
-        if self._exposed_share is not None and self._world_size > 1:
-            text += f", about {self._exposed_share:.0%} in communication that nothing hid"
+        if self._step_seconds and self._world_size > 1:
+            share = self._peer_seconds / self._step_seconds
+            text += f", {share:.0%} in communication that nothing hid"
         return text
 
-    def add(
-        self,
-        step: int,
-        tokens_seen: int,
-        outcome: StepOutcome,
-        exposed_seconds: float | None = None,
-    ) -> None:
-        """Keep the outcome of a finished step; nothing is read from the device.
-
-        ``exposed_seconds`` is its exposed communication, where the step was traced.
-        """
+    def add(self, step: int, tokens_seen: int, outcome: StepOutcome) -> None:
+        """Keep the outcome of a finished step; nothing is waited for."""
         self._timer.close_step()
-        self._pending.append(_Pending(step, tokens_seen, outcome, exposed_seconds))
+        self._pending.append(_Pending(step, tokens_seen, outcome))
 
     def records(self) -> list[StepRecord]:
         """Records of the steps since the last call, for one transfer from the device."""
@@ -117,16 +108,17 @@ class Meter:
     def _record(
         self, pending: _Pending, host: HostValues, time: StepTime, peak_bytes: int
     ) -> StepRecord:
-        step, tokens_seen, outcome, _ = pending
+        step, tokens_seen, outcome = pending
         tokens_per_second = outcome.tokens / time.seconds if time.seconds > 0 else 0.0
         self._step_seconds += time.seconds
         self._data_seconds += time.parts.data
+        self._peer_seconds += time.parts.peer_wait or 0.0
         self.skipped_steps += bool(host.skipped)
         self.damaged_samples += outcome.damaged
         self.unlabelled_steps += not outcome.labels
         sample_seconds = self._sample_seconds(time.seconds / outcome.samples)
         samples_left = self._ramp.samples(self._job.train.steps) - self._ramp.samples(step)
-        parts, estimated = self._parts(time, pending.exposed_seconds)
+        parts, estimated = self._split_pipeline(time.parts)
         return StepRecord(
             job=self._job.name,
             generation=self._generation,
@@ -142,6 +134,7 @@ class Meter:
             learning_rate=outcome.learning_rate,
             step_seconds=time.seconds,
             parts=parts,
+            sends=time.sends,
             estimated=estimated,
             tokens_per_second=tokens_per_second,
             mfu=self._share_of_peak(tokens_per_second * self._flops.model_flops),
@@ -162,24 +155,8 @@ class Meter:
         recent.append(seconds)
         return sum(recent) / len(recent)
 
-    def _parts(
-        self, time: StepTime, exposed_seconds: float | None
-    ) -> tuple[StepParts, tuple[str, ...]]:
-        """Fill in what was not measured, and name what is attributed instead."""
-        if self._world_size == 1:  # nobody to talk to
-            return msgspec.structs.replace(time.parts, exposed_communication=0.0), ()
-        parts, estimated = self._split_pipeline(time.parts)
-        # What the ranks do together; they wait for data and snapshots each by itself.
-        work = max(time.seconds - parts.data - parts.snapshot, 0.0)
-        if exposed_seconds is not None:
-            exposed_seconds = min(exposed_seconds, work)
-            self._exposed_share = exposed_seconds / work if work else 0.0
-        elif self._exposed_share is not None:
-            exposed_seconds = self._exposed_share * work
-            estimated = (*estimated, "exposed_communication")
-        return msgspec.structs.replace(parts, exposed_communication=exposed_seconds), estimated
-
     def _split_pipeline(self, parts: StepParts) -> tuple[StepParts, tuple[str, ...]]:
+        """The parts, and the names of those that are attributed rather than measured."""
         if self._job.parallel.pipeline == 1:
             return parts, ()
         # A schedule interleaves the two, so only their sum is measured. Backward costs twice
@@ -200,7 +177,6 @@ class _Pending(NamedTuple):
     step: int
     tokens_seen: int
     outcome: StepOutcome
-    exposed_seconds: float | None
 
 
 class HostValues(NamedTuple):

@@ -1,4 +1,4 @@
-"""Traced steps: chosen ones for a person, and a rare sample that measures communication."""
+"""Traced steps, chosen ones for a person."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._autograd import _profiler_enabled as profiler_is_on
 from torch.profiler import ProfilerActivity, profile
 
 from phalanx.config import Log
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 # Else each trace is announced in the rank's log; read when the first one begins.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
-WARM_UP_STEPS = 3  # of a process, before the first sample: they compile, allocate and connect
 
 
 class ProfileAsk:
@@ -51,8 +48,7 @@ def asked_path(run_folder: RunFolder, first_step: int, rank: int) -> Path:
 class StepProfiler(Callback):
     """Decides which steps are traced, and reads the traces.
 
-    ``log.profile_steps = [first, last)`` becomes ``logs/trace-rank-N.json``. With several ranks,
-    every ``log.communication_every``-th step leaves its exposed communication and no file.
+    ``log.profile_steps = [first, last)`` becomes ``logs/trace-rank-N.json``.
     """
 
     def __init__(
@@ -60,7 +56,6 @@ class StepProfiler(Callback):
         settings: Log,
         run_folder: RunFolder,
         timer: StepTimer,
-        first_step: int,
         ask: ProfileAsk | None = None,
     ) -> None:
         self._ask, self._run_folder = ask, run_folder
@@ -70,12 +65,7 @@ class StepProfiler(Callback):
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._path = run_folder.logs / f"trace-rank-{self._rank}.json"
         self._profile: profile | None = None  # of the steps that are asked for
-        self._sample: profile | None = None  # of one step
         self._timer = timer
-        alone = not dist.is_initialized() or dist.get_world_size() == 1
-        self._every = 0 if alone else settings.communication_every
-        self._next_sample = first_step + WARM_UP_STEPS
-        self.exposed_seconds: float | None = None  # of the step made last, if it was a sample
 
     def before_step(self, run: TrainingRun) -> None:
         self.start(run.step + 1)
@@ -87,32 +77,21 @@ class StepProfiler(Callback):
         self.close()
 
     def start(self, step: int) -> None:
-        """Trace this step from here on if it is asked for, or its turn has come."""
-        self.exposed_seconds = None
+        """Trace this step from here on if it is asked for."""
         wanted = self._ask.take() if self._ask is not None and self._profile is None else 0
         if wanted:
             self._steps = range(step, step + wanted)
             self._path = asked_path(self._run_folder, step, self._rank)
         if step in self._steps and self._profile is None:
             self._profile = self._started([ProfilerActivity.CPU, *_device_activity()])
-        if self._every and step >= self._next_sample and not profiler_is_on():
-            self._next_sample = step + self._every
-            self._sample = self._started(_device_activity() or [ProfilerActivity.CPU])
 
     def stop(self, step: int) -> None:
-        """The step is made: its sample is read, and the last of the steps asked for is written."""
-        if (sample := self._sample) is not None:
-            self._sample = None
-            found = self._stopped(sample, steps=1)
-            self.exposed_seconds = None if found is None else found.exposed_seconds_per_step
+        """The step is made: the last of the steps asked for is written."""
         if self._profile is not None and step >= self._steps[-1]:
             self._finish(self._profile)
 
     def close(self) -> None:
         """The run may end before the last traced step: what there is, is kept."""
-        if (sample := self._sample) is not None:
-            self._sample = None
-            self._stopped(sample, steps=1)
         if self._profile is not None:
             self._finish(self._profile)
 

@@ -10,7 +10,6 @@ from phalanx.checkpoint import CheckpointError
 from phalanx.data import DataExhausted
 from phalanx.train.callback import STEP_TIMES, Callback, TrainingRun
 from phalanx.train.measure.meter import Meter
-from phalanx.train.measure.profile import StepProfiler
 from phalanx.train.report.records import CheckpointRecord, ValidationRecord
 
 if TYPE_CHECKING:
@@ -24,14 +23,12 @@ class StepMetrics(Callback):
 
     claims = frozenset({STEP_TIMES})
 
-    def __init__(self, trainer: Trainer, profiler: StepProfiler) -> None:
-        self._profiler = profiler
+    def __init__(self, trainer: Trainer) -> None:
         self.meter = Meter(trainer.job, trainer.device, trainer.timer, trainer.generation)
 
     def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
         """The step ends here: what other callbacks did after it is part of its time."""
-        tokens = run.trainer.tokens
-        self.meter.add(run.step, tokens, outcome, self._profiler.exposed_seconds)
+        self.meter.add(run.step, run.trainer.tokens, outcome)
         if run.is_last(outcome) or self._is_due(run):
             self._report(run)
 
@@ -52,7 +49,8 @@ class StepMetrics(Callback):
         return run.step == run.first_step or run.step % run.job.log.every == 0
 
     def _report(self, run: TrainingRun) -> None:
-        records = self.meter.records()
+        with run.trainer.timer.phase("device"):
+            records = self.meter.records()
         with run.trainer.timer.phase("report"):
             run.sinks.write(records)
         self.meter.check_finite(records)

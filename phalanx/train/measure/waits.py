@@ -1,8 +1,8 @@
 """How long this rank waits for its peers, where that can be told on the host's clock.
 
 All ranks of a gang take equally long for a step; the slow one is that which waits least. With gloo
-a collective blocks the thread that needs its result, in ``Work.wait``, so the time inside is
-exactly the waiting. On CUDA the host does not block there, and traced steps tell instead.
+a collective blocks the thread that needs its result, so the time inside is exactly the waiting. On
+CUDA the stream waits and the host goes on: ``device_clock`` marks that with events.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from time import perf_counter, thread_time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch.distributed as dist
-
-_WAIT: Any = dist.Work.wait if dist.is_available() else None
+from phalanx.train.measure.wait_hooks import watch
 
 
 class ThreadWaits(NamedTuple):
@@ -33,12 +31,14 @@ class PeerWaits:
         self._seconds = 0.0
         self._schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self._cores_seconds, self._worked = self._waited_for_cores(), thread_time()
-        _watch(self)
+        watch(self)
 
-    def add(self, seconds: float) -> None:
-        """A collective was waited for."""
-        if threading.get_ident() == self._thread:
-            self._seconds += seconds
+    def wait_begins(self) -> float | None:
+        """A collective is waited for; other threads' waits hold no step up."""
+        return perf_counter() if threading.get_ident() == self._thread else None
+
+    def wait_ends(self, begun: float) -> None:
+        self._seconds += perf_counter() - begun
 
     def take(self) -> ThreadWaits:
         """Seconds since the last call."""
@@ -56,32 +56,3 @@ class PeerWaits:
             return int(self._schedule.read_bytes().split()[1]) / 1e9
         except (OSError, IndexError, ValueError):  # a kernel that does not count it
             return 0.0
-
-
-_watching: PeerWaits | None = None  # the newest: a process trains one model at a time
-
-
-def _watch(waits: PeerWaits) -> None:
-    global _watching
-    _watching = waits
-    if dist.is_available() and dist.Work.wait is not _timed_wait:
-        dist.Work.wait = _timed_wait  # type: ignore[assignment,method-assign]
-
-
-_inside: dict[int, None] = {}  # threads that wait for peers now
-
-
-def waits_now() -> bool:
-    """Whether a thread of this process waits for a collective."""
-    return bool(_inside)
-
-
-def _timed_wait(work: Any, *args: Any, **named: Any) -> Any:
-    began = perf_counter()
-    _inside[threading.get_ident()] = None
-    try:
-        return _WAIT(work, *args, **named)
-    finally:
-        _inside.pop(threading.get_ident(), None)
-        if _watching is not None:
-            _watching.add(perf_counter() - began)

@@ -66,7 +66,7 @@ class HostState:
                 copies = buffer.like(parts)
                 for copy, part in zip(copies, parts, strict=True):
                     copy.copy_(part, non_blocking=True)
-            current.wait_stream(self._arriving)
+            self._arriving.record_event().wait(current)  # not wait_stream: no peer is waited for
             yield first, past, copies
             self._leaving.wait_stream(current)
             with torch.cuda.stream(self._leaving):

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d
 
 from phalanx.config import ConfigError, Job, check, resolve
+from phalanx.train.measure.sends import time_sends
 from phalanx.train.rank.orders import Formation
 from phalanx.train.resume.refusal import refuse
 
@@ -63,6 +64,8 @@ def join_group(formation: Formation, job: Job, device: torch.device) -> None:
     """Meet the other ranks of the generation at its store."""
     cuda = device.type == "cuda"
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if cuda and job.parallel.pipeline > 1:
+        time_sends()
     timeout = timedelta(seconds=job.train.collective_timeout_seconds)
     meeting = TCPStore(formation.host, formation.port, is_master=False, timeout=timeout)
     # torch names groups by a counter that only a complete group sets back: ranks that failed to

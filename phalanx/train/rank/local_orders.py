@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from phalanx.config import Job
+from phalanx.train.measure.sends import time_sends
 from phalanx.train.optim.fingerprint import ReplicaDivergence
 from phalanx.train.rank.orders import Formation, WriteLease
 from phalanx.train.rank.stop import StopFlag
@@ -76,6 +77,8 @@ class LocalOrders:
         backend = "nccl" if cuda else "gloo"
         if cuda and job.memory.offload != "none":
             backend = "cpu:gloo,cuda:nccl"  # norms of offloaded gradients are reduced on the host
+        if cuda and job.parallel.pipeline > 1:
+            time_sends()
         dist.init_process_group(
             backend,
             store=self._store(formation),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d
 
-from phalanx.train.measure.waits import waits_now
+from phalanx.train.measure.wait_hooks import waits_now
 
 KEPT_COLLECTIVES = 256
 

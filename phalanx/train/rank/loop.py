@@ -114,10 +114,10 @@ def attach(
 
     Traces show the step without other callbacks, but with the ``innermost``.
     """
-    profiler = StepProfiler(trainer.job.log, folder, trainer.timer, trainer.step + 1, ask)
+    profiler = StepProfiler(trainer.job.log, folder, trainer.timer, ask)
     layers: list[Callback] = [
         Validation(),
-        StepMetrics(trainer, profiler),
+        StepMetrics(trainer),
         Checkpoints(trainer, checkpointer),
         *callbacks,
         profiler,

@@ -225,9 +225,9 @@ def figures(record: StepRecord) -> str:
         f"{record.tokens_per_second:,.0f} tok/s",
         f"mfu {mfu}",
     ]
-    exposed = record.parts.exposed_communication
-    if exposed and record.step_seconds:
-        pieces.append(f"comm {exposed / record.step_seconds:.0%}")
+    waited = record.parts.peer_wait
+    if waited and record.step_seconds:
+        pieces.append(f"comm {waited / record.step_seconds:.0%}")
     pieces += [f"damaged {record.damaged}"] * bool(record.damaged)
     return "  ".join(pieces + ["skipped"] * record.skipped)
 

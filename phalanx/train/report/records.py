@@ -32,9 +32,17 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: float = 0.0
     snapshot: float = 0.0
     verification: float = 0.0  # another rank's micro-batch, computed again
-    exposed_communication: float | None = None  # None: unknown; lies within the parts above
-    peer_wait: float | None = None  # blocked in collectives; None: unknown; within the parts above
+    peer_wait: float | None = None  # for collectives; None: unknown; within the parts above
     own: float | None = None  # the rank's own work: no waits for peers, data, cores; None: unknown
+    host: float | None = None  # of its own, that the device did at its host's pace; None: unknown
+    launch: float | None = None  # that its host took to give the device its work; None: unknown
+
+
+class SendTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank sent to single others, and how long that takes when they are ready for it."""
+
+    bytes: int
+    seconds: float
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
@@ -55,6 +63,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     learning_rate: float
     step_seconds: float
     parts: StepParts
+    sends: SendTimes | None = None  # None: there were none, or nobody could time them
     estimated: tuple[str, ...] = ()  # parts that were attributed rather than measured
     tokens_per_second: float
     mfu: float | None  # None: see mfu_basis

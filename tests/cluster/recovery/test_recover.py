@@ -402,14 +402,15 @@ def test_a_slow_rank_is_dealt_with_in_the_cheapest_way(slowdown_ppm, spares, run
         assert sum(shares) == 4 * 16 and shares[2] == min(shares) < 16
 
 
-def test_a_second_slow_replica_leaves_the_first_one_the_less_that_it_was_given():
+@pytest.mark.parametrize("part", ["compute", "host"])
+def test_a_second_slow_replica_leaves_the_first_one_the_less_that_it_was_given(part):
     shape = GangShape(replicas=4, tensor=8, slot_gpus=8, slot_cpus=8)
     drive = Drive(4)
     job = drive.running(gang=shape, expected=SLOW)
     for slot in (2, 0):
         node = job.placement.nodes[slot]
         slow = SlowRank(
-            job=job.id, generation=1, node=node, rank=8 * slot, part="compute", slowdown_ppm=500_000
+            job=job.id, generation=1, node=node, rank=8 * slot, part=part, slowdown_ppm=500_000
         )
         drive.tell(slow)
         drive.wait(SECOND)

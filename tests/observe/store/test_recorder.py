@@ -34,6 +34,9 @@ def make(recorder: Recorder, step: int, world: int, seconds: float) -> dict[str,
             step_seconds=np.full(world, seconds, np.float32),
             compute_seconds=np.full(world, seconds / 2, np.float32),
             parts=np.full((len(PARTS), world), np.nan, np.float32),
+            host_seconds=np.full(world, np.nan, np.float32),
+            launch_seconds=np.full(world, np.nan, np.float32),
+            send_seconds=np.full(world, np.nan, np.float32),
             head=head,
         )
     )

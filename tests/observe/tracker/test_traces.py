@@ -47,7 +47,7 @@ def test_steps_that_somebody_asks_for_while_the_job_runs_are_traced(tmp_path: Pa
     folder = RunFolder(tmp_path)
     folder.logs.mkdir()
     ask, timer = ProfileAsk(), StepTimer(torch.device("cpu"))
-    profiler = StepProfiler(Log(), folder, timer, 1, ask)
+    profiler = StepProfiler(Log(), folder, timer, ask)
     for step in range(1, 8):
         if step == 3:
             ask.ask(2)

@@ -11,13 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from phalanx.checkpoint import Checkpointer
 from phalanx.parallel import build_mesh
-from phalanx.train import trainer
 from phalanx.train.measure.exposure import DeviceActivity, activity_of, communication
-from phalanx.train.measure.profile import WARM_UP_STEPS, StepProfiler
 from phalanx.train.rank import loop
 from phalanx.train.rank.local_orders import LocalOrders
 from phalanx.train.report.records import StepRecord
@@ -122,19 +119,19 @@ class Kept:
 
 
 def run_loop(
-    folder: Path, world_size: int, overrides: dict[str, object], slow_steps: tuple[int, ...] = ()
+    folder: Path, world_size: int, overrides: dict[str, object], slow_step: int = 0
 ) -> list[StepRecord]:
-    """The records of this rank; in a slow step the others wait for rank 1's first collective."""
+    """The records of this rank; in the slow step the last rank is late with its forward pass."""
     job = small_job(folder, world_size, checkpoint__at_end="false", **overrides)
     made = Trainer(job, build_mesh(job, CPU), CPU)
-    reduce = made.agreement.start
+    begin = made.engine._begin
 
-    def late(*args: Any) -> torch.Tensor:
-        if made.step + 1 in slow_steps and dist.get_rank() == 1:
+    def late(*args: Any, **named: Any) -> None:
+        if made.step + 1 == slow_step and dist.get_rank() == world_size - 1:
             time.sleep(SLOW_SECONDS)
-        return reduce(*args)
+        begin(*args, **named)
 
-    made.agreement.start = late  # type: ignore[method-assign]
+    made.engine._begin = late  # type: ignore[method-assign]
     sinks = Kept()
     run_folder = create(job)
     saves = Checkpointer(run_folder.checkpoints)
@@ -144,7 +141,7 @@ def run_loop(
 
 
 SLOW_SECONDS = 2.0  # much more than a busy machine holds a rank up
-FIRST = WARM_UP_STEPS + 1  # the first step that is sampled
+SLOW_STEP = 5
 
 
 @pytest.mark.parametrize(
@@ -152,56 +149,31 @@ FIRST = WARM_UP_STEPS + 1  # the first step that is sampled
     [
         (2, {}),
         (2, {"parallel__zero": 0}),
+        (2, {"parallel__zero": 0, "train__deterministic": "true"}),
         (2, {"parallel__pipeline": 2}),
-        (4, {"parallel__tensor": 2}),
+        (2, {"parallel__tensor": 2}),
+        (2, {"parallel__context": 2, "parallel__context_method": "ring"}),
+        (2, {"parallel__context": 2, "parallel__context_method": "ulysses"}),
     ],
-    ids=["fsdp", "ddp", "pipeline", "fsdp-tensor"],
+    ids=["fsdp", "ddp", "ddp-apart", "pipeline", "tensor", "ring", "ulysses"],
 )
-def test_a_sampled_step_is_measured_and_later_ones_are_estimates(
+def test_whatever_splits_the_model_a_late_rank_is_told_by_its_own_work_alone(
     world_size: int, overrides: dict[str, object], tmp_path: Path
 ) -> None:
-    ranks = run_ranks(world_size, run_loop, tmp_path, world_size, overrides)
-    for records in ranks:
-        before, sample, *after = records[FIRST - 2 :]
-        assert before.parts.exposed_communication is None
-        assert "exposed_communication" not in (*before.estimated, *sample.estimated)
-        assert after and all("exposed_communication" in r.estimated for r in after)
-        for record in (sample, *after):
-            exposed = record.parts.exposed_communication
-            assert exposed is not None and 0 < exposed < record.step_seconds
+    ranks = run_ranks(world_size, run_loop, tmp_path, world_size, overrides, SLOW_STEP)
+    *waiting, slow = (records[SLOW_STEP - 1].parts for records in ranks)
+    assert slow.own is not None and slow.peer_wait is not None
+    assert slow.own >= 0.9 * SLOW_SECONDS and slow.peer_wait < 0.5 * SLOW_SECONDS
+    for parts in waiting:
+        assert parts.peer_wait is not None and parts.own is not None
+        assert parts.peer_wait >= 0.8 * SLOW_SECONDS  # that it saw, wherever it waited
+        assert parts.own < 0.5 * SLOW_SECONDS
+    for records in ranks:  # every step is measured, none is estimated
+        assert all(record.parts.peer_wait is not None for record in records)
+        assert "peer_wait" not in records[-1].estimated
 
 
-def test_a_slow_peer_shows_as_exposed_communication(tmp_path: Path) -> None:
-    overrides = {"log__communication_every": 2, "train__steps": FIRST + 2}
-    waiting, slow = run_ranks(2, run_loop, tmp_path, 2, overrides, (FIRST,))
-    late, usual = waiting[FIRST - 1], waiting[FIRST + 1]
-    assert "exposed_communication" not in (*late.estimated, *usual.estimated)
-    assert late.parts.exposed_communication >= 0.9 * SLOW_SECONDS
-    assert usual.parts.exposed_communication < late.parts.exposed_communication / 2
-    # The rank that slept did not wait for anybody.
-    assert slow[FIRST - 1].parts.exposed_communication < 0.5 * SLOW_SECONDS
-
-
-def test_sampling_can_be_turned_off_and_changes_no_bit(tmp_path: Path) -> None:
-    off = run_ranks(2, run_loop, tmp_path, 2, {"log__communication_every": 0})[0]
-    on = run_ranks(2, run_loop, tmp_path, 2, {"log__communication_every": 1})[0]
-    assert all(record.parts.exposed_communication is None for record in off)
-    assert all(record.parts.exposed_communication is not None for record in on[FIRST - 1 :])
-    assert [(r.loss, r.grad_norm) for r in off] == [(r.loss, r.grad_norm) for r in on]
-
-
-def beside_another_profiler(folder: Path) -> list[StepRecord]:
-    with profile(activities=[ProfilerActivity.CPU]):
-        return run_loop(folder, 2, {})
-
-
-def test_where_another_profiler_runs_the_run_goes_on_without_samples(tmp_path: Path) -> None:
-    records = run_ranks(2, beside_another_profiler, tmp_path)[0]
-    assert len(records) == 6
-    assert all(record.parts.exposed_communication is None for record in records)
-
-
-def traced_and_sampled(folder: Path) -> tuple[list[StepRecord], list[str]]:
+def traced(folder: Path) -> tuple[list[StepRecord], list[str]]:
     job = small_job(folder, 2, log__profile_steps="[3, 5]", checkpoint__at_end="false")
     run_folder = create(job)
     made = Trainer(job, build_mesh(job, CPU), CPU)
@@ -212,10 +184,9 @@ def traced_and_sampled(folder: Path) -> tuple[list[StepRecord], list[str]]:
     return sinks.records, sorted(path.name for path in run_folder.logs.iterdir())
 
 
-def test_a_sample_waits_until_the_steps_traced_for_a_person_are_over(tmp_path: Path) -> None:
-    for rank, (records, files) in enumerate(run_ranks(2, traced_and_sampled, tmp_path)):
-        measured = [r.step for r in records if r.parts.exposed_communication is not None]
-        assert measured[0] == 5
+def test_steps_traced_for_a_person_have_a_summary_beside_the_trace(tmp_path: Path) -> None:
+    for rank, (records, files) in enumerate(run_ranks(2, traced, tmp_path)):
+        assert len(records) == 6
         assert files == [f"trace-rank-{rank}.communication.json", f"trace-rank-{rank}.json"]
 
 
@@ -226,13 +197,3 @@ def test_the_end_of_a_run_says_what_communication_cost(
     assert run.wait() == 0
     assert "in communication that nothing hid" in run.exit.message
     assert "  comm " in run.text
-
-
-def test_one_rank_has_nobody_to_talk_to(tmp_path: Path) -> None:
-    job = small_job(tmp_path, 1, log__communication_every=1)
-    profiler = StepProfiler(job.log, create(job), trainer.StepTimer(CPU), first_step=1)
-    for step in range(1, 9):
-        profiler.start(step)
-        torch.ones(2).sum()
-        profiler.stop(step)
-        assert profiler.exposed_seconds is None

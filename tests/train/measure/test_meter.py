@@ -180,7 +180,7 @@ def test_a_pipeline_attributes_forward_and_backward_and_says_so(tmp_path: Path) 
     (record,) = measured.records()
     assert record.estimated == ("forward", "backward")
     assert record.parts.backward == pytest.approx(2 * record.parts.forward)
-    assert record.parts.exposed_communication is None
+    assert record.parts.peer_wait is None
 
 
 @pytest.mark.gpu

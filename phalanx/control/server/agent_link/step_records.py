@@ -180,6 +180,9 @@ def gang_record(step: GangStep) -> GangRecord:
         has_loss=head is not None and (head.loss is not None or head.non_finite),
         data_wait_ns=int(largest(step.parts[DATA]) * NS),
         compute_ns=_whole(step.compute_seconds),
+        host_ns=_whole(step.host_seconds),
+        launch_ns=_whole(step.launch_seconds),
+        transfer_ns=_whole(step.send_seconds),
         printed=head is not None and head.mfu_basis == PRINTED,
     )
 

@@ -3,7 +3,7 @@ import { stream } from "./api.js";
 import { counted, span, whole } from "./format.js";
 import { fill, h, table } from "./dom.js";
 
-const PARTS = [["own", "own work"], ["data", "data"], ["forward", "forward"], ["backward", "backward"], ["optimizer", "optimizer"], ["snapshot", "snapshot"], ["peer_wait", "waiting for others"]];
+const PARTS = [["own", "own work"], ["host", "at its host's pace"], ["launch", "its host"], ["data", "data"], ["forward", "forward"], ["backward", "backward"], ["optimizer", "optimizer"], ["snapshot", "snapshot"], ["peer_wait", "waiting for others"]];
 const SHOWN = 200;
 const time = (value) => (value === null || value === undefined ? "–" : span(value));
 
