@@ -124,14 +124,19 @@ def test_a_rank_that_takes_longer_at_its_hosts_pace_has_no_slow_device():
 def test_a_slow_host_is_named_where_its_device_waits_for_it():
     noise = Noise(64, 11)
     launch = np.stack([noise.step() for _ in range(12)])
-    launch[:, 40] = launch[:, 40] * 112 // 100
-    paced = np.zeros_like(launch)
-    assert slow_host(launch, paced) == []  # it is ahead of its device all the same
-    paced[:, 40] = 30 * MS
-    (found,) = slow_host(launch, paced)
-    assert (found.rank, found.part) == (40, "host") and 80_000 < found.slowdown_ppm < 150_000
-    paced[:, 7] = 400 * MS  # by chance the last one of hosts that are alike
-    assert [slow.rank for slow in slow_host(launch, paced)] == [40]
+    launch[:, 40] = launch[:, 40] * 150 // 100
+    paced, own = np.zeros_like(launch), np.full_like(launch, 500 * MS)
+    assert slow_host(launch, paced, own) == []  # it is ahead of its device all the same
+    paced[:, 40] = 120 * MS
+    assert slow_host(launch, paced, own) == []  # nor does the rank take longer
+    own[:, 40] = 600 * MS
+    (found,) = slow_host(launch, paced, own)
+    assert (found.rank, found.part, found.slowdown_ppm) == (40, "host", 200_000)
+    own[:, 40] = 1200 * MS  # peers, whose hosts are ahead by chance, have less to do
+    (found,) = slow_host(launch, paced, own)
+    assert 450_000 < found.slowdown_ppm < 550_000
+    paced[:, 7], own[:, 7] = 400 * MS, 900 * MS  # by chance the last one of hosts that are alike
+    assert [slow.rank for slow in slow_host(launch, paced, own)] == [40]
 
 
 def test_stages_that_send_over_other_links_are_compared_among_themselves():

@@ -64,11 +64,16 @@ class FakeRank:
             took = SEND_SECONDS * self.network * noise + late
             self.timer._sends.sent(SENT_BYTES, 1, FakeWork(took))
 
-    def end(self, step: int) -> None:
+    def end(self, step: int, ahead: float) -> None:
+        """A host is at most so far ahead: at the end of a step it reads what its start reduced."""
+        with self.timer.phase("device"):
+            self.device.host = max(self.device.host, self.device.busy - ahead)
         self.timer.close_step()
         if step % LOG_EVERY == 0:
             first = step - LOG_EVERY + 1
-            for number, time in enumerate(self.timer.drain(), start=first):
+            with self.timer.phase("device"):
+                made = self.timer.drain()
+            for number, time in enumerate(made, start=first):
                 self.records.append(
                     step_record(
                         number,
@@ -102,9 +107,7 @@ def generated(
                 rank.leave(left)
         for rank in gang:
             rank.send()
-            rank.end(step)
-            # A host is at most a step ahead: at its end it reads what its start reduced.
-            rank.device.host = max(rank.device.host, rank.device.busy - CHUNKS * computing)
+            rank.end(step, CHUNKS * computing)
     return [rank.records for rank in gang]
 
 

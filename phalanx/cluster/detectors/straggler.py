@@ -53,20 +53,27 @@ def slow_compute(
     ]
 
 
-def slow_host(launch_ns: Ints, host_ns: Ints, stages: Ints | None = None) -> list[Straggler]:
+def slow_host(
+    launch_ns: Ints, host_ns: Ints, compute_ns: Ints, stages: Ints | None = None
+) -> list[Straggler]:
     """Ranks whose hosts give their devices work slowly, where devices wait for it.
 
-    ``launch_ns``: [steps, ranks], what that takes a host; ``host_ns``: what a device did at its
-    host's pace. A host that is slow and yet ahead of its device harms nobody.
+    ``launch_ns``: [steps, ranks], what that takes a host; ``host_ns``: of ``compute_ns``, what a
+    device did at its host's pace. A host that is slow and yet ahead of its device harms nobody,
+    and one that its device hides in part costs only what the rank itself takes longer.
     """
     if launch_ns.shape[0] < LEAST_STEPS:
         return []
-    launch, paced = middle(launch_ns), middle(host_ns)
-    return [
-        slow
-        for slow in _outliers(launch_ns, stages, "host")
-        if 2 * _excess(paced, slow.rank, stages) >= _excess(launch, slow.rank, stages)
-    ]
+    launch, paced, own = middle(launch_ns), middle(host_ns), middle(compute_ns)
+    found: list[Straggler] = []
+    for slow in _outliers(launch_ns, stages, "host"):
+        longer = _excess(own, slow.rank, stages)
+        harm = longer * MILLION // max(1, int(own[slow.rank]) - longer)
+        waits = 2 * _excess(paced, slow.rank, stages) >= _excess(launch, slow.rank, stages)
+        if waits and harm > LEAST_SLOWDOWN_PPM:
+            ppm = min(slow.slowdown_ppm, harm)
+            found.append(Straggler(slow.rank, "host", ppm))
+    return found
 
 
 def _excess(usual: Ints, rank: int, stages: Ints | None) -> int:

@@ -300,8 +300,9 @@ class StepWatch:
         host = np.stack(gang.host) if gang.host else None
         if gang.compute:
             slow += slow_compute(np.stack(gang.compute), stages, host)
-        if gang.launch and host is not None:
-            slow += slow_host(np.stack(gang.launch), host, stages)
+        if gang.compute and gang.launch and host is not None:
+            launch, compute = np.stack(gang.launch), np.stack(gang.compute)
+            slow += slow_host(launch, host, compute, stages)
         if gang.transfer:
             slow += slow_transfer(np.stack(gang.transfer), stages)
         return [

@@ -65,7 +65,7 @@ class DeviceClock:
         stream: Callable[[], int] = current_stream,
         host: Callable[[], float] = perf_counter,
     ) -> None:
-        self._make_event, self._stream, self._host = make_event, stream, host
+        self._make_event, self._stream, self.host = make_event, stream, host
         self._compute = stream()
         self._free: list[DeviceEvent] = []
         self._marks: list[Mark] = []  # of the step under way
@@ -80,7 +80,7 @@ class DeviceClock:
     def mark(self, *, leaves: bool = False) -> Mark:
         """The stream's work up to here; nothing waits."""
         event = self._free.pop() if self._free else self._make_event()
-        mark = Mark(event, self._host(), idle=self._idle, leaves=leaves)
+        mark = Mark(event, self.host(), idle=self._idle, leaves=leaves)
         self._idle = False
         event.record()
         self._marks.append(mark)

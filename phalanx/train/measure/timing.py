@@ -56,6 +56,7 @@ class StepTimer:
         if device.type == "cuda" and device_clock is None:
             device_clock = DeviceClock()
         self._device = device_clock
+        self._host = perf_counter if device_clock is None else device_clock.host
         self._waits = PeerWaits() if peer_waits and device_clock is None else None
         self._sends = Sends(on_device=device_clock is not None) if peer_waits else None
         self._watches = peer_waits
@@ -69,7 +70,7 @@ class StepTimer:
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
         """Attribute what runs inside to a phase; a phase may occur many times in a step."""
-        mark = perf_counter if name in HOST_PHASES else self._mark
+        mark = self._host if name in HOST_PHASES else self._mark
         with _range(name, traced=self._device is not None):
             before, worked = mark(), thread_time()
             try:
@@ -125,7 +126,7 @@ class StepTimer:
         return times
 
     def _mark(self) -> _Mark:
-        return perf_counter() if self._device is None else self._device.mark()
+        return self._host() if self._device is None else self._device.mark()
 
     def _read_passed(self) -> None:
         """Read steps that the device is done with: their events serve the next ones."""
