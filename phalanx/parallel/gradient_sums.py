@@ -84,12 +84,13 @@ class _SummedReduceScatter(DefaultReduceScatter):
 def deterministic_kernels(device: torch.device) -> Iterator[None]:
     """Inside, equal inputs give equal bits on every device of a kind. On CPU they always do.
 
-    An operator that cannot warns instead of ending the run: whoever compares finds out.
+    An operator that cannot ends the run, as with ``train.deterministic``: where torch only warns,
+    attention keeps its fast backward, whose sums come in any order.
     """
     if device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
         yield
         return
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:

@@ -373,7 +373,7 @@ def configure_torch(job: Job, device: torch.device) -> None:
         torch.set_num_threads(job.train.cpu_threads)
     elif not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         # Segments that grow leave next to nothing that cannot be used again.
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     if deterministic or verification_interval(job, device.type):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if deterministic:

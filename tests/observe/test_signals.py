@@ -67,7 +67,7 @@ class FakeRank:
     def end(self, step: int, ahead: float) -> None:
         """A host is at most so far ahead: at the end of a step it reads what its start reduced."""
         with self.timer.phase("device"):
-            self.device.host = max(self.device.host, self.device.busy - ahead)
+            self.device.now = max(self.device.now, self.device.busy - ahead)
         self.timer.close_step()
         if step % LOG_EVERY == 0:
             first = step - LOG_EVERY + 1

@@ -64,8 +64,13 @@ def unsharded(trainer: Trainer) -> list[Tensor]:
     """The parameters that a backward of FSDP fills, once they have been gathered."""
     units = [m for m in trainer.engine.parts[0].modules() if isinstance(m, FSDPModule)]
     states: list[Any] = [unit._get_fsdp_state() for unit in units]
-    groups = [group for each in states for group in each._fsdp_param_groups]
-    return [each.unsharded_param for group in groups for each in group.fsdp_params]
+    # torch 2.11 has one group a unit or none, later versions have several.
+    groups = [
+        group
+        for each in states
+        for group in getattr(each, "_fsdp_param_groups", None) or [each._fsdp_param_group]
+    ]
+    return [each.unsharded_param for group in groups if group for each in group.fsdp_params]
 
 
 def flipping(element: int, bit: int, backward: int) -> Callable[[Tensor], Tensor]:

@@ -60,7 +60,8 @@ def slow_host(
 
     ``launch_ns``: [steps, ranks], what that takes a host; ``host_ns``: of ``compute_ns``, what a
     device did at its host's pace. A host that is slow and yet ahead of its device harms nobody,
-    and one that its device hides in part costs only what the rank itself takes longer.
+    one that its device hides in part costs only what the rank itself takes longer, and what a
+    rank takes longer for another reason is not its host's fault.
     """
     if launch_ns.shape[0] < LEAST_STEPS:
         return []
@@ -68,7 +69,8 @@ def slow_host(
     found: list[Straggler] = []
     for slow in _outliers(launch_ns, stages, "host"):
         longer = _excess(own, slow.rank, stages)
-        harm = longer * MILLION // max(1, int(own[slow.rank]) - longer)
+        usual = int(own[slow.rank]) - longer
+        harm = min(longer, _excess(paced, slow.rank, stages)) * MILLION // max(1, usual)
         waits = 2 * _excess(paced, slow.rank, stages) >= _excess(launch, slow.rank, stages)
         if waits and harm > LEAST_SLOWDOWN_PPM:
             ppm = min(slow.slowdown_ppm, harm)

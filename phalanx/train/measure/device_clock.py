@@ -8,7 +8,7 @@ the host's pace (or at that of the data that the host waits for).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple, Protocol, cast
 
@@ -20,7 +20,6 @@ from phalanx.train.measure.wait_hooks import watch
 class DeviceEvent(Protocol):
     """A CUDA event."""
 
-    def record(self) -> None: ...
     def query(self) -> bool: ...
     def synchronize(self) -> None: ...
     def elapsed_time(self, end_event: DeviceEvent) -> float: ...
@@ -29,12 +28,13 @@ class DeviceEvent(Protocol):
 class Mark:
     """A point of the stream that computes."""
 
-    __slots__ = ("event", "host", "idle", "leaves")
+    __slots__ = ("at", "event", "host", "idle", "leaves")
 
     def __init__(self, event: DeviceEvent, host: float, *, idle: bool, leaves: bool) -> None:
         self.event, self.host = event, host
         self.idle = idle  # the device had nothing to do: it reaches this at once
         self.leaves = leaves  # here it goes on after it waited for peers since the mark before
+        self.at = 0.0  # seconds after its step's start, once read
 
 
 class DeviceStep(NamedTuple):
@@ -46,27 +46,45 @@ class DeviceStep(NamedTuple):
     host_seconds: float  # that the host took, without what it was blocked for peers
 
 
-def timing_event() -> DeviceEvent:
-    """An event of CUDA that knows its time."""
-    return cast(DeviceEvent, torch.cuda.Event(enable_timing=True))
+class Device(Protocol):
+    """A device and the host that gives it work."""
+
+    def host(self) -> float:
+        """The host's clock."""
+
+    def event(self) -> DeviceEvent: ...
+    def record(self, event: DeviceEvent) -> None:
+        """On the stream that computes."""
+
+    def computes(self) -> bool:
+        """Whether this thread gives its work to the stream that computes."""
 
 
-def current_stream() -> int:
-    """The stream that this thread gives work to, by its handle."""
-    return torch.cuda.current_stream().cuda_stream
+class CudaDevice:
+    """The current one. Every mark asks it, so handles are compared and no stream is looked up."""
+
+    def __init__(self) -> None:
+        self.host = perf_counter
+        self._stream = torch.cuda.current_stream()
+        self._handle, self._index = self._stream.cuda_stream, torch.cuda.current_device()
+
+    def event(self) -> DeviceEvent:
+        return cast(DeviceEvent, torch.cuda.Event(enable_timing=True))
+
+    def record(self, event: DeviceEvent) -> None:
+        cast(torch.cuda.Event, event).record(self._stream)
+
+    def computes(self) -> bool:
+        handle: int = torch._C._cuda_getCurrentRawStream(self._index)
+        return handle == self._handle
 
 
 class DeviceClock:
     """Marks on the stream that computes; events are reused once read. Watches waits for peers."""
 
-    def __init__(
-        self,
-        make_event: Callable[[], DeviceEvent] = timing_event,
-        stream: Callable[[], int] = current_stream,
-        host: Callable[[], float] = perf_counter,
-    ) -> None:
-        self._make_event, self._stream, self.host = make_event, stream, host
-        self._compute = stream()
+    def __init__(self, device: Device | None = None) -> None:
+        self._device = device or CudaDevice()
+        self.host = self._device.host
         self._free: list[DeviceEvent] = []
         self._marks: list[Mark] = []  # of the step under way
         self._idle = True
@@ -79,16 +97,16 @@ class DeviceClock:
 
     def mark(self, *, leaves: bool = False) -> Mark:
         """The stream's work up to here; nothing waits."""
-        event = self._free.pop() if self._free else self._make_event()
+        event = self._free.pop() if self._free else self._device.event()
         mark = Mark(event, self.host(), idle=self._idle, leaves=leaves)
         self._idle = False
-        event.record()
+        self._device.record(event)
         self._marks.append(mark)
         return mark
 
     def wait_begins(self) -> Mark | None:
         """The stream that computes is about to wait for peers; other streams hide theirs."""
-        return self.mark() if self._stream() == self._compute else None
+        return self.mark() if self._device.computes() else None
 
     def wait_ends(self, begun: Mark) -> None:
         self.mark(leaves=True)
@@ -121,23 +139,24 @@ class DeviceClock:
         Steps are read in their order.
         """
         start = marks[0]
-        offsets = [0.0, *(self.seconds(start, mark) for mark in marks[1:])]
+        for mark in marks[1:]:
+            mark.at = self.seconds(start, mark)
         began = self._device_time(start)
-        lags = [began + offset - mark.host for offset, mark in zip(offsets, marks, strict=True)]
+        lags = [began + mark.at - mark.host for mark in marks]
         for lag, mark in zip(lags, marks, strict=True):
             if mark.idle or self._zero is None or lag < self._zero:
                 self._zero = lag  # which shows how far apart the two clocks are
         assert self._zero is not None
         waited = paced = blocked = 0.0
         for i in range(1, len(marks)):
-            span = offsets[i] - offsets[i - 1]
+            span = marks[i].at - marks[i - 1].at
             if marks[i].leaves:
                 waited += span
                 blocked += marks[i].host - marks[i - 1].host
             else:
                 paced += max(0.0, span - (lags[i] - self._zero))
         self.release(marks[1:])
-        return DeviceStep(offsets[-1], waited, paced, marks[-1].host - start.host - blocked)
+        return DeviceStep(marks[-1].at, waited, paced, marks[-1].host - start.host - blocked)
 
     def _device_time(self, start: Mark) -> float:
         """Of a step's start, counted from start to start: an event's own times are not exact

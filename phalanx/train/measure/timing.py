@@ -135,14 +135,14 @@ class StepTimer:
             self._read.append(self._resolve(self._closed.pop(0)))
 
     def _resolve(self, step: _Closed) -> StepTime:
+        line = self._device.read(step.marks) if self._device is not None else None
         totals: dict[str, float] = {}
         for name, start, end in step.phases:
             totals[name] = totals.get(name, 0.0) + _seconds(start, end)
         tracing, reporting = totals.pop("tracing", 0.0), totals.pop("report", 0.0)
         catching_up = totals.pop("device", 0.0)
         beside = totals.get("data", 0.0) + totals.get("snapshot", 0.0) + reporting
-        if self._device is not None:
-            line = self._device.read(step.marks)
+        if line is not None:
             # Starting and reading a trace is no part of the step that it looks at.
             seconds = line.seconds - tracing
             if not self._watches:
@@ -185,7 +185,7 @@ class _Closed(NamedTuple):
 
 def _seconds(start: _Mark, end: _Mark) -> float:
     if isinstance(start, Mark) and isinstance(end, Mark):
-        return start.event.elapsed_time(end.event) / 1000.0
+        return end.at - start.at
     assert isinstance(start, float) and isinstance(end, float)
     return end - start
 

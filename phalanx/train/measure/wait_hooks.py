@@ -171,7 +171,7 @@ def _wait_event(plain: Any) -> Any:
     @functools.wraps(plain)
     def call(stream: Any, event: Any) -> None:
         # Another stream that waits for this one is no wait of the step.
-        if stream == torch.cuda.current_stream():
+        if stream.cuda_stream == torch._C._cuda_getCurrentRawStream(stream.device_index):
             watched(plain, stream, event)
         else:
             plain(stream, event)

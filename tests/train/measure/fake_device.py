@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.train.measure.device_clock import DeviceClock
+from phalanx.train.measure.device_clock import DeviceClock, DeviceEvent
 
 COMPUTE_STREAM = 0
 
@@ -11,19 +11,33 @@ class FakeDevice:
     """Does what its host gives it, in order, as soon as it has it; both have their own time."""
 
     def __init__(self, ahead: float = 1000.0) -> None:
-        self.host = 0.0
-        self.busy = 0.0  # until when, on the host's clock
+        self.now = 0.0  # on the host's clock
+        self.busy = 0.0  # until when, on that clock
         self.ahead = ahead  # of the host's clock
         self.stream = COMPUTE_STREAM  # to which the host gives its work now
         self.events = self.waits = 0
 
     def clock(self) -> DeviceClock:
         """The clock under test."""
-        return DeviceClock(lambda: FakeEvent(self), lambda: self.stream, lambda: self.host)
+        return DeviceClock(self)
+
+    def host(self) -> float:
+        return self.now
+
+    def event(self) -> FakeEvent:
+        self.events += 1
+        return FakeEvent(self)
+
+    def record(self, event: DeviceEvent) -> None:
+        assert isinstance(event, FakeEvent)
+        event.time = self.reaches()
+
+    def computes(self) -> bool:
+        return self.stream == COMPUTE_STREAM
 
     def issue(self, seconds: float) -> None:
         """The host works."""
-        self.host += seconds
+        self.now += seconds
 
     def kernel(self, seconds: float) -> None:
         """The device works, as soon as it may."""
@@ -35,25 +49,21 @@ class FakeDevice:
 
     def reaches(self) -> float:
         """When the device reaches what it is given now."""
-        return max(self.busy, self.host)
+        return max(self.busy, self.now)
 
 
 class FakeEvent:
     """An event of such a device."""
 
     def __init__(self, device: FakeDevice) -> None:
-        self.device = device
-        device.events += 1
-
-    def record(self) -> None:
-        self.time = self.device.reaches()
+        self.device, self.time = device, 0.0
 
     def query(self) -> bool:
-        return self.time <= self.device.host
+        return self.time <= self.device.now
 
     def synchronize(self) -> None:
         self.device.waits += 1
-        self.device.host = max(self.device.host, self.time)
+        self.device.now = max(self.device.now, self.time)
 
     def elapsed_time(self, end_event: FakeEvent) -> float:
         assert self.query() and end_event.query(), "read before the device got there"

@@ -155,7 +155,7 @@ def test_what_passed_before_a_restart_is_no_part_of_a_step() -> None:
     begun = timer.wait_begins()
     device.wait_until(30.0)
     timer.wait_ends(begun)
-    device.host = 40.0
+    device.now = 40.0
     timer.restart()
     make_step(device, timer, late=0.1)
     step = only(timer.drain())
@@ -168,7 +168,7 @@ def test_nothing_waits_for_the_device_and_events_are_reused_between_drains() -> 
     made = []
     for _ in range(200):
         make_step(device, timer, late=0.05)
-        device.host = max(device.host, device.busy - 1.0)  # a host is some steps ahead, no more
+        device.now = max(device.now, device.busy - 1.0)  # a host is some steps ahead, no more
         made.append(device.events)
     assert device.waits == 0
     assert made[-1] == made[20]  # what is passed is read at once, and its events serve again
