@@ -10,9 +10,10 @@ export OMP_NUM_THREADS = 1
 # Hundreds of processes are started: without stored bytecode each would compile Phalanx again.
 export PYTHONDONTWRITEBYTECODE =
 
-# Pure rooms, where no ranks, clusters or servers are started.
+# Pure rooms, where no ranks, clusters or servers are started, and what keeps lists of the rest.
 FAST := tests/test_architecture.py tests/cluster tests/config tests/hardware tests/plan \
-	tests/simulate/rules tests/simulate/scenario tests/simulate/test_physics.py
+	tests/simulate/rules tests/simulate/scenario tests/simulate/test_physics.py \
+	tests/docs tests/proof tests/cli/test_commands.py tests/security/test_unpickling.py
 
 # Rooms with properties, which a soak tries on examples of its own.
 PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate
@@ -29,7 +30,7 @@ test: style postgres chromium slurm
 suite: $(STAMP)
 	$(BIN)/python -m tests.run --durations=15
 
-# Before every push: the pure rooms, in a minute or so.
+# Before every push, in a minute or so.
 test-fast: $(STAMP)
 	$(BIN)/python -m tests.run $(FAST)
 

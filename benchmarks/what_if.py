@@ -60,7 +60,6 @@ interval = "off"
 [log]
 every = 1
 tensorboard = false
-communication_every = 0
 """
 # Each from what the one before left.
 CHANGES: dict[str, tuple[str, ...]] = {

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from phalanx.config import job_from_table
 from tests.commands import run_module
 
 ROOT = Path(__file__).parents[2]
@@ -58,3 +61,22 @@ def test_a_documented_command_starts_and_knows_its_options(command: str) -> None
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout
     assert not [option for option in documented()[command] if option not in done.stdout]
+
+
+def job_files() -> dict[str, str]:
+    """Job files that stand in benchmarks, by their place; what is filled in is left out."""
+    found: dict[str, str] = {}
+    for path in sorted(ROOT.glob("benchmarks/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and re.search(r"^\[(train|model|data)\]$", text, re.M):
+                fixed = [line for line in text.splitlines() if "{" not in line]
+                found[f"{path.name}:{node.lineno}"] = "\n".join(fixed)
+    return found
+
+
+def test_job_files_of_benchmarks_know_the_settings() -> None:
+    texts = job_files()
+    assert len(texts) >= 2
+    for text in texts.values():
+        job_from_table(tomllib.loads(text))
