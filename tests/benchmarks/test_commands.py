@@ -69,7 +69,7 @@ def job_files() -> dict[str, str]:
     for path in sorted(ROOT.glob("benchmarks/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             text = node.value if isinstance(node, ast.Constant) else None
-            if isinstance(text, str) and re.search(r"^\[(train|model|data)\]$", text, re.M):
+            if isinstance(text, str) and re.search(r"^\[(train|model|data)\]$", text, re.MULTILINE):
                 fixed = [line for line in text.splitlines() if "{" not in line]
                 found[f"{path.name}:{node.lineno}"] = "\n".join(fixed)
     return found
