@@ -77,10 +77,17 @@ class EngineJob(ABC):
     def job(self) -> dict[str, Any]:
         """The job as its controller shows it; {}: there is none yet, or no answer."""
         try:
-            detail: dict[str, Any] = self.client.get(f"/v1/jobs/{NUMBER}", dict)["job"]
+            return self._detail("job")
         except (ClientError, OSError):
             return {}
-        return detail
+
+    def spec(self) -> dict[str, Any]:
+        """What its controller was asked for."""
+        return self._detail("spec")
+
+    def _detail(self, part: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(f"/v1/jobs/{NUMBER}", dict)[part]
+        return found
 
     def commits(self) -> Commits:
         """An ear at the keepers."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -14,26 +11,16 @@ import pytest
 
 from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import worker_pids
-
-SCRIPTS = Path(__file__).parent / "frameworks"
-SILENT_SECONDS = 600
-# It says nothing and does nothing for a while, and begins where it was.
-SILENT = (
-    "echo begins after $(cat at); echo 1 > at; touch reached; "
-    "while [ -e kill-me ]; do sleep 1; done; sleep {}; echo ends"
+from tests.control.programs import (
+    LIBRARIES,
+    PYTHON,
+    SILENT,
+    SILENT_SECONDS,
+    TORCHRUN,
+    VARIABLES,
+    Program,
+    prepare,
 )
-PYTHON = (sys.executable,)
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-
-
-def needs(*packages: str) -> pytest.MarkDecorator:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    words = f"{', '.join(missing)} not installed: pip install 'phalanx[frameworks]'"
-    return pytest.mark.skipif(bool(missing), reason=words)
-
-
-NEEDS_MPI = pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
-MPI = ("mpirun", "--oversubscribe", sys.executable)
 
 
 class Trial:
@@ -41,13 +28,8 @@ class Trial:
 
     def __init__(self, cluster: TrialCluster, name: str, *command: str, ranks: int = 2) -> None:
         self.cluster, self.folder = cluster, cluster.root / name
-        self.folder.mkdir()
-        for path in SCRIPTS.glob("*.py"):
-            shutil.copy(path, self.folder)
-        (self.folder / "kill-me").touch()
-        (self.folder / "at").write_text("0\n")
-        allowed = ("--env", "OMPI_ALLOW_RUN_AS_ROOT=1", "--env", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
-        options = ("--world-size", str(ranks), "--workdir", str(self.folder), *allowed)
+        prepare(self.folder)
+        options = ("--world-size", str(ranks), "--workdir", str(self.folder), *VARIABLES)
         self.job = cluster.submit(*options, "--", *command)
 
     def reach(self) -> None:
@@ -110,37 +92,15 @@ def test_programs_whose_rank_and_node_were_killed_run_to_their_end(tmp_path: Pat
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("command", "resumed"),
-    [
-        pytest.param(
-            (*PYTHON, "hf_trainer.py"),
-            "begins after hf/checkpoint-10",
-            id="transformers",
-            marks=needs("transformers", "accelerate"),
-        ),
-        pytest.param(
-            (*PYTHON, "lightning_fit.py"),
-            "begins after lightning/last.ckpt",
-            id="lightning",
-            marks=needs("lightning"),
-        ),
-        pytest.param(
-            (*PYTHON, "accelerate_loop.py"),
-            "begins after step 10 with 2 ranks",
-            id="accelerate",
-            marks=needs("accelerate"),
-        ),
-        pytest.param((*MPI, "mpi_hello.py"), "begins after step 10", id="mpi", marks=NEEDS_MPI),
-    ],
-)
+@pytest.mark.parametrize("program", LIBRARIES)
 def test_a_script_whose_rank_and_node_were_killed_runs_to_its_end(
-    command: tuple[str, ...], resumed: str, tmp_path: Path
+    program: Program, tmp_path: Path
 ) -> None:
+    command = program.command
     with TrialCluster(tmp_path, nodes=2, gpus_per_node=2) as cluster:
         trial = Trial(cluster, "trial", *command)
         kill_twice(cluster, trial)
-        trial.check(resumed, "ends at step 20", seconds=600)
+        trial.check(program.resumed, program.ended, seconds=600)
         if "hf_trainer.py" in command:  # its steps are read from what it prints
             ended = cluster.job(trial.job)
             assert ended["printed"] and (ended["step"], ended["steps"]) == (20, 20)

@@ -8,6 +8,7 @@ from phalanx.config import ConfigError
 from phalanx.control.host.launchers import (
     Launcher,
     LauncherPlace,
+    hidden_from,
     launched,
     recognised,
     without_ranks,
@@ -84,3 +85,9 @@ def test_a_launcher_that_would_use_ssh_is_refused_for_several_nodes(command: str
     assert submission(wanted, 8).work.argv == wanted.argv
     with pytest.raises(ConfigError, match="by ssh, and 2 nodes"):
         submission(wanted, 4)
+
+
+def test_an_mpi_is_not_told_of_the_allocation_whose_nodes_it_would_start_steps_on() -> None:
+    assert "SLURM_JOBID" in hidden_from(("mpirun", "./solver"))
+    assert "SLURM_JOB_ID" not in hidden_from(("mpirun", "./solver"))  # programs name things by it
+    assert hidden_from(("torchrun", "train.py")) == hidden_from(("python", "train.py")) == ()

@@ -41,6 +41,9 @@ class Launcher(StrEnum):
 OWN_STORE = (Launcher.TORCHRUN, Launcher.ACCELERATE)
 # These reach other nodes by ssh, which is not theirs to do here.
 ONE_NODE = (Launcher.DEEPSPEED, Launcher.MPIRUN)
+# By these an MPI finds Slurm, and would start its ranks with an srun of its own on all nodes of the
+# allocation; that one waits for the cores that the agents have.
+OF_SLURM = ("SLURM_JOBID", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
 MODULES = {
     "torch.distributed.run": Launcher.TORCHRUN,
     "torch.distributed.launch": Launcher.TORCHRUN,
@@ -92,6 +95,12 @@ def launched(argv: tuple[str, ...], place: LauncherPlace) -> tuple[tuple[str, ..
     variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # it is there already
     given = _options(launcher, place, rest)
     return (*head, *given, *rest), variables if launcher is Launcher.MPIRUN else {}
+
+
+def hidden_from(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Variables that a launcher must not see: it starts the ranks of its own node alone."""
+    found = recognised(argv)
+    return OF_SLURM if found is not None and found[0] is Launcher.MPIRUN else ()
 
 
 def _torchrun(place: LauncherPlace) -> dict[str, str]:

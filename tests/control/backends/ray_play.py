@@ -1,10 +1,12 @@
 """A real Ray of several nodes on this machine, and a job on it that is harmed.
 
     python -m tests.control.backends.ray_play chaos|job FOLDER JOB.toml
+    python -m tests.control.backends.ray_play program FOLDER OPTIONS... -- COMMAND...
 
 Run in a network namespace of its own (Ray binds to the machine's addresses); prints JSON.
 chaos: a worker, a node, a stopped worker, the controller; then the lost node comes back.
 job: the same submission by ``ray job submit``.
+program: one that waits in FOLDER to be killed; a rank of it is.
 """
 
 from __future__ import annotations
@@ -20,15 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 from ray.cluster_utils import Cluster
 
 from phalanx.control.backends.local import LocalNode, processes_of
 from phalanx.control.wire.api_types import NodeList
 from phalanx.testing.engine_job import FAULT_KINDS, EngineJob
+from tests.control.programs import kill_a_rank
 
 WORLD, NODES = 4, 4  # two ranks a node: two nodes for the gang, two that stand by
+PROGRAM_NODES = 2
 SPARES = 2
 TRIES = 3  # to start a node
+END_SECONDS = 900  # one of the programs is silent for ten minutes
 HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -43,21 +49,20 @@ class RayJob(EngineJob):
 
     world_size = WORLD
 
-    def __init__(self, root: Path, job: Path, through_ray: bool) -> None:
+    def __init__(
+        self, root: Path, *words: str, nodes: int = NODES, through_ray: bool = False
+    ) -> None:
         self.root = root
         head: dict[str, Any] = {"num_cpus": 0, "object_store_memory": 100 << 20}
         head |= {"_system_config": HEALTH, "include_dashboard": through_ray}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.raylets = [self.add_node(number) for number in range(NODES)]
-        (root / "policy.toml").write_text(POLICY)
-        words = ["submit", "--backend", "ray", str(job), "--slot-gpus", "2", "--json"]
-        words += ["--spares", str(SPARES), "--policy", str(root / "policy.toml")]
-        command = [sys.executable, "-m", "phalanx", *words]
+        self.raylets = [self.add_node(number) for number in range(nodes)]
+        command = [sys.executable, "-m", "phalanx", "submit", "--backend", "ray", "--json", *words]
         environment = {**os.environ, "RAY_ADDRESS": self.cluster.address}
         if through_ray:
             environment["RAY_ADDRESS"] = f"http://{self.cluster.head_node.webui_url}"
-            ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit"]
-            command = [*ray, "--", "env", "-C", str(root), *command]
+            by_ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit"]
+            command = [*by_ray, "--", "env", "-C", str(root), *command]
         self.output = root / "submit.log"
         with self.output.open("wb") as output:
             self.driver = subprocess.Popen(
@@ -125,7 +130,7 @@ class RayJob(EngineJob):
 
     def ended(self) -> dict[str, Any]:
         """Once the job is done."""
-        code = self.driver.wait(240)
+        code = self.driver.wait(END_SECONDS)
         return {"code": code, "run": str(self.state.parent), "said": self.said()}
 
     def end(self) -> list[str]:
@@ -141,14 +146,42 @@ class RayJob(EngineJob):
                 left.append(" ".join(words))
         return left
 
+    def reserved(self) -> list[float]:
+        """CPUs of each bundle that Ray holds for the job."""
+        from ray.util import placement_group_table
+
+        ray.init(address=self.cluster.address, logging_level="error")
+        made = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+        ray.shutdown()
+        return [bundle["CPU"] for group in made for bundle in group["bundles"].values()]
+
+    def kill_rank(self) -> dict[str, Any]:
+        """Of a program, in the middle of its run; what it had asked for."""
+        kill_a_rank(self, self.root)
+        asked = {"reserved": self.reserved(), "time_limit_ns": self.spec()["time_limit_ns"]}
+        (self.root / "kill-me").unlink()
+        return asked
+
+
+def job_words(root: Path, job: str) -> list[str]:
+    """How a job file is submitted here."""
+    policy = root / "policy.toml"
+    policy.write_text(POLICY)
+    return [job, "--slot-gpus", "2", "--spares", str(SPARES), "--policy", str(policy)]
+
 
 def main() -> None:
-    what, root, job = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    play = RayJob(root, job, through_ray=what == "job")
+    what, root, words = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    if what == "program":
+        play = RayJob(root, *words, nodes=PROGRAM_NODES)
+    else:
+        play = RayJob(root, *job_words(root, words[0]), through_ray=what == "job")
     found: dict[str, Any] = {}
     try:
         if what == "chaos":
             found |= play.chaos()
+        elif what == "program":
+            found |= play.kill_rank()
         found |= play.ended()
     finally:
         left = play.end()

@@ -92,6 +92,6 @@ def test_one_file_runs_unchanged_on_this_machine_on_slurm_and_on_ray(
     sandbox = make_sandbox(nodes=5, gpus_per_node=1)
     on_slurm = SlurmJob(sandbox, tmp_path, 4, str(job))
     assert on_slurm.wait_ended(180) == "COMPLETED", on_slurm.said()
-    on_ray = play("job", tmp_path, job)
+    on_ray = play("job", tmp_path, str(job))
     for run in (local, on_slurm.run, Path(on_ray["run"])):
         assert_same(run, expected)

@@ -40,15 +40,16 @@ needs_namespace = pytest.mark.skipif(
 )
 
 
-def play(what: str, root: Path, job: Path) -> dict[str, Any]:
+def play(what: str, root: Path, *words: str, seconds: float = 500) -> dict[str, Any]:
     """A play on a Ray of its own, in a network of its own; what it prints."""
-    inside = f"ip link set lo up; exec {sys.executable} -m tests.control.backends.ray_play {what}"
+    inside = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "-")
+    module = (sys.executable, "-m", "tests.control.backends.ray_play")
     done = subprocess.run(
-        ["unshare", "--net", "sh", "-c", f"{inside} {root} {job}"],
+        [*inside, *module, what, str(root), *words],
         capture_output=True,
         text=True,
         check=False,
-        timeout=500,
+        timeout=seconds,
         env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
     )
     assert done.stdout, done.stderr
@@ -63,7 +64,7 @@ def play(what: str, root: Path, job: Path) -> dict[str, Any]:
 @needs_namespace
 def test_worker_node_hang_and_controller_on_four_nodes_lose_nothing(tmp_path: Path) -> None:
     expected = undisturbed(tmp_path, 300)
-    found = play("chaos", tmp_path, write_job(tmp_path, "disturbed", 300))
+    found = play("chaos", tmp_path, str(write_job(tmp_path, "disturbed", 300)))
     run = Path(found["run"])
     assert set(generations(run).values()) == {1, 2, 3, 4}
     assert_same(run, expected)
@@ -75,7 +76,7 @@ def test_worker_node_hang_and_controller_on_four_nodes_lose_nothing(tmp_path: Pa
 @needs_ray
 @needs_namespace
 def test_it_runs_as_a_job_of_ray(tmp_path: Path) -> None:
-    found = play("job", tmp_path, write_job(tmp_path, "inside"))
+    found = play("job", tmp_path, str(write_job(tmp_path, "inside")))
     assert_same(Path(found["run"]), undisturbed(tmp_path))
 
 

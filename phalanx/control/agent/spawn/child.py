@@ -26,7 +26,7 @@ from phalanx.control.agent.spawn.not_started import (
     execute,
     tell_agent,
 )
-from phalanx.control.host.launchers import LauncherPlace, launched
+from phalanx.control.host.launchers import LauncherPlace, hidden_from, launched
 from phalanx.control.host.process_tree import become_subreaper
 from phalanx.control.host.users import known_user
 from phalanx.control.trust.secrets import SecretError, resolved
@@ -177,6 +177,8 @@ def run_program(order: Spawn) -> NoReturn:
         place = LauncherPlace(node, nodes, node_ranks, meeting[0], int(meeting[1]))
         argv, variables = launched(order.argv, place)
         os.environ |= variables
+        for name in hidden_from(order.argv):
+            os.environ.pop(name, None)
         execute(argv)
     os.environ |= {"MASTER_ADDR": meeting[0], "MASTER_PORT": meeting[1]}
     # An agent hosts the store, as torchrun's does: rank 0 is not to open one of its own.
