@@ -14,12 +14,12 @@ from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.gang.failure_rates import SeenFailures
-from phalanx.cluster.handlers import ABOUT_NODES, HANDLERS
+from phalanx.cluster.handlers import ABOUT_NODES, HANDLERS, take_over
 from phalanx.cluster.jobs.feasibility import policy_problems
 from phalanx.cluster.ledger.accounts import Ledger
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Command
-from phalanx.cluster.protocol.events import Event
+from phalanx.cluster.protocol.events import ControllerStarted, Event
 from phalanx.cluster.queue.decisions import QueueState
 from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.snapshot import FORMAT_VERSION, SnapshotError, VersionError, dump, load
@@ -101,12 +101,14 @@ class Core:
         if event.time_ns > ctx.now_ns:
             ctx.view.now_ns = event.time_ns
             ctx.ledger.advance(ctx.view, event.time_ns)
+        body = event.body
+        if isinstance(body, ControllerStarted):
+            take_over(ctx, body)  # what fell due while no controller ran is decided under its rule
         for _ in range(MOST_TIMERS):  # what else is due is due for the next event
             timer = ctx.due()
             if timer is None:
                 break
             TIMERS[timer[2]](ctx, timer[3], timer[4])
-        body = event.body
         there = not isinstance(body, ABOUT_NODES) or 0 <= body.node < len(ctx.fleet)
         if there and not sense.refused(ctx, body):
             HANDLERS[type(body)](ctx, body)

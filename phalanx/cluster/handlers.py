@@ -153,12 +153,19 @@ def _on_defragment(ctx: Context, fact: Defragment) -> None:
     ctx.emit((), Proposal(reason=why, request=fact.request, moves=moves))
 
 
-def _on_controller(ctx: Context, fact: ControllerStarted) -> None:
-    """A new controller: its epoch and policy rule, and what was not answered is said again."""
+def take_over(ctx: Context, fact: ControllerStarted) -> None:
+    """A new controller, before any timer fires: agents obey its epoch, jobs its policy.
+
+    While none ran agents let their programs run on, so no fence ended in that time.
+    """
     ctx.epoch = max(ctx.epoch, fact.epoch)
     if fact.policy is not None:
         ctx.view.policy = fact.policy
     fence.renew_all(ctx)
+
+
+def _on_controller(ctx: Context, _: ControllerStarted) -> None:
+    """What agents have not answered is said again."""
     for number in list(ctx.view.active):
         job = ctx.view.jobs[number]
         assert job.placement is not None

@@ -11,6 +11,7 @@ from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Command, Form, Restore
 from phalanx.cluster.protocol.events import (
+    ControllerStarted,
     Event,
     EventBody,
     GangDrained,
@@ -65,6 +66,11 @@ class Drive:
             self.now_ns = max(due, self.now_ns)
             self._hand(Tick())
         self.now_ns = until
+
+    def take_over(self, down_ns: int) -> list[Command]:
+        """No controller runs for a while, whatever falls due; then another one goes on."""
+        self.now_ns += down_ns
+        return self._hand(ControllerStarted(epoch=self.core.epoch + 1))
 
     def submit(self, **fields: object) -> Job:
         """Submits a job and lets the queue look at it."""

@@ -73,6 +73,16 @@ def test_a_restored_core_goes_on_as_the_one_that_was_lost():
     assert drive.bodies(Restore)[-1].source == "peer"
 
 
+def test_what_fell_due_while_no_controller_ran_is_ordered_by_the_one_that_took_over():
+    drive = Drive(12)
+    job = drive.running(spares=1)
+    drive.tell(NodeSilent(node=job.placement.nodes[1]), SECOND)
+    assert job.gang.phase == "settling"
+    commands = drive.take_over(10 * SECOND)
+    assert [each.body.generation for each in commands if isinstance(each.body, Form)] == [2, 2]
+    assert {each.controller_epoch for each in commands} == {2}  # agents drop what an older one says
+
+
 @pytest.mark.parametrize("node", [-1, 12, 10**9])
 def test_facts_about_nodes_that_are_not_in_the_fleet_change_nothing(node):
     drive = Drive(12)

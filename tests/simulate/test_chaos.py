@@ -170,6 +170,20 @@ def test_seeds_that_lately_failed_are_clean(seed: int) -> None:
     assert run_seed(load_scenario("chaos"), seed).found == []
 
 
+# Where all jobs are programs. One event let two jobs go on, and the losses of one were taken for
+# the other's; what fell due while no controller ran was ordered under the epoch of the last one.
+PROGRAMS_ONCE_BROKEN = {
+    ("failover", "partition", "people", "worker_crash", "controller_crash"): 8,
+    ("node_crash", "partition", "controller_crash"): 8,
+}
+
+
+@pytest.mark.parametrize(("kinds", "seed"), PROGRAMS_ONCE_BROKEN.items())
+def test_seeds_with_programs_that_once_failed_are_clean(kinds: tuple[str, ...], seed: int) -> None:
+    many = [f"chaos.kinds={json.dumps(kinds)}", "chaos.faults=30", "chaos.programs=1"]
+    assert run_seed(load_scenario("chaos", many), seed).found == []
+
+
 def test_jobs_that_must_ask_before_they_write_all_get_their_turn() -> None:
     scenario = load_scenario("chaos", ["chaos.faults=0", "chaos.loss=0.2", "chaos.busy=0"])
     turns = 0

@@ -266,7 +266,10 @@ class ChaosWorld:
 
     def _says(self, job: Job, step: int, committed: int, commands: list[Command]) -> None:
         """Committed steps that a job lost are said: all that a node of it still knows of."""
-        notices = [each.body.reason for each in commands if isinstance(each.body, Notify)]
+        bodies = [each.body for each in commands]  # one event may let several jobs go on
+        notices = [
+            each.reason for each in bodies if isinstance(each, Notify) and each.job == job.id
+        ]
         given_up = [
             int(why.facts["last"]) for why in notices if LossNotice.of(why) is LossNotice.MADE_AGAIN
         ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.protocol.commands import Go, Notify, Stop
 from phalanx.cluster.protocol.events import (
     Cancel,
-    ControllerStarted,
     DrainNode,
     GangDrained,
     GangJoined,
@@ -178,12 +179,14 @@ def test_a_program_that_is_cancelled_and_submitted_again_waits_for_the_first() -
     assert again.state == "running"
 
 
-def test_while_no_controller_runs_programs_run_on_so_their_end_is_awaited_anew() -> None:
+@pytest.mark.parametrize("down_ns", [10 * SECOND, 2 * TIMES.silent_ns])
+def test_while_no_controller_runs_programs_run_on_so_their_end_is_awaited_anew(
+    down_ns: int,
+) -> None:
     drive = Drive()
     job = started(drive)
     requeued(drive, job)
-    drive.now_ns += 10 * SECOND
-    drive.tell(ControllerStarted(epoch=2))
+    drive.take_over(down_ns)
     back = drive.now_ns
     drive.wait(TIMES.silent_ns - 1)
     assert gone(drive) == [1]
