@@ -17,6 +17,12 @@ STEPS = 24
 NAME = "mirrored"
 DATABASE = "curves.db"  # not where mlflow writes by itself
 
+# MLflow makes its tables at first use, which processes that start at a time do not survive.
+CREATE_MLFLOW = """
+import json, sys, mlflow
+print(json.dumps(len(mlflow.MlflowClient(tracking_uri=sys.argv[1]).search_experiments())))
+"""
+
 # Prints the loss by step over all runs of the experiment: a killed process leaves its run behind.
 READ_MLFLOW = """
 import json, sys, mlflow
@@ -33,12 +39,15 @@ print(json.dumps(found))
 def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose rank 0 was killed, with every mirror that is installed."""
     root = tmp_path_factory.mktemp("mirrored")
+    database = f"sqlite:///{root / DATABASE}"
     settings = ["--set", "log.tensorboard=true"]
     for name in ("wandb", "mlflow"):
         if importlib.util.find_spec(name) is not None:
             settings += ["--set", f"log.{name}=true"]
+            if name == "mlflow":
+                read_back(CREATE_MLFLOW, database)
     settings += ["--set", "backend.environment.WANDB_MODE=offline"]
-    settings += ["--set", f"backend.environment.MLFLOW_TRACKING_URI=sqlite:///{root / DATABASE}"]
+    settings += ["--set", f"backend.environment.MLFLOW_TRACKING_URI={database}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PHALANX_CHAOS", "1")  # workers let themselves be slowed down
         with TrialCluster(root, nodes=2, gpus_per_node=2) as cluster:
