@@ -27,7 +27,7 @@ from phalanx.cluster.protocol.events import (
     NodeSilent,
     Tick,
 )
-from phalanx.cluster.protocol.messages import AgentMessage, NodeSeen
+from phalanx.cluster.protocol.messages import AgentMessage, Heartbeat, NodeSeen
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.stores import DeposedError
 from phalanx.simulate.rules.contact_rules import ContactRules
@@ -124,11 +124,16 @@ class SimulatedController:
         if outputs:
             self._act(outputs)
 
-    def asked(self, node: int, connection: int, asked_ns: int) -> None:
-        """A node asks for an answer: it comes after all that was sent on its connection before."""
+    def asked(self, connection: int, alive: Heartbeat, asked_ns: int) -> None:
+        """A node asks for an answer: it comes after all that was sent on its connection before.
+
+        Also after the sign of life that the node gave before it asked, which is heard with it.
+        """
+        node = alive.node
         if not self.answers:
-            self._put_off(partial(self.asked, node, connection, asked_ns))
+            self._put_off(partial(self.asked, connection, alive, asked_ns))
         elif self.connections.get(node) == connection and not self.machine.outbox.waits(node):
+            self.receive(node, connection, alive)
             host = self.world.hosts[node]
             self.world.network.send(CONTROLLER, node, host.answered, connection, asked_ns)
 

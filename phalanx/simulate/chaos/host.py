@@ -97,10 +97,12 @@ class SimulatedHost(SimulatedMachine):
 
     def _ask(self) -> None:
         """Has the controller answer, while a program of this node runs or is to."""
-        if self.controller is None or not any(map(self._is_program, self.workers)):
+        controller, agent = self.controller, self.agent
+        if controller is None or agent is None or not any(map(self._is_program, self.workers)):
             return
-        asked = self.node, self.connection, self.world.agenda.now_ns
-        self.world.network.send(self.node, CONTROLLER, self.controller.asked, *asked)
+        alive = Heartbeat(node=self.node, incarnation=agent.incarnation)
+        asked = self.connection, alive, self.world.agenda.now_ns
+        self.world.network.send(self.node, CONTROLLER, controller.asked, *asked)
 
     def _is_program(self, job: int) -> bool:
         return not self.world.spec(job).reports_steps
