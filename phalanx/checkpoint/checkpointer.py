@@ -182,13 +182,15 @@ class Checkpointer(Loader):
         home: Path | None = None,
         replicate: bool = False,
         buddy_shift: int = 0,
+        spare: str = "",
         prompt: bool = False,
         overlap: bool = False,
     ) -> bool:
         """Have later saves of these tensors go through a keeper; False where it has no memory.
 
         Collective, once: memory is allocated and the ranks learn who writes what. Replicas go to
-        the node ``buddy_shift`` further in rank order, or (0) to one in another failure domain.
+        the node ``buddy_shift`` further in rank order, or (0) to one in another failure domain; of
+        ranks that are all on one node, to the keeper of a ``spare`` one (host:port).
         With ``overlap`` a save returns while it still copies; the caller promises to call
         ``before_update`` before the tensors change.
         """
@@ -218,7 +220,7 @@ class Checkpointer(Loader):
                 kept.close()
             return False
         if replicate:
-            self._attachment.pair(kept, buddy_shift)
+            self._attachment.pair(kept, buddy_shift, spare)
         self._background = self._over(kept)
         return True
 

@@ -71,11 +71,18 @@ class Attachment:
             kept.pair(self._buddy.host, self._buddy.port, self._buddy.token)
         return kept
 
-    def pair(self, kept: KeeperClient, shift: int) -> None:
-        """Tell the keeper which other one, in another failure domain, holds its replicas."""
+    def pair(self, kept: KeeperClient, shift: int, spare: str = "") -> None:
+        """Tell the keeper which other one, in another failure domain, holds its replicas.
+
+        ``spare``: host:port of the one that does where all ranks are on one node.
+        """
         own = KeeperNode(node_name(), domain_name(), own_address(), kept.port, kept.token)
         found = dict.fromkeys(self._ranks.gather(own))
         nodes = list(found) if shift else sorted(found)
+        if len(nodes) < 2 and spare:
+            host, _, port = spare.rpartition(":")
+            kept.pair(host, int(port), b"", spare=True)
+            return
         if len(nodes) < 2:
             log.warning("no replicas: all ranks are on one node")
             return

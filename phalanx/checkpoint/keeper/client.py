@@ -100,9 +100,9 @@ class KeeperClient:
         """Whether something handed over is neither complete nor failed."""
         return bool(self._handed)
 
-    def pair(self, host: str, port: int, token: bytes) -> None:
+    def pair(self, host: str, port: int, token: bytes, *, spare: bool = False) -> None:
         """Have the keeper send a replica of every snapshot to another one."""
-        send(self._connection, Pair(host, port, token))
+        send(self._connection, Pair(host, port, token, spare))
 
     def slot(self) -> tuple[int, Tensor]:
         """Memory for a snapshot; waits where all of it is still being written."""

@@ -74,6 +74,13 @@ class Pair(msgspec.Struct, frozen=True, tag=True):
     host: str
     port: int
     token: bytes  # empty: the one that all keepers of the job share
+    spare: bool = False  # of a node that stands by: without it, snapshots are safe here alone
+
+
+class Fence(msgspec.Struct, frozen=True, tag=True):
+    """Take no replicas of older generations any more: this one goes on from what is here."""
+
+    generation: int
 
 
 class Bye(msgspec.Struct, frozen=True, tag=True):
@@ -275,8 +282,8 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 
 ToKeeper = (
-    Hello | Flush | Filled | Pair | Bye | Release | Ask | Watch | Save | Shelve | Detail | Fetch
-    | Put | Condemn | Ping
+    Hello | Flush | Filled | Pair | Fence | Bye | Release | Ask | Watch | Save | Shelve | Detail
+    | Fetch | Put | Condemn | Ping
 )  # fmt: skip
 FromKeeper = (
     Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated | Archived

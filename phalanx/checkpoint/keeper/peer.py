@@ -142,11 +142,13 @@ class KeeperPeer:
     def _take_replica(self, put: Put) -> None:
         """Bytes are proved as they come; a replica that is not what was sealed is refused."""
         size, good = put.sidecar.shard_bytes, put.sidecar.chunk_sums
+        if not self.snapshots.takes(put.order):
+            self._refuse("a newer generation goes on from what is here")
+            return
         try:
             held = self.snapshots.receive(put.order)
         except MemoryError as error:
-            self.tell(Refused(str(error)))
-            self.connection.close()
+            self._refuse(str(error))
             return
         wrong = 0
         for start in range(0, size, RECEIVE_BYTES):
@@ -163,3 +165,8 @@ class KeeperPeer:
         held.seal(put.sidecar.sums)
         self.tell(Taken())
         self.keeper.note(held)
+
+    def _refuse(self, problem: str) -> None:
+        """Take no replica: its bytes are not read."""
+        self.tell(Refused(problem))
+        self.connection.close()

@@ -23,6 +23,7 @@ from phalanx.checkpoint.keeper.messages import (
     Committed,
     Durable,
     Failed,
+    Fence,
     Filled,
     Flush,
     Hello,
@@ -141,6 +142,8 @@ class WorkerPeer(KeeperPeer):
             case Pair():
                 self._buddy = message
                 self._leave_buddy()
+            case Fence():
+                self.snapshots.fence(message.generation)
             case Release():
                 self.keeper.release()
             case Shelve():
@@ -317,7 +320,9 @@ class WorkerPeer(KeeperPeer):
             if not fresh and not isinstance(error, TimeoutError):  # it hung up, long ago maybe
                 return self._replicate(held)
             self._complain(step, f"no replica at {buddy.host}:{buddy.port}: {error}")
-            return False
+            if buddy.spare:  # the gang lives without it; the next generation has another
+                self._buddy = None
+            return buddy.spare
         if not held.order.prompt:  # else this is part of its acknowledgement
             self.tell(Replicated(step))
         return True

@@ -130,6 +130,7 @@ class SnapshotStore:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._fence = 0  # replicas of older generations are not taken
         self._own: dict[int, Region] = {}
         self._replicas: dict[int, Region] = {}
 
@@ -137,6 +138,14 @@ class SnapshotStore:
         """The memory of a rank of this node, taken over from its last worker if it fits."""
         with self._lock:
             return self._region(self._own, rank, slot_bytes, slots)
+
+    def fence(self, generation: int) -> None:
+        """Replicas of older generations come too late."""
+        self._fence = max(self._fence, generation)
+
+    def takes(self, order: SaveOrder) -> bool:
+        """Whether a replica may take the place of an older one."""
+        return order.draft.generation >= self._fence
 
     def receive(self, order: SaveOrder) -> HeldSnapshot:
         """Room for a replica; the newest sealed one of the same rank stays until this is sealed."""

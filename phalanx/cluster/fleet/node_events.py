@@ -10,7 +10,7 @@ from phalanx.cluster.fleet.node import NodeState, bad_node
 from phalanx.cluster.fleet.renewal import renew
 from phalanx.cluster.gang import left_memory, node_ages
 from phalanx.cluster.gang.fence import fence_found, fence_lost
-from phalanx.cluster.gang.orders import go_order, outstanding, stop_on
+from phalanx.cluster.gang.orders import form_order, go_order, outstanding, stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.commands import Accept, Refuse, Stop
@@ -138,12 +138,21 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
             else:
                 job.fenced.pop(node, None)
                 ctx.emit((node,), go_order(job))  # it may have missed it
+    owner = ctx.fleet.spare_for(node)
     for number, _ in inventory.snapshots:
-        if number not in reported and number not in ctx.fleet.held[node]:
+        if number not in reported and number not in (*ctx.fleet.held[node], owner):
             _forget_there(ctx, node, number)
+    if owner:
+        _stand_by_again(ctx, node, ctx.view.jobs[owner])
     for number in list(ctx.fleet.held[node]):
         kept = any(job == number for job, _ in inventory.snapshots)
         missing(ctx, ctx.view.jobs[number], node, reported.get(number), kept=kept)
+
+
+def _stand_by_again(ctx: Context, node: int, job: Job) -> None:
+    """A new agent of a spare knows nothing of its job: it warms up, and may keep what it did."""
+    if job.gang is not None and job.gang.phase in ("joining", "restoring", "running"):
+        ctx.emit((node,), form_order(ctx, job))
 
 
 def _forget_there(ctx: Context, node: int, number: int) -> None:

@@ -115,9 +115,9 @@ def replacements(
 ) -> tuple[tuple[int, int], ...]:
     """(slot, node) for slots of a placed gang, for as many as there are nodes.
 
-    Each gets one of the job's own spares (those with started workers first), of the pool's, or a
-    free node; of these, the one on which the slot's own traffic costs least. A tensor group that
-    lies across nodes must stay within its NVLink domain.
+    Each gets one of the job's own spares (the one that keeps its snapshots first, then those with
+    started workers), of the pool's, or a free node; of these, the one on which the slot's own
+    traffic costs least. A tensor group that lies across nodes must stay within its NVLink domain.
     """
     groups = _candidates(fleet, request)
     worse = np.zeros(len(fleet), np.int64)
@@ -156,7 +156,8 @@ def _candidates(fleet: Fleet, request: PlacementRequest) -> list[Column]:
     if request.shape.whole_nodes:
         free &= free_index.idle
     idle = with_host_capacity(fleet, array_of(free, len(fleet)), request.shape)
-    return [own[warm], own[~warm], pool, idle[able[idle]]]
+    keeps = own == request.backup
+    return [own[keeps], own[warm & ~keeps], own[~warm & ~keeps], pool, idle[able[idle]]]
 
 
 def _in_domain(fleet: Fleet, request: PlacementRequest, slot: int, nodes: Column) -> Column:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.gang.fence import fence_left, over_ns, waits_for_fence
-from phalanx.cluster.gang.layout import buddy_shift
+from phalanx.cluster.gang.layout import backup_spare, buddy_shift
 from phalanx.cluster.gang.losses import in_memory, tell_restored
 from phalanx.cluster.gang.orders import form_order, go_order, restore_order, stop_on
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
@@ -33,6 +33,7 @@ def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:
     job.state, job.why = JobState.FORMING, why
     ctx.note_wants(job)
     gang.broken, gang.retry_ns = {}, 0
+    gang.next_backup = backup_spare(job)
     limits = timeouts_of(ctx, job)
     limit_ns = limits.join_ns if cold else limits.rejoin_ns
     gang.deadline_ns = enter(ctx, job, "joining", limit_ns)
@@ -53,7 +54,7 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
         for node in sorted(set(gang.lost).intersection(placement.nodes)):
             del gang.lost[node]
     if fact.empty:
-        kept = dict.fromkeys(gang.keepers)
+        kept = dict.fromkeys((*gang.keepers, gang.backup))
         gang.lost.update({node: "empty" for node in fact.empty if node in kept})
     if gang.rollback < 0 or fact.durable <= gang.rollback:
         job.add_durable(fact.durable)
@@ -129,6 +130,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     gang.kept_from = min(gang.kept_from, fact.step) if same else fact.step
     gang.keepers, gang.kept_generation = placement.nodes, job.generation
     gang.buddy_shift = buddy_shift(ctx.fleet.columns, placement.nodes, gang.buddy_shift)
+    gang.backup = gang.next_backup
     left = tuple(node for node in gang.leftover if node not in placement.nodes)
     stop_on(ctx, job, left, keep_snapshots=False)
     gang.leftover = ()

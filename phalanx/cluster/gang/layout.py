@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cluster.jobs.job import GangShape
+from phalanx.cluster.jobs.job import GangShape, Job
 
 Places = npt.NDArray[np.int64]  # by node
 SHIFTS = 256  # parts of a gang by which buddies may be apart
@@ -86,6 +86,15 @@ class FailureDomains(Protocol):
 
     @property
     def switch(self) -> Places: ...
+
+
+def backup_spare(job: Job) -> int:
+    """The spare that keeps a copy where a gang has no second node to; -1: there is none."""
+    placement = job.placement
+    assert placement is not None
+    keeps = job.spec.reports_steps and job.spec.expected.snapshot_steps > 0
+    alone = len(placement.nodes) == 1 and len(placement.spares) > 0
+    return placement.spares[0] if keeps and alone else -1
 
 
 def buddy_shift(domains: FailureDomains, nodes: Sequence[int], before: int = 0) -> int:

@@ -23,7 +23,8 @@ def keep(ctx: Context, job: Job, keep_ns: int = 0) -> Kept | None:
     gang, policy = gang_of(job), ctx.policy.recovery
     worth = job.spec.expected.snapshot_steps > 0 and gang.rollback < 0
     allowed = policy.peer_memory and policy.keep_memory_ns > 0
-    if not (worth and allowed and in_memory(gang)):
+    # A spare that keeps a copy goes back to the fleet.
+    if not (worth and allowed and in_memory(gang, (gang.backup,))):
         return None
     return Kept(
         nodes=gang.keepers,

@@ -35,6 +35,8 @@ def without_copy(gang: Gang, empty: tuple[int, ...] = ()) -> list[int]:
     gone, keepers = {**gang.lost, **dict.fromkeys(empty, "empty")}, gang.keepers
     slots = []
     for node in sorted(set(gone).intersection(keepers)) if gone else ():
+        if gang.backup >= 0 and gang.backup not in gone:
+            continue
         # ``index`` runs over a large gang far faster than a loop would.
         buddy = keepers[(keepers.index(node) + gang.buddy_shift) % len(keepers)]
         if not gang.buddy_shift or buddy in gone:

@@ -255,6 +255,8 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     kept_generation: int = 0  # that one
     kept_from: int = 0  # checkpoints after this step were written by these very nodes
     buddy_shift: int = 0  # of that generation: slot i is kept by slot (i + shift) % slots
+    backup: int = -1  # the spare that keeps what its only node does; -1: it has others, or no spare
+    next_backup: int = -1  # the same of the generation that forms
     lost: dict[int, str] = {}  # nodes whose memory is gone since then, with the cause
     broken: dict[int, str] = {}  # nodes whose workers died, with the cause: to be dealt with
     cause: str = "start"  # of the current formation

@@ -173,6 +173,11 @@ def drop_spare(ctx: Context, job: Job, node: int) -> None:
     assert placement is not None
     spares = tuple(other for other in placement.spares if other != node)
     job.placement = structs.replace(placement, spares=spares)
+    gang = job.gang
+    if gang is not None and node == gang.backup:
+        gang.lost[node] = "left"  # unless it joins the gang and says otherwise
+    if gang is not None and node == gang.next_backup:
+        gang.next_backup = -1
     account = ctx.ledger.accounts[job.id]
     ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))
     ctx.look_at_queue(capacity=True)

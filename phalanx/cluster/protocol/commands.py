@@ -42,7 +42,9 @@ class Form(Order, frozen=True, tag=True):
     kept_generation: int = 0  # the last one that ran: older snapshots are of a branch given up
     kept_nodes: tuple[int, ...] = ()  # by slot of that one; (): the same as ``nodes``
     kept_shift: int = 0  # its ``buddy_shift``
+    kept_backup: int = -1  # its ``backup``
     buddy_shift: int = 0  # slot i's snapshots are kept by slot (i + shift) % slots; 0: by nobody
+    backup: int = -1  # the spare that keeps those of a gang on one node; -1: none does
     deadline_ns: int = 0  # until all have joined
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
     asks_leave: bool = False  # before it writes a durable checkpoint

@@ -47,7 +47,7 @@ class KeeperState(Struct, kw_only=True):
     reached_ns: int = 0
     durable: int = 0
     sealed_generation: int = 0  # of what was restored, and waits for "go"
-    sealed_step: int = 0
+    sealed: KeptSteps = KeptSteps()
 
     @property
     def committed(self) -> int:
@@ -61,15 +61,15 @@ class KeeperState(Struct, kw_only=True):
 
     def restored(self, generation: int, step: int) -> None:
         """The node's ranks have restored a step, and sealed it here and at their buddy."""
-        self.sealed_generation, self.sealed_step = generation, step
+        self.sealed_generation, self.sealed = generation, KeptSteps((step,), (step,))
 
     def go(self, generation: int) -> None:
         """A generation runs: what it restored is the truth, everything older is not."""
         if generation != self.sealed_generation or generation <= self.kept_generation:
             return
-        step = self.sealed_step
+        step = self.sealed.ward[0]
         self.kept_generation = generation
-        self.steps = KeptSteps((step,), (step,))
+        self.steps = self.sealed
         self.reached, self.reached_ns = step, 0
         self.durable = min(self.durable, step)  # later ones are of a branch that is given up
 
@@ -89,6 +89,17 @@ class KeeperState(Struct, kw_only=True):
         """The buddy's snapshot is here."""
         if step > self.ward:
             self.steps = KeptSteps.newest(self.steps.own, (*self.steps.ward, step))
+
+    def back_up(self, generation: int, step: int) -> None:
+        """A spare holds a step of a gang that has one node.
+
+        It hears of no "go": what it holds of a generation counts when it learns that that one ran.
+        """
+        if generation == self.kept_generation:
+            self.seal_ward(step)
+        elif generation > self.kept_generation:
+            known = self.sealed.ward if generation == self.sealed_generation else ()
+            self.sealed_generation, self.sealed = generation, KeptSteps.newest((), (*known, step))
 
     def adopt(self, committed: int, ward: int) -> None:
         """Workers that outlived their agent say what they have all committed.

@@ -250,6 +250,8 @@ class LocalGang(Struct, kw_only=True):
 
     def ward_sealed(self, step: int) -> None:
         """The keeper holds a step of the slot that this one is the buddy of."""
+        if self.phase == "spare":
+            self.kept.back_up(self.generation, step)
         ran = self.phase == "aborted" and self.kept.kept_generation == self.generation
         if ran or self.phase in ("running", "draining"):
             self.kept.seal_ward(step)

@@ -20,7 +20,6 @@ from phalanx.cluster.jobs.job import FallbackMapping, Job
 from phalanx.cluster.jobs.measured import waiting_parts_ns
 from phalanx.cluster.placement.choose import (
     PlacementRefusal,
-    PlacementRequest,
     place,
     replacements,
     request_of,
@@ -174,19 +173,14 @@ def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int,
     """Replacements for as many slots as there are nodes for."""
     placement = job.placement
     assert placement is not None
-    base = request_of(job, placement.replicas, ctx.policy)
     shut = ctx.queue.shut_now(ctx.view, job)  # spares stand by there until the window opens
-    request = PlacementRequest(
-        job=job.id,
-        shape=base.shape,
-        replicas=base.replicas,
-        constraint=base.constraint,
-        partition=base.partition,
-        barred=base.barred,
+    request = structs.replace(
+        request_of(job, placement.replicas, ctx.policy),
         keep=placement.nodes,
         avoid=tuple(array_of(shut, len(ctx.fleet)).tolist()),
         closed=ctx.queue.kept_from(ctx.view, job),
         warm_since_ns=_warm_since_ns(ctx, job),
+        backup=gang_of(job).backup,
     )
     slots = [placement.nodes.index(node) for node in gone]
     return replacements(ctx.fleet, request, [(slot, _buddies(job, slot)) for slot in slots])

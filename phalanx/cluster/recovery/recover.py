@@ -37,7 +37,7 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     known = gang.broken.get(node, Cause.LOST_PEER)
     if known == Cause.LOST_PEER:
         gang.broken[node] = cause
-    if lost and node in gang.keepers:
+    if lost and (node in gang.keepers or node == gang.backup):
         gang.lost[node] = cause
     if gang.ending is not None:
         again = _saves_again(ctx, job)

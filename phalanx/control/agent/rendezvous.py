@@ -71,6 +71,24 @@ def meeting_name(key: bytes, job: int, generation: int) -> str:
     return hmac.digest(key, f"rendezvous {job} {generation}".encode(), "sha256").hex()[:32]
 
 
+async def publish(store: str, meeting: str, key: str, value: str) -> None:
+    """Set a key of a meeting, as a rank's client would; returns when the store has it."""
+    host, _, port = store.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        name, content = f"/{meeting}/{key}".encode(), value.encode()
+        sized = [SIZE.pack(len(each)) + each for each in (name, content)]
+        writer.write(bytes([Query.VALIDATE]) + WORD.pack(MAGIC))
+        writer.write(bytes([Query.SET]) + sized[0] + sized[1])
+        writer.write(bytes([Query.CHECK]) + SIZE.pack(1) + sized[0])
+        if await reader.readexactly(1) != READY:
+            raise OSError(f"the store at {store} does not keep {key}")
+    except asyncio.IncompleteReadError as error:
+        raise OSError(f"the store at {store} hung up") from error
+    finally:
+        writer.close()
+
+
 class GenerationStore:
     """The keys of one generation of a gang."""
 

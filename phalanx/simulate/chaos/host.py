@@ -254,6 +254,8 @@ class SimulatedHost(SimulatedMachine):
                 buddy = self.world.hosts[form.nodes[(slot + form.buddy_shift) % count]]
                 if buddy.alive:
                     buddy.keep(form, "ward", slot, step, branch)
+            elif form.backup >= 0:
+                self.world.hosts[form.backup].back_up(form, step, branch)
         job, generation = worker.job, worker.generation
         for rank in worker.ranks:
             if branch is not None:
@@ -377,6 +379,13 @@ class SimulatedHost(SimulatedMachine):
     def ward_sealed(self, form: Form, step: int) -> None:
         """This node keeps a neighbour's snapshot."""
         self.feed(WardSealed(job=form.job, generation=form.generation, step=step))
+
+    def back_up(self, form: Form, step: int, branch: int) -> None:
+        """This spare keeps a snapshot of a gang's only node, unless it has more to do by now."""
+        known = self.workers.get(form.job)
+        if self.alive and known is not None and known.generation == form.generation:
+            self.keep(form, "ward", 0, step, branch)
+            self.ward_sealed(form, step)
 
     def knows(self, form: Form, step: int) -> bool:
         """Whether the agent has heard that its ranks sealed a step."""

@@ -126,9 +126,11 @@ class SimulatedMachine(ABC):
         self.connect()
 
     def _found_memory(self, job: int) -> None:
-        """What the keeper holds of the last generation that ran here."""
+        """What the keeper holds of the last generation that ran here, or of one it backs up."""
         kept = self.memory[job]
         generation = self.gone.get(job, 0)
+        if not any(sealed == generation for sealed, _, _ in kept):
+            generation = max((sealed for sealed, _, _ in kept), default=generation)
         own, ward = (
             [
                 step

@@ -133,6 +133,8 @@ class Workers:
             if shift and buddy.alive:
                 buddy.keep(form, "ward", slot, step, branch)
                 buddy.ward_sealed(form, step)
+            elif form.backup >= 0:
+                self.world.hosts[form.backup].back_up(form, step, branch)
             worker.step = step
             host.sealed(worker, step, acknowledged)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from datetime import timedelta
@@ -14,8 +15,12 @@ from torch.distributed import distributed_c10d
 
 from phalanx.config import ConfigError, Job, check, resolve
 from phalanx.train.measure.sends import time_sends
-from phalanx.train.rank.orders import Formation
+from phalanx.train.rank.orders import BACKUP_KEY, Formation
 from phalanx.train.resume.refusal import refuse
+
+BACKUP_SECONDS = 5.0  # for a spare's keeper to come up; it starts with the ranks
+
+log = logging.getLogger(__name__)
 
 
 def prepare(job: Job, world_size: int, *, begins: bool = True) -> Job:
@@ -79,6 +84,22 @@ def join_group(formation: Formation, job: Job, device: torch.device) -> None:
         timeout=timeout,
         device_id=device if cuda else None,
     )
+
+
+def spare_keeper(formation: Formation) -> str:
+    """host:port of the spare's keeper that holds our snapshots too; "": none does, or not in time.
+
+    Its node says so at the store.
+    """
+    if not formation.backed_up or formation.rank:
+        return ""
+    timeout = timedelta(seconds=BACKUP_SECONDS)
+    try:
+        meeting = TCPStore(formation.host, formation.port, is_master=False, timeout=timeout)
+        return PrefixStore(formation.prefix, meeting).get(BACKUP_KEY).decode()
+    except dist.DistError as error:
+        log.warning("the spare node keeps no snapshots: its keeper is not there (%s)", error)
+        return ""
 
 
 class FormationTimes:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # agents, which order formations, do without torch
     from phalanx.train.resume.ordered import RestorePoint
 
 
+BACKUP_KEY = "backup-keeper"  # at a generation's store: where the keeper of a spare listens
+
+
 class Formation(NamedTuple):
     """A place in a generation of the gang."""
 
@@ -27,6 +30,7 @@ class Formation(NamedTuple):
     port: int = 0
     prefix: str = ""  # of this generation's keys there
     buddy_shift: int = 0  # our snapshots are kept so many nodes further in rank order; 0: nowhere
+    backed_up: bool = False  # a spare's keeper holds them: it says where, at the store
     replicas: int = 0  # length of the data axis; 0: as the job says
     micro_batches: tuple[int, ...] = ()  # by replica; (): equal
     # Somebody decides what follows a failure, and every step is safe at once for that. If nobody

@@ -38,6 +38,7 @@ from phalanx.train.rank.formation import (
     choose_device,
     prepare,
     set_environment,
+    spare_keeper,
     with_replicas,
 )
 from phalanx.train.rank.orders import Formation, GenerationOver, Orders
@@ -263,7 +264,8 @@ class Rank:
         """Keepers hold every step where somebody restores from them; else what the job says."""
         assert self._trainer is not None
         if formation.supervised:
-            seal(self.job, self._trainer, checkpointer, formation.buddy_shift)
+            spare = checkpointer.agreed(spare_keeper(formation))
+            seal(self.job, self._trainer, checkpointer, formation.buddy_shift, spare)
         elif self.job.checkpoint.every or self.job.checkpoint.memory_every:
             prepare_saves(self.job, self._trainer, checkpointer)
 

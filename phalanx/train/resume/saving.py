@@ -104,10 +104,12 @@ def prepare_saves(job: Job, trainer: Trainer, checkpointer: Checkpointer) -> Non
     )
 
 
-def seal(job: Job, trainer: Trainer, checkpointer: Checkpointer, buddy_shift: int) -> None:
+def seal(
+    job: Job, trainer: Trainer, checkpointer: Checkpointer, buddy_shift: int, spare: str
+) -> None:
     """Have every step's snapshot kept, here and at a buddy; the present one is when this returns.
 
-    Collective.
+    ``spare``: the buddy's keeper (host:port) where that is no node of the gang. Collective.
     """
     settings = job.checkpoint
     if not checkpointer.prepare_background(
@@ -118,8 +120,9 @@ def seal(job: Job, trainer: Trainer, checkpointer: Checkpointer, buddy_shift: in
         slots=PROMPT_SLOTS,
         lease_seconds=settings.keeper_lease,
         home=keepers_home(job),
-        replicate=buddy_shift > 0,
+        replicate=buddy_shift > 0 or bool(spare),
         buddy_shift=buddy_shift,
+        spare=spare,
         prompt=True,
         overlap=True,
     ):

@@ -122,6 +122,23 @@ def test_lost_slots_count_by_what_their_buddies_keep():
     assert event == GangJoined(job=1, generation=1, step=40, empty=(1,), newest=41)
 
 
+def test_a_gang_that_had_one_node_counts_by_what_its_spare_keeps():
+    gather = Gather()
+    alone = Form(
+        reason=reason("stop"),
+        job=1,
+        generation=2,
+        nodes=(4,),
+        gpus=(),
+        kept_generation=1,
+        kept_nodes=(9,),
+        kept_backup=4,
+    )
+    gather.expect(Command(12, 0, 1, (4,), alone))
+    kept = Joined(node=4, job=1, generation=2, kept=KeptSteps((), (41, 40)))
+    assert gather.receive(kept, 0) == [GangJoined(job=1, generation=2, step=41, newest=41)]
+
+
 def test_two_steps_behind_the_others_a_replica_still_finds_a_step_that_all_have():
     """The keeper of slot 1 died with a snapshot under way, when the others had made the next."""
     gather = Gather()

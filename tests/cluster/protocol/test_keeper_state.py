@@ -27,3 +27,18 @@ def test_a_keeper_without_a_ward_learns_of_it_from_a_worker() -> None:
     state = KeeperState(steps=KeptSteps((3,)))
     state.adopt(3, 2)
     assert state.steps == KeptSteps((3,), (2,))
+
+
+def test_what_a_spare_backs_up_counts_when_its_generation_is_known_to_have_run():
+    state = KeeperState(steps=KeptSteps((), (8, 7)), kept_generation=1)
+    state.back_up(1, 9)
+    assert state.steps == KeptSteps((), (9, 8))
+    for step in (9, 10, 11):
+        state.back_up(2, step)
+    assert state.steps == KeptSteps((), (9, 8))  # nobody knows yet whether the second one ran
+    state.fence(1)
+    assert state.steps == KeptSteps((), (9, 8))
+    state.fence(2)
+    assert state.steps == KeptSteps((), (11, 10)) and state.committed == -1
+    state.back_up(1, 12)  # too late
+    assert state.steps == KeptSteps((), (11, 10))

@@ -7,13 +7,19 @@ from phalanx.cluster.protocol.messages import Joined
 
 
 def joined(
-    job: int, generation: int, kept_nodes: tuple[int, ...], kept_shift: int, answers: list[Joined]
+    job: int,
+    generation: int,
+    kept_nodes: tuple[int, ...],
+    kept_shift: int,
+    kept_backup: int,
+    answers: list[Joined],
 ) -> list[Progress | GangJoined]:
     """The newest step of which every slot of the last generation has a copy here.
 
-    ``kept_nodes``: by slot of the last generation that ran; ``kept_shift``: to the slot's buddy.
+    ``kept_nodes``: by slot of the last generation that ran; ``kept_shift``: to the slot's buddy;
+    ``kept_backup``: the buddy that is no slot.
     """
-    step = _common_step(kept_nodes, kept_shift, {a.node: a for a in answers})
+    step = _common_step(kept_nodes, kept_shift, kept_backup, {a.node: a for a in answers})
     empty = tuple(a.node for a in answers if not _holds(a, step))
     events: list[Progress | GangJoined] = []
     reached = [(a.reached, a.reached_ns) for a in answers if a.reached_ns]
@@ -38,13 +44,15 @@ def joined(
             step=step,
             empty=empty,
             durable=max(a.durable for a in answers),
-            newest=min((a.kept.committed for a in answers if a.kept.own), default=-1),
+            newest=min((a.kept.committed for a in answers if a.kept.own), default=step),
         )
     )
     return events
 
 
-def _common_step(kept_nodes: tuple[int, ...], shift: int, answers: dict[int, Joined]) -> int:
+def _common_step(
+    kept_nodes: tuple[int, ...], shift: int, backup: int, answers: dict[int, Joined]
+) -> int:
     """The newest step that each slot's own node or its buddy holds; -1: there is none.
 
     A slot of which neither is in the gang any more does not count: whether what it kept can still
@@ -54,7 +62,7 @@ def _common_step(kept_nodes: tuple[int, ...], shift: int, answers: dict[int, Joi
     slots = len(kept_nodes)
     for slot, node in enumerate(kept_nodes):
         own = answers.get(node)
-        buddy = kept_nodes[(slot + shift) % slots] if shift else -1
+        buddy = kept_nodes[(slot + shift) % slots] if shift else backup
         other = answers.get(buddy)
         if own is None and other is None:
             continue

@@ -54,6 +54,7 @@ class ExpectedReports:
         self.deadline_ns = 0
         self.kept_nodes: tuple[int, ...] = ()  # by slot of the last generation that ran
         self.kept_shift = 0
+        self.kept_backup = -1
         self.slot_gpus = 0  # ranks of a node, but perhaps the last; 0: all have equally many
         self.answers: dict[int, AgentMessage] = {}
         self.progress = GangProgress(generation, now_ns)
@@ -103,7 +104,8 @@ class Gather:
         gang = self.gangs[body.job] = ExpectedReports(body.generation, "join", body.nodes)
         gang.deadline_ns = body.deadline_ns
         gang.kept_nodes = (body.kept_nodes or body.nodes) if body.kept_generation else ()
-        gang.kept_shift, gang.slot_gpus = body.kept_shift, body.slot_gpus
+        gang.kept_shift, gang.kept_backup = body.kept_shift, body.kept_backup
+        gang.slot_gpus = body.slot_gpus
 
     def running(
         self, job: int, generation: int, nodes: tuple[int, ...], now_ns: int, slot_gpus: int = 0
@@ -169,7 +171,7 @@ class Gather:
         if isinstance(message, Joined):
             gang.deadline_ns = 0
             there = [a for a in answers if isinstance(a, Joined)]
-            kept = gang.kept_nodes, gang.kept_shift
+            kept = gang.kept_nodes, gang.kept_shift, gang.kept_backup
             return [*joined(message.job, gang.generation, *kept, there)]
         job, generation = message.job, message.generation
         step = min(a.step for a in answers if isinstance(a, Ready | Drained | Finished))

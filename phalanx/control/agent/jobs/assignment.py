@@ -40,6 +40,7 @@ class WorkerAssignment:
             port=int(port or 0),
             prefix=job.meeting,
             buddy_shift=form.buddy_shift,
+            backed_up=form.backup >= 0,
             replicas=form.replicas,
             micro_batches=form.micro_batches,
         )

@@ -25,7 +25,12 @@ from phalanx.cluster.protocol.messages import (
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.agent.hooks import Hook, run_hook, told
 from phalanx.control.agent.jobs.assignment import WorkerAssignment
-from phalanx.control.agent.jobs.keeper_watch import is_listened_to, ward_ranks, what_is_kept
+from phalanx.control.agent.jobs.keeper_watch import (
+    is_listened_to,
+    keeper_port,
+    ward_ranks,
+    what_is_kept,
+)
 from phalanx.control.agent.jobs.local_job import KEEPER_SOCKET, LocalJob, NodeSettings
 from phalanx.control.agent.jobs.program_notes import (
     forget_program,
@@ -34,6 +39,7 @@ from phalanx.control.agent.jobs.program_notes import (
 from phalanx.control.agent.jobs.programs import MayStart, NodePrograms
 from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
+from phalanx.control.agent.rendezvous import publish
 from phalanx.control.agent.socket_paths import runtime_folder
 from phalanx.control.agent.spawn.log_keeping import note_ranks, noted_ranks
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
@@ -42,6 +48,7 @@ from phalanx.control.host.users import UnknownUserError, require_permitted, user
 from phalanx.control.wire.payload import PayloadError, Script, Train, decode_payload
 from phalanx.control.wire.worker_messages import TraceSteps
 from phalanx.control.wire.zygote_messages import Ended
+from phalanx.train.rank.orders import BACKUP_KEY
 
 log = logging.getLogger("phalanx.agent")
 
@@ -181,22 +188,27 @@ class NodeJobs:
         except Exception as error:  # the order says what to run: it may say anything
             self._tasks.later(self._refuse(form, ranks, error))
             return
-        self._tasks.later(self._form(job, form, ranks, store))
+        self._tasks.later(self._form(job, form, node, store))
 
     async def _refuse(self, form: Form, ranks: tuple[int, ...], error: Exception) -> None:
         self._cannot(form, ranks, error)
 
-    async def _form(self, job: LocalJob, form: Form, ranks: tuple[int, ...], store: str) -> None:
+    async def _form(self, job: LocalJob, form: Form, node: int, store: str) -> None:
+        ranks = form.ranks_on(node)
         async with job.forming:
             try:
                 await self._worker_events.listen(job, self.processes.user(job))
                 if not await self._prepare(job, form):
                     return
-                await self.processes.ensure_keeper(job, ward_ranks(form, ranks))
+                await self.processes.ensure_keeper(job, ward_ranks(form, node))
                 if job.number not in self.jobs:  # it was stopped while the keeper came up
                     self.processes.end_keeper(job)
                     job.close()
                     return
+                if ranks and job.watch is not None:
+                    job.watch.fence(form.generation)
+                if node == form.backup:
+                    await self._offer_keeper(job, store)
                 ours = isinstance(job.work, Train)
                 for index in [i for i in job.processes if i >= len(ranks) or not ours]:
                     self._assignment.end(job, index)
@@ -214,6 +226,15 @@ class NodeJobs:
                         self._programs.place(job, index, rank, form.generation)
             except Exception as error:  # whatever the order says, the agent goes on
                 self._cannot(form, ranks, error)
+
+    async def _offer_keeper(self, job: LocalJob, store: str) -> None:
+        """Tell the ranks of a gang on one node where this spare keeps their snapshots too."""
+        try:
+            port = await keeper_port(job.keeper_socket)
+            address = f"{self.settings.address}:{port}"
+            await publish(store, job.meeting, BACKUP_KEY, address)
+        except OSError as error:  # the gang does without
+            log.warning("job %d: its snapshots are not kept here: %s", job.number, error)
 
     async def _prepare(self, job: LocalJob, form: Form) -> bool:
         """The site's prolog, once a job; where it fails the node is at fault, not the job."""

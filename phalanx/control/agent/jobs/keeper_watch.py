@@ -13,7 +13,10 @@ import msgspec
 
 from phalanx.checkpoint.keeper.frames import LENGTH, framed
 from phalanx.checkpoint.keeper.messages import (
+    Ask,
+    Fence,
     FromKeeper,
+    Inventory,
     Noted,
     Ping,
     Pong,
@@ -67,6 +70,7 @@ class KeeperWatch:
         self._silent_seconds = max(silent_seconds, 2 * LEAST_SECONDS)
         self._replace = replace
         self._asked = False
+        self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ward: dict[int, dict[int, int]] = {}  # by generation: rank, its newest safe step
 
@@ -81,10 +85,15 @@ class KeeperWatch:
                 return False
             await asyncio.sleep(0.005)
         say(writer, Watch())
-        self.lost = False
+        self.lost, self._writer = False, writer
         work = (self._listen(reader, writer), self._look_after(writer))
         self._tasks = [asyncio.create_task(each) for each in work]
         return True
+
+    def fence(self, generation: int) -> None:
+        """Replicas of older generations come too late."""
+        if self._writer is not None:
+            say(self._writer, Fence(generation))
 
     def close(self) -> None:
         """Listen no more."""
@@ -149,11 +158,14 @@ class KeeperWatch:
             del self._ward[old]
 
 
-def ward_ranks(form: Form, ranks: tuple[int, ...]) -> int:
-    """Ranks of the slot whose snapshots the node with these ranks keeps; 0: it keeps none.
+def ward_ranks(form: Form, node: int) -> int:
+    """Ranks of the slot whose snapshots a node keeps; 0: it keeps none.
 
     The last slot may have fewer ranks than the others.
     """
+    if node == form.backup:
+        return form.world_size
+    ranks = form.ranks_on(node)
     if not form.buddy_shift or not ranks:
         return 0
     each = form.slot_gpus or 1
@@ -208,6 +220,23 @@ def is_listened_to(path: Path) -> bool:
     with suppress(OSError):
         return keeper_pid(path) > 0
     return False
+
+
+async def keeper_port(path: Path) -> int:
+    """Where keepers of other nodes reach that of a job; OSError where it does not say."""
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await _connect(path)
+            try:
+                say(writer, Ask())
+                while True:
+                    message = await _hear(reader)
+                    if isinstance(message, Inventory):
+                        return message.port
+            finally:
+                writer.close()
+    except UNHEARD as error:
+        raise OSError(f"the keeper does not answer: {error or 'too late'}") from error
 
 
 async def save_kept(path: Path, step: int, folder: Path) -> Saved:
