@@ -23,7 +23,7 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="phalanx-ray-", ignore_cleanup_errors=True) as name:
         root = Path(name)
-        found = play("chaos", root, write_job(root, "disturbed", STEPS))
+        found = play("chaos", root, str(write_job(root, "disturbed", STEPS)))
     for faults, seconds in found["seconds"].items():
         print(f"{faults}: {seconds:.2f} s")
     return report("ray", found["seconds"])
