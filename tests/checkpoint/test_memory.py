@@ -24,10 +24,13 @@ from phalanx.checkpoint.keeper.messages import (
     Data,
     Detail,
     Details,
+    Fence,
     Fetch,
     Inventory,
+    Noted,
     Put,
     Taken,
+    Watch,
 )
 from phalanx.checkpoint.keeper.start import buddies, find_keepers, home_of, node_name
 from phalanx.checkpoint.keeper.wire import ask, expect, receive_into, send
@@ -227,6 +230,67 @@ def test_a_replica_that_arrives_corrupt_is_refused(tmp_path: Path) -> None:
                 expect(connection, Taken)
         content[position] ^= 1
     assert not any(offer.header.replica for offer in offers(path))
+
+
+def test_after_a_fence_replicas_of_older_generations_are_refused(tmp_path: Path) -> None:
+    save_and_die(tmp_path, nodes=False, steps=1, write=False)
+    (path,) = find_keepers(home_of(str(tmp_path)))
+    header, place = offers(path)[0]
+    with connect(place) as connection:
+        key = (header.rank, header.session, header.step)
+        details = ask(connection, Detail(*key), Details)
+    for generation, answer in ((0, "no answer"), (1, "a newer generation goes on")):
+        with keeper_connection(path) as agent:
+            send(agent, Fence(generation))
+            ask(agent, Ask(), Inventory)  # it has read what came before
+        with connect(place._replace(node="elsewhere")) as connection:
+            send(connection, Put(details.order, details.sidecar))
+            if not generation:  # its bytes are waited for
+                connection.shutdown(socket.SHUT_WR)
+            with pytest.raises(ConnectionError, match=answer):
+                expect(connection, Taken)
+
+
+def test_without_its_spare_a_gang_on_one_node_has_its_snapshots_safe_on_that_one(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+
+    def train() -> None:
+        tensors = state(0.0)
+        checkpointer = Checkpointer(tmp_path / "checkpoints")
+        assert checkpointer.prepare_background(
+            tensors,
+            generation=0,
+            step=0,
+            device=CPU,
+            slots=4,
+            lease_seconds=60.0,
+            home=home_of(str(tmp_path)),
+            replicate=True,
+            spare=nobody,
+            prompt=True,
+        )
+        for step in (1, 2):
+            checkpointer.save(step, tensors, extra(), write=False)
+        checkpointer.wait_acknowledged()
+        (path,) = find_keepers(home_of(str(tmp_path)))
+        with keeper_connection(path) as agent:
+            send(agent, Watch())
+            notes = [expect(agent, Noted) for _ in range(4)]
+        assert {(note.rank, note.step) for note in notes} == {(0, 1), (0, 2), (1, 1), (1, 2)}
+        checkpointer.close()
+
+    run_ranks(2, train)
+
+
+def keeper_connection(path: str) -> socket.socket:
+    """As its agent has it."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(20)
+    connection.connect(path)
+    return connection
 
 
 def spoil(keeper: psutil.Process, content: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 
 from phalanx.control.agent import rendezvous
-from phalanx.control.agent.rendezvous import MAGIC, MOST_BYTES, Query, meeting_name
+from phalanx.control.agent.rendezvous import MAGIC, MOST_BYTES, Query, meeting_name, publish
 
 NAME = meeting_name(b"key of a job", 1, 1)
 OTHER = meeting_name(b"key of another", 2, 1)
@@ -88,6 +88,13 @@ def _ask_everything(store: PrefixStore) -> list[object]:
         store.wait(["m1", "m2"]),
         store.has_extended_api(),
     ]
+
+
+def test_an_agent_leaves_word_for_the_ranks(port: int) -> None:
+    asyncio.run(publish(f"127.0.0.1:{port}", NAME, "keeper", "host:1234"))
+    assert client(port).get("keeper") == b"host:1234"
+    with pytest.raises(OSError, match="hung up"):
+        asyncio.run(publish(f"127.0.0.1:{port}", "no secret", "keeper", "host:1234"))
 
 
 def test_a_key_that_comes_later_ends_the_waiting(port: int) -> None:
