@@ -27,14 +27,15 @@ def measure_gemm(device: str) -> dict[str, float]:
     import torch
 
     if not device.startswith("cuda"):
-        return {"float32": _sustained(*_operands(device, torch.float32), CPU_SECONDS)}
-    rates = {"bfloat16": _sustained(*_operands(device, torch.bfloat16), CUDA_SECONDS)}
+        return {"float32": _sustained(*operands(device, torch.float32), CPU_SECONDS)}
+    rates = {"bfloat16": _sustained(*operands(device, torch.bfloat16), CUDA_SECONDS)}
     if torch.cuda.get_device_capability(device) >= (8, 9):
         rates["fp8"] = _sustained_fp8(device)
     return rates
 
 
-def _operands(device: str, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def operands(device: str, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two square matrices of the size that a device is measured with."""
     import torch
 
     side = CUDA_SIDE if device.startswith("cuda") else CPU_SIDE
@@ -55,7 +56,7 @@ def _sustained(left: torch.Tensor, right: torch.Tensor, seconds: float) -> float
 def _sustained_fp8(device: str) -> float:
     import torch
 
-    left, right = _operands(device, torch.bfloat16)
+    left, right = operands(device, torch.bfloat16)
     one = torch.ones((), device=device)
     a, b = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
 

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from phalanx.cli.operate.accept import accept
 from phalanx.cli.operate.fabric import fabric
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on_config_error, print_json
 
 if TYPE_CHECKING:
-    from phalanx.doctor import Finding, NodeReport
+    from phalanx.doctor import NodeReport
     from phalanx.doctor.examine import Request
 
 app = typer.Typer(no_args_is_help=True, help="Check nodes and what joins them, with evidence.")
 app.command()(fabric)
+app.command()(accept)
 
-COLOURS = {"pass": "green", "warn": "yellow", "fail": "red", "unknown": "cyan", "skip": "dim"}
 UNFIT = 1  # exit code
 
 Script = Annotated[Path, typer.Argument(metavar="FIX.sh", help="A script of --fix-script.")]
@@ -104,12 +105,13 @@ def node(
 
     environment = dict(os.environ)
     keep_single_threaded()  # the collective's ranks are forked
+    from phalanx.cli.operate.finding_lines import show_finding
     from phalanx.doctor.checks.fix import fix_script as script_of
     from phalanx.doctor.examine import examine
 
     with exit_on_config_error():
         request = _request(command, environment)
-        report = examine(request, (lambda _: None) if json or fix_script else _show)
+        report = examine(request, (lambda _: None) if json or fix_script else show_finding)
     if fix_script:
         print(script_of(report.node, report.findings), end="")
         return
@@ -198,28 +200,9 @@ def _run(script: Path, action: Literal["apply", "undo"], *, yes: bool) -> None:
     raise typer.Exit(run_script(script, action))
 
 
-def _show(finding: Finding) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    from phalanx.doctor.finding import plain
-
-    if finding.verdict == "skip" and "." in finding.check:
-        return  # a setting that this machine does not have
-    facts = ", ".join(f"{name} {plain(value)}" for name, value in finding.measured.items())
-    colour, console = COLOURS[finding.verdict], Console(soft_wrap=True, highlight=False)
-    console.print(
-        f"[{colour}]{finding.verdict:8}[/]{escape(finding.check):28}{escape(facts)}"
-        + (f"  [dim]{escape(finding.expected)}[/]" if finding.verdict == "skip" else "")
-    )
-    if finding.verdict in ("warn", "fail"):
-        severity = f" ({finding.severity})" if finding.severity else ""
-        console.print(f"        expected {escape(finding.expected)}{severity}")
-        for line in filter(None, (finding.why, finding.suggestion)):
-            console.print(f"        {escape(line)}")
-
-
 def _show_total(report: NodeReport) -> None:
+    from phalanx.cli.operate.finding_lines import COLOURS
+
     counts = ", ".join(
         f"{sum(f.verdict == kind for f in report.findings)} {kind}" for kind in COLOURS
     )

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.control.trust.secret_file import read_text, write_secret
-from phalanx.control.trust.server_key import KeyAgreement, ServerKey
+from phalanx.control.trust.server_key import KeyAgreement, ServerKey, private_key
 
 KEY_FILE = "node.key"
 SERVER_FILE = "server.pub"  # the key of the server that this node joined
@@ -27,6 +27,7 @@ AGREEMENT_HEADER = "x-phalanx-agreement"  # its other public key, to agree on on
 NONCE_BYTES = 16
 PUBLIC_LETTERS = 64  # 32 bytes as hexadecimal digits
 LINK_BYTES = 32
+SIGNING = b"phalanx node signature 1"
 PRIME = (1 << 255) - 19  # of the curve: a public key is a number below it
 
 
@@ -44,11 +45,17 @@ class NodeClaim(Struct, frozen=True, array_like=True):
 
 
 class NodeKey:
-    """The key pair of this node."""
+    """The key pair of this node, and a second one, from the same seed, that it signs with."""
 
     def __init__(self, seed: bytes) -> None:
+        self._seed = seed
         self._agreement = KeyAgreement(seed)
         self.public: str = self._agreement.public.hex()
+
+    def sign(self, data: bytes) -> tuple[str, str]:
+        """The signature of some bytes, and the public key (Ed25519) that it is checked with."""
+        key = private_key(hmac.digest(self._seed, SIGNING, "sha256"))
+        return key.sign(data).hex(), key.public_key().public_bytes_raw().hex()
 
     def prove(self, asked: NodeClaim, server: bytes) -> bytes:
         """The proof that this node has its key; ``server``: what it agrees with."""
@@ -74,6 +81,14 @@ def is_public_key(text: str) -> bool:
         return False
     # Several numbers and spellings stand for one key: only one of them is its name.
     return key.hex() == text and len(text) == PUBLIC_LETTERS and _number(key) < PRIME
+
+
+def is_hexadecimal(text: str, count: int) -> bool:
+    """Whether this is so many bytes as hexadecimal digits."""
+    try:
+        return len(bytes.fromhex(text)) == count
+    except ValueError:
+        return False
 
 
 def _number(key: bytes) -> int:

@@ -1,0 +1,51 @@
+"""Who of several alike is slow: by a rule that the slow ones themselves do not move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from msgspec import Struct
+
+from phalanx.cluster.detectors.robust import MILLION, middle_and_spread
+
+LEAST_RANKED = 3  # of fewer nobody can say which one is off
+LEAST_LACK_PPM = 50_000  # less is the weather
+DEVIATIONS = 5  # robust ones, that a slow one is away from the middle
+# Where all but one are the same to the bit, chance still moves them by so much.
+LEAST_SPREAD_PPM = 5_000
+
+
+class Ranked(Struct, frozen=True):
+    """One of several, and how it compares."""
+
+    name: str
+    rate: float
+    share: float  # of the middle
+    slow: bool
+
+
+def rank(rates: Mapping[str, float]) -> list[Ranked]:
+    """All of them, the slowest first; fewer than three are listed and nobody is called slow."""
+    if not rates:
+        return []
+    most = max(rates.values())
+    if most <= 0:
+        return [Ranked(name, rate, 0.0, False) for name, rate in sorted(rates.items())]
+    parts = {name: int(rate / most * MILLION) for name, rate in rates.items()}
+    center, spread = middle_and_spread(np.array(list(parts.values()), np.int64))
+    lack = max(
+        center * LEAST_LACK_PPM // MILLION,
+        DEVIATIONS * max(spread, center * LEAST_SPREAD_PPM // MILLION),
+    )
+    enough = len(rates) >= LEAST_RANKED
+    ranked = [
+        Ranked(name, rates[name], part / max(1, center), enough and part < center - lack)
+        for name, part in parts.items()
+    ]
+    return sorted(ranked, key=lambda each: (each.rate, each.name))
+
+
+def stragglers(rates: Mapping[str, float]) -> list[Ranked]:
+    """Those that are slow."""
+    return [each for each in rank(rates) if each.slow]

@@ -1,0 +1,112 @@
+"""A burn-in of this machine, for seconds: its loads, its certificate, and an early end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from phalanx.control.trust.signed_certificate import verify_certificate
+from phalanx.doctor.acceptance.certificate import CertificateError
+from phalanx.doctor.acceptance.program import find_measured
+from phalanx.doctor.acceptance.report import AcceptanceRequest
+from phalanx.doctor.finding import Finding
+from phalanx.doctor.setup import settings_of
+from tests.commands import run_phalanx as run
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of this machine, by the command."""
+    folder = tmp_path_factory.mktemp("accept")
+    command = ["doctor", "accept", "--minutes", "0.04", "--folder", str(folder)]
+    done = run(*command, "--out", str(folder), "--agent-state", str(folder / "state"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "accepted after 2 of 2 s" in done.stdout
+    assert "no NVML here" in done.stdout or "soak gpu 0" in done.stdout
+    (path,) = folder.glob("acceptance-*.json")
+    return path
+
+
+def test_all_loads_are_measured_together(certificate: Path) -> None:
+    made = verify_certificate(certificate.read_bytes())
+    loads = {each.load: each for each in made.report.loads}
+    assert set(loads) == {"gemm", "memory", "collective", "disk"}
+    for each in loads.values():
+        assert each.samples and 0 < each.worst <= each.median <= each.best and not each.wrong
+    assert made.outcome == "accepted" and made.report.seconds == pytest.approx(2.4)
+    assert made.setup.versions["phalanx"] and made.description.fact("cpus") is not None
+    assert not list(certificate.parent.glob(".doctor-*"))
+
+
+def test_a_certificate_may_be_formatted_and_not_changed(certificate: Path, tmp_path: Path) -> None:
+    signed = json.loads(certificate.read_text())
+    assert verify_certificate(json.dumps(signed).encode()).outcome == "accepted"
+    signed["certificate"]["report"]["loads"][0]["median"] *= 2
+    forged = tmp_path / "forged.json"
+    forged.write_text(json.dumps(signed))
+    with pytest.raises(CertificateError, match="changed after it was signed"):
+        verify_certificate(forged.read_bytes())
+    done = run("doctor", "accept", "--verify", str(forged))
+    assert done.returncode == 1 and "changed after it was signed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("key", "00", "no certificate"),
+        ("signature", "x", "no certificate"),
+        ("key", "11" * 32, "changed"),
+        ("certificate", {"node": "other"}, "no certificate"),
+    ],
+)
+def test_other_damage_is_told(certificate: Path, field: str, value: object, why: str) -> None:
+    signed = json.loads(certificate.read_text()) | {field: value}
+    with pytest.raises(CertificateError, match=why):
+        verify_certificate(json.dumps(signed).encode())
+
+
+def test_the_command_says_what_a_certificate_covers(certificate: Path) -> None:
+    done = run("doctor", "accept", "--verify", str(certificate))
+    assert done.returncode == 0 and "accepted after 2 of 2 s; 4 loads" in done.stdout
+    signer = done.stdout.partition("signed by ")[2].split()[0]
+    assert run("doctor", "accept", "--verify", str(certificate), "--key", signer).returncode == 0
+    other = run("doctor", "accept", "--verify", str(certificate), "--key", "sha256:0")
+    assert other.returncode == 1 and f"signed by {signer}, not by sha256:0" in other.stderr
+
+
+def test_an_early_end_keeps_what_was_measured(tmp_path: Path) -> None:
+    request = AcceptanceRequest(node="n", folder=str(tmp_path), seconds=600, loads=("disk",))
+    text = msgspec.json.encode(request).decode()
+    command = [sys.executable, "-m", "phalanx.doctor.acceptance.program", text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert b"work together" in process.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.5)
+        process.send_signal(signal.SIGTERM)
+        measured = find_measured(process.stdout.read())
+    assert measured is not None and measured.report.outcome == "incomplete"
+    assert 1 < measured.report.seconds < 600 and measured.report.loads[0].samples >= 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_load_is_refused() -> None:
+    done = run("doctor", "accept", "--load", "heat")
+    assert done.returncode == 2 and "one of gemm, memory, collective, disk" in done.stderr
+
+
+def test_settings_are_what_somebody_set() -> None:
+    found = settings_of(
+        [
+            Finding(check="os.thp", verdict="pass", measured={"enabled": "always", "gib": 1.5}),
+            Finding(check="network.retransmits", verdict="warn", measured={"segments": 12}),
+            Finding(check="gpu.ecc", verdict="skip"),
+        ]
+    )
+    assert found == {"os.thp": "pass: enabled always", "network.retransmits": "warn"}
