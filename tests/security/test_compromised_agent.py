@@ -10,14 +10,20 @@ import time
 from collections.abc import Callable
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from msgspec import Struct, structs
 
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol import messages as m
 from phalanx.cluster.protocol.keeper_state import KeptSteps
+from phalanx.control.trust.node_key import NodeKey
+from phalanx.control.trust.signed_certificate import sign_certificate
 from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire.shell_messages import ShellOutput
+from phalanx.doctor.acceptance.certificate import make_certificate
+from phalanx.doctor.acceptance.report import AcceptanceReport
+from phalanx.doctor.setup import NodeSetup
 from phalanx.hardware.probe import Fact, NodeDescription
 from phalanx.observe.node.node_messages import NodeRecords, RunRecord
 from phalanx.observe.node.node_sample import NodeSample
@@ -54,6 +60,23 @@ def _gang(kind: type[Struct], **more: Any) -> Lie:
     return lambda n, j, g: [kind(node=n, job=j, generation=g, **more)]
 
 
+def _forged() -> bytes:
+    """A certificate of another node, well signed by this one's key."""
+    report = AcceptanceReport(
+        node="honest-a",
+        began_ns=0,
+        seconds=1.0,
+        wanted_seconds=1.0,
+        loads=[],
+        gpus=[],
+        findings=[],
+    )
+    setup = NodeSetup(versions={}, settings={})
+    made = make_certificate(report, NodeDescription(), setup, "")
+    return msgspec.json.encode(sign_certificate(made, NodeKey(bytes(range(32)))))
+
+
+FORGED = _forged()
 # Every message that an agent may send, turned against a job that does not run on its node.
 LIES: dict[type, Lie] = {
     m.Heartbeat: lambda n, j, g: [m.Heartbeat(node=n, incarnation=0)],
@@ -117,6 +140,14 @@ LIES: dict[type, Lie] = {
             ("evil", "", 999),
             ("evil", "x" * 999, 1),
         )
+    ],
+    wire.SetUp: lambda n, j, g: [
+        wire.SetUp(node=n, versions={"torch": "evil"}, settings=settings)
+        for settings in ({"os.thp": "x" * 2000}, {str(i): "" for i in range(999)}, {})
+    ],
+    wire.AcceptanceNews: lambda n, j, g: [
+        wire.AcceptanceNews(node=n, request=g, certificate=data, text="x" * 9999, end=True)
+        for data in (b"", b"{}", FORGED, b"x" * (5 << 20))
     ],
     wire.LogPart: lambda n, j, g: [wire.LogPart(request=r, data=b"evil") for r in range(20)],
     ShellOutput: lambda n, j, g: [ShellOutput(request=r, data=b"evil") for r in range(20)],
@@ -204,6 +235,8 @@ def test_a_compromised_agent_harms_only_the_jobs_that_it_runs(server: ServerProc
         kinds = await told_of(server, job)
         assert not kinds & {"WorkerExited", "RestoreFailed", "Corruption", "FlushWanted"}
         assert not kinds & {"KeeperSilent", "GangStopped", "JobFinished", "GangDrained"}
+        assert (await get(server, "/v1/nodes/honest-a/acceptance"))["certificate"] is None
+        assert (await get(server, "/v1/nodes/evil/acceptance"))["certificate"] is None
         shown = (await get(server, f"/v1/jobs/{job}"))["job"]
         assert shown["step"] < FAR and shown.get("durable", 0) < FAR
         counted = [

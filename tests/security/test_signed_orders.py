@@ -25,6 +25,8 @@ WHY = Reason("test")
 FORM = Form(reason=WHY, job=1, generation=1, nodes=(3,), gpus=(), payload="{}", user="root")
 ORDER = wire.Deliver(command=Command(1, 0, 1, (3,), FORM), store="h:1")
 SHELL = OpenShell(request=1, job=1, argv=("/bin/sh",))
+BURN_IN = wire.StartAcceptance(request=1, seconds=60.0, loads=("gemm",))
+Order = wire.Deliver | OpenShell | wire.StartAcceptance
 
 
 class Heard:
@@ -50,20 +52,20 @@ def heard(tmp_path: Path) -> Heard:
     return Heard(tmp_path)
 
 
-def signed(order: wire.Deliver | OpenShell, key: ServerKey = KEY) -> wire.Signed:
+def signed(order: Order, key: ServerKey = KEY) -> wire.Signed:
     data = wire.encode(order)
     return wire.Signed(order=data, signature=key.sign_order(data))
 
 
-@pytest.mark.parametrize("order", [ORDER, SHELL])
-def test_what_the_server_signed_is_taken(heard: Heard, order: wire.Deliver | OpenShell) -> None:
+@pytest.mark.parametrize("order", [ORDER, SHELL, BURN_IN])
+def test_what_the_server_signed_is_taken(heard: Heard, order: Order) -> None:
     assert heard.hears(signed(order)) == order
     assert heard.refusals() == []
 
 
-@pytest.mark.parametrize("order", [ORDER, SHELL])
+@pytest.mark.parametrize("order", [ORDER, SHELL, BURN_IN])
 def test_what_nobody_or_somebody_else_signed_is_refused_and_reported(
-    heard: Heard, order: wire.Deliver | OpenShell
+    heard: Heard, order: Order
 ) -> None:
     data = wire.encode(order)
     for message in (

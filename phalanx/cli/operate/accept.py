@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.connection import connected
 from phalanx.cli.option_struct import takes_options
-from phalanx.cli.options import Json
+from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import exit_on, exit_on_config_error, print_json
 
 if TYPE_CHECKING:
-    from phalanx.doctor.acceptance.certificate import Certificate
+    from phalanx.doctor.acceptance.certificate import Certificate, SignedCertificate
     from phalanx.doctor.acceptance.report import AcceptanceRequest
 
 NOT_ACCEPTED = 1  # exit code
@@ -79,11 +80,18 @@ def accept(
         Path | None,
         typer.Option(help="State folder of this machine's agent, whose key signs."),
     ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", help="A node of a cluster, by its agent (repeatable)."),
+    ] = None,
+    server: ServerUrl = "",
+    state: State = None,
     json: Json = False,
 ) -> None:
     """Burn a node in: products, memory, collectives and disk together, watched for heat and errors.
 
-    Exit code 0: accepted, 1: not (or a certificate that is not as it was signed).
+    This machine, or with --node nodes of a cluster: they are drained before, and work again when
+    they are accepted. Exit code 0: accepted, 1: not, or a certificate that was changed.
     """
     from phalanx.train.rank.threads import keep_single_threaded
 
@@ -91,18 +99,52 @@ def accept(
         _verify(verify, key, json)
         return
     keep_single_threaded()  # loads are forked
-    from phalanx.control.client.acceptance import accept_here, write_certificate
+    from phalanx.control.client.acceptance import accept_here, accept_nodes, write_certificate
 
+    results: dict[str, SignedCertificate | str]
     with exit_on_config_error(json), exit_on(OSError):
-        signed, made = accept_here(command.wanted(), agent_state, _progress)
-        path = write_certificate(command.out, made.node, signed)
+        request = command.wanted()
+        if node:
+            with connected(server, json, state) as client:
+                results = dict(accept_nodes(client, node, request, _progress))
+        else:
+            signed, made = accept_here(request, agent_state, _progress)
+            results = {made.node: signed}
+        written = {
+            name: write_certificate(command.out, name, result)
+            for name, result in results.items()
+            if not isinstance(result, str)
+        }
     if json:
-        print_json(signed)
-    else:
-        _show(made)
-        print(f"certificate: {path}")
-    if made.outcome != "accepted":
+        print_json(results)
+    if not _shown(results, written, json):
         raise typer.Exit(NOT_ACCEPTED)
+
+
+def _shown(
+    results: dict[str, SignedCertificate | str], written: dict[str, Path], json: bool
+) -> bool:
+    """Say what came of every node; whether all were accepted."""
+    import msgspec
+
+    from phalanx.cli.tables import plain
+    from phalanx.control.client.acceptance import slow_nodes
+    from phalanx.doctor.acceptance.certificate import Certificate
+
+    certificates: list[Certificate] = []
+    for name, result in results.items():
+        if isinstance(result, str):
+            print(plain(f"{name}: {result}"), file=sys.stderr)
+            continue
+        made = msgspec.json.decode(result.certificate, type=Certificate)
+        certificates.append(made)
+        if not json:
+            _show(made)
+            print(f"certificate: {written[name]}")
+    for slow in slow_nodes(certificates) if not json else ():
+        print(f"SLOW  {slow.node}: {slow.load} at {slow.share:.0%} of the middle of these nodes")
+    accepted = [made for made in certificates if made.outcome == "accepted"]
+    return len(accepted) == len(results)
 
 
 def _verify(path: Path, key: str, json: bool) -> None:

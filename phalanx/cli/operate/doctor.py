@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from phalanx.cli.operate.accept import accept
+from phalanx.cli.operate.drift import drift
 from phalanx.cli.operate.fabric import fabric
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Check nodes and what joins them, with evidence.")
 app.command()(fabric)
 app.command()(accept)
+app.command()(drift)
 
 UNFIT = 1  # exit code
 

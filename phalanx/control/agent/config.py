@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from phalanx.config import ConfigError
 from phalanx.control.host.toml_file import read_struct
+from phalanx.control.host.users import own_name
 from phalanx.observe.node.dcgm import EXPORTER
 
 if TYPE_CHECKING:
@@ -112,6 +114,8 @@ class DescribeOptions(AgentSection, frozen=True):
     program_seconds: float = 10.0  # time limit of nvidia-smi, ibstat, lldpctl
     poll_seconds: float = 60.0  # between looks for what has changed
     join_seconds: float = 3.0  # an agent that is ready to join waits so long for its description
+    settings_after_seconds: float = 60.0  # until versions and settings are read, after the start
+    settings_every_seconds: float = 3600.0  # between two such readings; 0: never
 
 
 class AgentConfig(AgentSection, frozen=True):
@@ -126,6 +130,14 @@ class AgentConfig(AgentSection, frozen=True):
     containment: ContainmentOptions = ContainmentOptions()
     users: UserOptions = UserOptions()
     describe: DescribeOptions = DescribeOptions()
+
+
+def with_own_user(config: AgentConfig, urls: tuple[str, ...]) -> AgentConfig:
+    """Beside a server on one's own machine, jobs may run as the agent's own user."""
+    if not all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls):
+        return config
+    users = structs.replace(config.users, also=(*config.users.also, own_name()))
+    return structs.replace(config, users=users)
 
 
 def read_agent_config(path: Path) -> AgentConfig:

@@ -97,7 +97,10 @@ class ColdAgent:
 
     def heard(self, message: wire.Down) -> None:
         """Any order is for the whole agent, which gets it again when it connects."""
-        if isinstance(message, wire.Deliver) and isinstance(message.command.body, Check | Form):
+        ordered = isinstance(message, wire.Deliver) and isinstance(
+            message.command.body, Check | Form
+        )
+        if ordered or isinstance(message, wire.StartAcceptance):
             self._wanted.set()
 
     def no_server(self, at: float) -> None:

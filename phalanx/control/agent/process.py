@@ -12,9 +12,8 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from phalanx import __version__
 from phalanx.cluster.fleet.node import Node
@@ -34,7 +33,8 @@ from phalanx.cluster.protocol.messages import (
     Wake,
     WorkerFound,
 )
-from phalanx.control.agent.config import AgentConfig
+from phalanx.control.agent.acceptance import NodeAcceptance
+from phalanx.control.agent.config import AgentConfig, with_own_user
 from phalanx.control.agent.description import DescriptionSources, NodeDescriber
 from phalanx.control.agent.faults import FaultSources
 from phalanx.control.agent.identity import machine_id, next_incarnation
@@ -53,7 +53,6 @@ from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.agent.tasks import Tasks
 from phalanx.control.agent.telemetry import Telemetry
 from phalanx.control.agent.uplink import JoinError, Uplink
-from phalanx.control.host.users import own_name
 from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire.shell_messages import CloseShell, OpenShell, ShellInput
 from phalanx.control.wire.zygote_messages import Ended, Spawn
@@ -115,7 +114,7 @@ class AgentProcess:
             options.address,
             options.switch_users,
             options.node.gpus,
-            options.config if not _is_own(options.urls) else _with_own_user(options.config),
+            with_own_user(options.config, options.urls),
         )
         self.program_lease = ProgramLease(self.zygote, self._ask, lambda: self.activity.wanted())
         self.node_jobs = NodeJobs(settings, self.zygote, self.happened, self.program_lease.held)
@@ -128,6 +127,7 @@ class AgentProcess:
         self.describer = NodeDescriber(options.node, options.sources, options.state, describe)
         self.faults.rails = self.describer.port_rails
         self.checker = NodeChecker(options.node, options.state, self.zygote)
+        self.acceptance = NodeAcceptance(self.describer, self.node_jobs.jobs, self.uplink.send)
         self.first_check: CheckResult | None = None  # at start; None: work was going on
         sampler = Sampler(options.state, dcgm=options.config.telemetry.dcgm)
         clock = self._telemetry_clock
@@ -161,7 +161,8 @@ class AgentProcess:
         await self.describer.ready()
         waking = asyncio.create_task(self._keep_time())
         runs = self.logs.rotate_forever, self.telemetry.run, self.activity.run
-        others = [asyncio.create_task(run()) for run in (*runs, self.program_lease.run)]
+        more = self.program_lease.run, self.acceptance.follow_setup
+        others = [asyncio.create_task(run()) for run in (*runs, *more)]
         lost = asyncio.create_task(self.zygote.lost.wait())
         serving = asyncio.create_task(self.uplink.serve(self))
         try:
@@ -174,6 +175,7 @@ class AgentProcess:
             for task in (following, waking, *others, lost, serving):
                 task.cancel()
             self._tasks.close()
+            self.acceptance.close()
             self.faults.close()
             self.node_jobs.close()
 
@@ -318,6 +320,7 @@ class AgentProcess:
         self.happened(Connected())
         if self.describer.unsaid():
             self._describe()
+        self.acceptance.welcomed(welcome.node)
         unsaid, self._unsaid = self._unsaid, []
         if self.first_check is not None and not self.first_check.passed:
             unsaid.append(self.first_check)
@@ -362,6 +365,8 @@ class AgentProcess:
                 self.evidence.look(message, self.agent.node if self.agent else -1)
             case OpenShell() | ShellInput() | CloseShell():
                 self.shells.hear(message)
+            case wire.StartAcceptance() | wire.StopAcceptance():
+                self.acceptance.hear(message)
             case wire.Profile():
                 self.node_jobs.trace(message.job, message.ranks, message.steps)
             case wire.ReadSteps() | wire.ReadTrace():
@@ -387,14 +392,3 @@ class AgentProcess:
         self.logs.stop_all()
         self.shells.close_all()
         self.happened(Disconnected())
-
-
-def _is_own(urls: tuple[str, ...]) -> bool:
-    """Whether the server is on this machine, reached by nobody else."""
-    return all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls)
-
-
-def _with_own_user(config: AgentConfig) -> AgentConfig:
-    """Beside a server on one's own machine, jobs may run as the agent's own user."""
-    users = structs.replace(config.users, also=(*config.users.also, own_name()))
-    return structs.replace(config, users=users)

@@ -305,7 +305,7 @@ def _starts_something(message: wire.Down) -> bool:
     """Whether it has a node run what the message says, as whom it says."""
     if isinstance(message, wire.Deliver):
         return isinstance(message.command.body, Form)
-    return isinstance(message, OpenShell)
+    return isinstance(message, OpenShell | wire.StartAcceptance)
 
 
 async def _pump(connection: ClientConnection, outgoing: asyncio.Queue[bytes | Answered]) -> None:

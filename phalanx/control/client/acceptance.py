@@ -1,26 +1,44 @@
-"""Acceptance of this machine: a burn-in, and a certificate signed with the node's own key."""
+"""Acceptance of this machine or of nodes of a cluster: a burn-in, and a certificate of each."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
 from phalanx.control.agent.cold_start import node_here, state_folder
 from phalanx.control.agent.description import DescriptionSources, ToldNode
+from phalanx.control.client.client import Client, ClientError
 from phalanx.control.trust.node_key import fingerprint, node_key
 from phalanx.control.trust.signed_certificate import sign_certificate
+from phalanx.control.wire.api_types import (
+    AcceptanceIn,
+    AcceptanceOut,
+    Done,
+    Drain,
+    NodeDetail,
+    NodeOut,
+    Readmit,
+)
 from phalanx.doctor.acceptance.burn_in import burn_in
 from phalanx.doctor.acceptance.certificate import (
     Certificate,
     SignedCertificate,
     make_certificate,
 )
+from phalanx.doctor.acceptance.ranking import stragglers
 from phalanx.doctor.acceptance.report import AcceptanceRequest
 from phalanx.doctor.setup import read_setup
+
+POLL_SECONDS = 1.0
+STOP_SECONDS = 60.0  # for burn-ins that were told to end
+OUT = ("draining", "quarantined")  # states of nodes that get no work
 
 
 def accept_here(
@@ -43,3 +61,146 @@ def write_certificate(folder: Path, node: str, signed: SignedCertificate) -> Pat
     path = folder / f"acceptance-{node}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(signed), indent=1) + b"\n")
     return path
+
+
+class NodeBurnIn:
+    """A burn-in of one node of a cluster: drained before, given back when it is accepted."""
+
+    def __init__(self, client: Client, node: str) -> None:
+        self._client, self.node = client, node
+        self._path = f"/v1/nodes/{quote(node, safe='')}"
+        self._drained = False  # by us
+        self._said = ""
+
+    def drain(self) -> None:
+        """Let it have no new work."""
+        if self._shown().state not in OUT:
+            body = Drain(why="burn-in by phalanx doctor accept")
+            self._client.post(f"{self._path}/drain", body, Done)
+            self._drained = True
+
+    def empty(self) -> bool:
+        """Whether its jobs have left it."""
+        shown = self._shown()
+        return shown.state in OUT and not shown.jobs
+
+    def start(self, request: AcceptanceRequest) -> None:
+        """Begin."""
+        body = AcceptanceIn(
+            seconds=request.seconds, loads=request.loads, dcgm_level=request.dcgm_level
+        )
+        self._client.post(f"{self._path}/acceptance", body, AcceptanceOut)
+
+    def look(self, say: Callable[[str], None]) -> AcceptanceOut | None:
+        """What came of it; None while it runs, whose newest line is said."""
+        now = self._client.get(f"{self._path}/acceptance", AcceptanceOut)
+        if not now.ordered:
+            raise AcceptanceError(f"{self.node}: the server was restarted and knows of no burn-in")
+        if now.lines and now.lines[-1] != self._said:
+            self._said = now.lines[-1]
+            say(f"{self.node}: {self._said}")
+        return now if now.ended else None
+
+    def stop(self) -> None:
+        """End it early."""
+        with suppress(ClientError):
+            self._client.delete(f"{self._path}/acceptance", AcceptanceOut)
+
+    def give_back(self) -> None:
+        """Undo the drain, where it was ours."""
+        if self._drained:
+            with suppress(ClientError):
+                self._client.post(f"{self._path}/readmit", Readmit(tested=True), Done)
+
+    def _shown(self) -> NodeOut:
+        return self._client.get(self._path, NodeDetail).node
+
+
+class AcceptanceError(Exception):
+    """A burn-in did not come to its end, and why."""
+
+
+def accept_nodes(
+    client: Client, nodes: Sequence[str], request: AcceptanceRequest, say: Callable[[str], None]
+) -> dict[str, SignedCertificate | str]:
+    """Burn nodes in at the same time: their certificates, or why there is none.
+
+    SIGINT ends all burn-ins with what they measured; nodes that we drained go back to work unless
+    they were rejected.
+    """
+    burn_ins = [NodeBurnIn(client, node) for node in dict.fromkeys(nodes)]
+    results: dict[str, SignedCertificate | str] = {}
+    try:
+        for each in burn_ins:
+            each.drain()
+        while waiting := [each.node for each in burn_ins if not each.empty()]:
+            say(f"waits until {', '.join(waiting)} is empty")
+            time.sleep(POLL_SECONDS)
+        for each in burn_ins:
+            each.start(request)
+        _collect(burn_ins, results, say, None)
+    except KeyboardInterrupt:
+        say("interrupted: what follows was measured until now")
+        for each in burn_ins:
+            each.stop()
+        _collect(burn_ins, results, say, time.monotonic() + STOP_SECONDS)
+    finally:
+        for each in burn_ins:
+            if _outcome(results.get(each.node)) != "rejected":
+                each.give_back()
+    return results
+
+
+def _collect(
+    burn_ins: list[NodeBurnIn],
+    results: dict[str, SignedCertificate | str],
+    say: Callable[[str], None],
+    deadline: float | None,
+) -> None:
+    while left := [each for each in burn_ins if each.node not in results]:
+        for each in left:
+            try:
+                done = each.look(say)
+            except AcceptanceError as error:
+                results[each.node] = str(error)
+                continue
+            if done is not None:
+                results[each.node] = _result(done)
+            elif deadline is not None and time.monotonic() > deadline:
+                results[each.node] = "it did not end in time"
+        if len(results) < len(burn_ins):
+            time.sleep(POLL_SECONDS)
+
+
+def _result(done: AcceptanceOut) -> SignedCertificate | str:
+    if done.problem or done.certificate is None:
+        return done.problem or "the server has no certificate of it"
+    return done.certificate
+
+
+def _outcome(result: SignedCertificate | str | None) -> str:
+    if not isinstance(result, SignedCertificate):
+        return ""
+    return msgspec.json.decode(result.certificate, type=Certificate).outcome
+
+
+class SlowNode(Struct, frozen=True, kw_only=True):
+    """A node of several that is slow at a load."""
+
+    node: str
+    load: str
+    share: float  # of the middle
+
+
+def slow_nodes(certificates: Iterable[Certificate]) -> list[SlowNode]:
+    """Stragglers of the burn-in, the slowest first, by load."""
+    rates: dict[str, dict[str, float]] = {}
+    for made in certificates:
+        for each in made.report.loads:
+            if each.samples:
+                rates.setdefault(each.key, {})[made.node] = each.median
+    return [
+        SlowNode(node=slow.name, load=load, share=slow.share)
+        for load, by_node in rates.items()
+        for slow in stragglers(by_node)
+    ]

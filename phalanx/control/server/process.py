@@ -24,6 +24,7 @@ from phalanx.control.server.controller import Controller, CoreFailedError
 from phalanx.control.server.expectation import Expectations
 from phalanx.control.server.helper_process import Helper
 from phalanx.control.server.history.fleet_history import FleetHistory
+from phalanx.control.server.history.node_facts import NodeFactHistory
 from phalanx.control.server.leading import Leading
 from phalanx.control.server.maintenance import (
     archive_old,
@@ -117,6 +118,7 @@ class Server:
             keeping = AuditRetention(days=options.keep_audit_days)
             self.audit = Audit(options.state / AUDIT_NAME, keeping=keeping)
             self.history = FleetHistory(options.state / "history.sqlite")
+            self.node_facts = NodeFactHistory(options.state / "nodes.sqlite")
             self.metrics = open_metrics(options.state / "metrics.sqlite")
             self.journal = open_journal(options.state / "runs.sqlite")
         self.helper = Helper()
@@ -236,6 +238,7 @@ class Server:
         links = await asyncio.to_thread(self.store.secret, "links")
         key = await asyncio.to_thread(load_server_key, self.store)
         hub = Hub(controller, __version__, recorder, secret, key, links)
+        hub.acceptances.facts = self.node_facts
         tokens = await asyncio.to_thread(Tokens, self.store)
         joining = Joining(tokens, recovered.core.view.policy.join, own=self.options.own_nodes)
         await controller.start(policy)
@@ -284,6 +287,7 @@ class Server:
         return {
             "the watch over agents": leading.hub.sweep,
             "the fleet's history": lambda: self.history.follow(core, leading.changed),
+            "facts of nodes": self.node_facts.follow,
             "metrics": lambda: keep_metrics(self.metrics, options.most_metric_bytes),
             "the archive": lambda: archive_old(self.store, options.state, options.keep_event_days),
             "newest steps": leading.push_steps,
@@ -344,6 +348,7 @@ class Server:
         """Let go of the store and the audit log."""
         self.store.close()
         self.history.close()
+        self.node_facts.close()
         self.helper.close()
         self.audit.close()
         for each in self.audit_receivers:

@@ -20,7 +20,7 @@ from phalanx.hardware.probe.description import NodeDescription
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
 
-PROTOCOL = 5  # both sides must speak the same
+PROTOCOL = 6  # both sides must speak the same
 AGENT_PATH = "/v1/agent"
 
 
@@ -51,6 +51,25 @@ class Described(AgentFrame, frozen=True, tag=True):
     node: int
     described: Node
     description: NodeDescription
+
+
+class SetUp(AgentFrame, frozen=True, tag=True):
+    """Versions and settings of a node, as doctor's checks found them."""
+
+    node: int
+    versions: dict[str, str]
+    settings: dict[str, str]  # by check
+
+
+class AcceptanceNews(AgentFrame, frozen=True, tag=True):
+    """How a burn-in goes; at its end the signed certificate, or why there is none."""
+
+    node: int
+    request: int
+    text: str = ""
+    certificate: bytes = b""
+    problem: str = ""
+    end: bool = False
 
 
 class LogPart(AgentFrame, frozen=True, tag=True):
@@ -118,7 +137,8 @@ class Deliver(AgentFrame, frozen=True, tag=True):
 class Signed(AgentFrame, frozen=True, tag=True):
     """An order that starts something on a node, as the server's key has signed it.
 
-    ``order``: ``Deliver`` with Form, or ``OpenShell``, encoded; agents take neither without this.
+    ``order``: ``Deliver`` with Form, ``OpenShell`` or ``StartAcceptance``, encoded; agents take
+    none of them without this.
     """
 
     order: bytes
@@ -130,6 +150,21 @@ class OrderRefused(AgentFrame, frozen=True, tag=True):
 
     node: int
     problem: str
+
+
+class StartAcceptance(AgentFrame, frozen=True, tag=True):
+    """Burn the node in, and certify what it reached. Only as a signed order."""
+
+    request: int
+    seconds: float
+    loads: tuple[str, ...]
+    dcgm_level: int = 0
+
+
+class StopAcceptance(AgentFrame, frozen=True, tag=True):
+    """End a burn-in with what it has measured."""
+
+    request: int
 
 
 class ReadLog(AgentFrame, frozen=True, tag=True):
@@ -181,6 +216,8 @@ class ReadTrace(AgentFrame, frozen=True, tag=True):
 Up = (
     Register
     | Described
+    | SetUp
+    | AcceptanceNews
     | OrderRefused
     | LogPart
     | ShellOutput
@@ -193,6 +230,8 @@ Down = (
     | Rejected
     | Deliver
     | Signed
+    | StartAcceptance
+    | StopAcceptance
     | ReadLog
     | StopLog
     | ReadSteps

@@ -10,6 +10,9 @@ from phalanx.cluster.jobs.job import Array, Dependency, GangShape, JobState, Job
 from phalanx.cluster.ledger.report import Share
 from phalanx.cluster.plan_record import Origin, PlanRecord
 from phalanx.control.wire.payload import Payload
+from phalanx.doctor.acceptance.certificate import SignedCertificate
+from phalanx.doctor.acceptance.report import MOST_DCGM_LEVEL, MOST_SECONDS, LoadKind
+from phalanx.doctor.drift import Difference, Undecided
 from phalanx.hardware.probe.description import NodeDescription
 
 NEEDS_CONFIRMATION = "needs_confirmation"  # code of a refusal: see Submission.confirmed
@@ -74,6 +77,10 @@ class NodesQuery(In, frozen=True):
     state: Literal["all", "healthy", "suspect", "draining", "quarantined", "dead", "spare"] = "all"
     after: Annotated[int, Meta(ge=-1, le=MOST)] = -1
     limit: Annotated[int, Meta(ge=1, le=20_000)] = 1000
+
+
+class DriftQuery(In, frozen=True):
+    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{0,128}$")] = ""  # only this one's
 
 
 class EventsQuery(In, frozen=True):
@@ -168,6 +175,14 @@ class Drain(In, frozen=True):
 
 class Readmit(In, frozen=True):
     tested: bool = False
+
+
+class AcceptanceIn(In, frozen=True):
+    """A burn-in; no loads: all of them."""
+
+    seconds: Annotated[float, Meta(ge=1, le=MOST_SECONDS)]
+    loads: Annotated[tuple[LoadKind, ...], Meta(max_length=4)] = ()
+    dcgm_level: Annotated[int, Meta(ge=0, le=MOST_DCGM_LEVEL)] = 0
 
 
 class QuotaIn(In, frozen=True):
@@ -353,6 +368,26 @@ class NodeDetail(Out, frozen=True):
     node: NodeOut
     history: list[ChangeOut]
     description: NodeDescription | None = None  # null: its agent has not connected to this server
+
+
+class AcceptanceOut(Out, frozen=True):
+    """The last burn-in of a node that this server ordered, and the node's newest certificate."""
+
+    node: str
+    ordered: bool  # false: by this server, none
+    ended: bool
+    problem: str  # why no certificate came of it
+    lines: tuple[str, ...]  # the last ones of how it goes
+    certificate: SignedCertificate | None  # null: there is none
+
+
+class DriftOut(Out, frozen=True):
+    """Who differs from most nodes of its kind."""
+
+    differences: list[Difference]
+    undecided: list[Undecided]
+    compared: dict[str, int]  # nodes by kind
+    silent: tuple[str, ...]  # nodes that have not told their settings
 
 
 class CommandOut(Out, frozen=True):

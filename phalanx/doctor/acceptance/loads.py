@@ -121,7 +121,8 @@ def _gemm(order: LoadOrder, interval: float) -> Iterator[float]:
     torch.set_num_threads(order.threads)
     cuda = order.device.startswith("cuda")
     left, right = operands(order.device, torch.bfloat16 if cuda else torch.float32)
-    first, out = torch.mm(left, right), torch.empty_like(left)
+    out = torch.empty_like(left)
+    first = torch.mm(left, right, out=out).clone()
     batch = 8 if cuda else 1
 
     def multiply() -> None:

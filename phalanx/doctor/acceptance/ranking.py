@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 from msgspec import Struct
-
-from phalanx.cluster.detectors.robust import MILLION, middle_and_spread
 
 LEAST_RANKED = 3  # of fewer nobody can say which one is off
 LEAST_LACK_PPM = 50_000  # less is the weather
@@ -27,6 +24,11 @@ class Ranked(Struct, frozen=True):
 
 def rank(rates: Mapping[str, float]) -> list[Ranked]:
     """All of them, the slowest first; fewer than three are listed and nobody is called slow."""
+    import numpy as np
+
+    # Imported here: whoever only shows what was ranked starts without numpy.
+    from phalanx.cluster.detectors.robust import MILLION, middle_and_spread
+
     if not rates:
         return []
     most = max(rates.values())

@@ -65,8 +65,9 @@ class NodeDescriber:
     def __init__(
         self, base: Node, sources: DescriptionSources, state: Path, options: DescribeOptions
     ) -> None:
-        self._base, self._sources, self._state = base, sources, state
-        self._options = options
+        self._base, self._sources, self.state = base, sources, state
+        self.options = options
+        self.hardware = sources.hardware  # folder of a recorded machine; "": this one
         self._read_once = asyncio.Event()
         self._mark: tuple[str, ...] = ()
         self._read_at = time.monotonic()
@@ -79,7 +80,7 @@ class NodeDescriber:
     async def ready(self) -> None:
         """Until the machine has been read, but no longer than a join may wait for it."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._options.join_seconds):
+            async with asyncio.timeout(self.options.join_seconds):
                 await self._read_once.wait()
 
     def port_rails(self) -> dict[str, int]:
@@ -113,7 +114,7 @@ class NodeDescriber:
     async def _until_different(self) -> None:
         polls = 0
         while True:
-            await asyncio.sleep(self._options.poll_seconds)
+            await asyncio.sleep(self.options.poll_seconds)
             polls += 1
             mark = await in_thread(self._sources.fingerprint)
             late = time.monotonic() - self._read_at > REREAD_SECONDS
@@ -149,14 +150,14 @@ class NodeDescriber:
 
     def _kept(self) -> NodeDescription | None:
         with suppress(OSError):
-            return kept_description((self._state / FILE).read_bytes())
+            return kept_description((self.state / FILE).read_bytes())
         return None
 
     def _keep(self, described: NodeDescription) -> None:
-        draft = self._state / f"{FILE}.new"
+        draft = self.state / f"{FILE}.new"
         try:
             draft.touch(mode=0o600)
             draft.write_bytes(msgspec.json.encode(described))
-            draft.rename(self._state / FILE)
+            draft.rename(self.state / FILE)
         except OSError as error:
             log.warning("the description of this node cannot be kept: %s", error)

@@ -23,14 +23,17 @@ from phalanx.cluster.protocol.controller_outputs import (
 from phalanx.cluster.protocol.events import Event, EventBody, NodeDescribed
 from phalanx.cluster.protocol.messages import Applied, Heartbeat
 from phalanx.cluster.state import View
+from phalanx.control.server.agent_link.acceptances import Acceptances
 from phalanx.control.server.agent_link.gang_watch import GangWatch
 from phalanx.control.server.agent_link.handshake import REVOKED, bad_node
 from phalanx.control.server.agent_link.refusals import Refusals
 from phalanx.control.server.controller import Controller
+from phalanx.control.server.history.node_facts import NodeFactHistory, described, set_up
 from phalanx.control.server.http.log_requests import LogRequests
 from phalanx.control.server.http.shells import ShellSessions
 from phalanx.control.trust.server_key import ServerKey
 from phalanx.control.wire.agent_messages import (
+    AcceptanceNews,
     Deliver,
     Described,
     LogPart,
@@ -38,12 +41,15 @@ from phalanx.control.wire.agent_messages import (
     Register,
     RejectCode,
     Rejected,
+    SetUp,
     Signed,
+    StartAcceptance,
     Up,
     encode,
 )
 from phalanx.control.wire.shell_messages import OpenShell, ShellOutput
 from phalanx.control.wire.websocket_frames import framed
+from phalanx.doctor.setup import NodeSetup, bad_setup
 from phalanx.hardware.probe.description import NodeDescription, bad_description
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_sample import NodeSample
@@ -56,6 +62,7 @@ logger = logging.getLogger("phalanx.server")
 
 SWEEP_SECONDS = 0.25  # between two looks at deadlines
 SWEEP_NS = int(SWEEP_SECONDS * 1e9)
+OfServer = OrderRefused | NodeRecords | NodeSample | Described | SetUp | AcceptanceNews
 UNLIMITED = (Heartbeat, Applied)  # messages that nothing is stored of
 CLOSED = {  # what an agent is told: the code, the words, and whether it connects again
     CloseReason.REPLACED: (RejectCode.REPLACED, "this agent has connected again", False),
@@ -96,6 +103,7 @@ class Hub:
         self.gangs = GangWatch(controller, self.machine.watch, recorder)
         self.logs = LogRequests(self.push)
         self.shells = ShellSessions(self.push, self.signed)
+        self.acceptances = Acceptances(self.push, self.signed)
         self.refusals = Refusals()
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
         self.stores: dict[int, str] = {}  # host:port of each node's store
@@ -128,6 +136,7 @@ class Hub:
         """An agent was let in."""
         now = self._now_ns()
         self._act(self.machine.connected(connection.node, connection, incarnation, now))
+        self.acceptances.connected(connection.node)
 
     def disconnect(self, connection: AgentSocket) -> None:
         """A connection broke."""
@@ -157,37 +166,57 @@ class Hub:
             self._act(self.machine.spoke_for_another(node))
         elif isinstance(message, Register):
             return
-        elif isinstance(message, OrderRefused | NodeRecords | NodeSample | Described):
+        elif isinstance(message, OfServer):
             self._of_server(node, message)
         elif not self.refusals.too_many(self._view, node, message):
             self._act(self.machine.received(node, message, self._now_ns()))
 
-    def _of_server(
-        self, node: int, message: OrderRefused | NodeRecords | NodeSample | Described
-    ) -> None:
+    def _of_server(self, node: int, message: OfServer) -> None:
         """A message that is not the protocol's but this server's."""
         if self.refusals.refused(self._view, node, message):
             return
+        name = self._view.fleet.nodes[node].name
         if isinstance(message, OrderRefused):
-            name = self._view.fleet.nodes[node].name
             logger.error("%s refuses an order: %s", name, ascii(message.problem[:200]))
         elif isinstance(message, Described):
             self._described(node, message)
+        elif isinstance(message, SetUp):
+            self._set_up(name, NodeSetup(versions=message.versions, settings=message.settings))
+        elif isinstance(message, AcceptanceNews):
+            self.acceptances.receive(node, name, message, self._now_ns())
         else:
             self.gangs.receive(message, self._now_ns())
 
     def _described(self, node: int, message: Described) -> None:
         """A node describes itself anew: the core is told where that concerns it."""
-        known, described = self._view.fleet.nodes[node], message.described
-        problem = bad_node(described) or bad_description(message.description)
-        if described.name != known.name:
-            problem = f"{described.name[:40]!a} is not its name"
+        known, now_is = self._view.fleet.nodes[node], message.described
+        problem = bad_node(now_is) or bad_description(message.description)
+        if now_is.name != known.name:
+            problem = f"{now_is.name[:40]!a} is not its name"
         if problem:
             logger.warning("%s describes itself as what cannot be: %s", known.name, ascii(problem))
             return
-        self.descriptions[node] = message.description
-        if described != known:
-            self.controller.tell([NodeDescribed(node=node, described=described)])
+        self.describe(node, message.description)
+        if now_is != known:
+            self.controller.tell([NodeDescribed(node=node, described=now_is)])
+
+    def describe(self, node: int, description: NodeDescription) -> None:
+        """Keep what a node says of itself."""
+        self.descriptions[node] = description
+        if self.facts is not None:
+            name = self._view.fleet.nodes[node].name
+            self.facts.note(described(name, description, self._now_ns()))
+
+    def _set_up(self, name: str, setup: NodeSetup) -> None:
+        if problem := bad_setup(setup):
+            logger.warning("%s tells settings that cannot be: %s", name, problem)
+        elif self.facts is not None:
+            self.facts.note(set_up(name, setup, self._now_ns()))
+
+    @property
+    def facts(self) -> NodeFactHistory | None:
+        """Where facts of nodes are kept; None: nowhere."""
+        return self.acceptances.facts
 
     def deliver(self, event: Event, commands: Sequence[Command]) -> None:
         """Sends what an event gave to the nodes that it is for."""
@@ -255,7 +284,7 @@ class Hub:
         store = self.stores.get(body.store, "")
         return self.signed(Deliver(command=command, store=store, key=key))
 
-    def signed(self, order: Deliver | OpenShell) -> bytes:
+    def signed(self, order: Deliver | OpenShell | StartAcceptance) -> bytes:
         """The frame of an order that starts something on nodes; once for a whole gang."""
         data = encode(order)
         return framed(encode(Signed(order=data, signature=self.key.sign_order(data))))

@@ -149,7 +149,7 @@ def let_in(hub: Hub, token: Token, register: Register, connection: AgentSocket) 
     skew = register.clock_ns - now
     hub.skew_ns[node] = skew
     hub.stores[node] = register.store
-    hub.descriptions[node] = register.description
+    hub.describe(node, register.description)
     if abs(skew) > SKEW_NS:
         logger.warning(
             "the clock of %s is %.0f s %s; its times are corrected, but set its clock",

@@ -11,12 +11,12 @@ from msgspec import Struct
 from phalanx.cluster.fleet.membership import MessageRefusal, refusal
 from phalanx.cluster.state import View
 from phalanx.control.server.security.rate_limits import RateLimit
-from phalanx.control.wire.agent_messages import Described
+from phalanx.control.wire.agent_messages import AcceptanceNews, Described, SetUp
 from phalanx.observe.node.node_messages import NodeRecords
 
 # What an agent with many short jobs says is far below this; what is above it would fill the log.
 MESSAGES_PER_SECOND, BURST = 100.0, 1_000
-DESCRIPTIONS_PER_SECOND, DESCRIPTIONS_BURST = 0.2, 20  # each may be an event
+DESCRIPTIONS_PER_SECOND, DESCRIPTIONS_BURST = 0.2, 20  # each is stored
 QUIET_SECONDS = 60.0  # between two lines about one node
 
 logger = logging.getLogger("phalanx.server")
@@ -44,7 +44,8 @@ class Refusals:
     def too_many(self, view: View, node: int, message: Struct) -> bool:
         """Whether a node says more than anybody needs to."""
         now = time.monotonic()
-        described = isinstance(message, Described) and self._descriptions.take(node, now)
+        stored = isinstance(message, Described | SetUp | AcceptanceNews)
+        described = stored and self._descriptions.take(node, now)
         if not self._rate.take(node, now) and not described:
             return False
         self.note(view, node, message, MessageRefusal.TOO_MANY)

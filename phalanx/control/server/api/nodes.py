@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
+
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.protocol.events import (
     Answer,
     Defragment,
@@ -24,6 +27,8 @@ from phalanx.control.server.http.views import (
     quotas,
 )
 from phalanx.control.wire import api_types as t
+from phalanx.doctor.acceptance.certificate import SignedCertificate
+from phalanx.doctor.acceptance.report import LOADS
 
 
 def _out(call: Call, node: int) -> t.NodeOut:
@@ -62,6 +67,70 @@ async def show_node(call: Call) -> t.NodeDetail:
         history=node_history(call.leading.core, node),
         description=call.leading.hub.descriptions.get(node),
     )
+
+
+@ENDPOINTS.add("GET /v1/drift", EVERYBODY, query=t.DriftQuery)
+async def show_drift(call: Call) -> t.DriftOut:
+    """Say who differs from most nodes of its kind in version, setting or speed, and since when."""
+    fleet, only = call.leading.core.view.fleet, call.query.node
+    if only:
+        call.node_number(only)
+    kinds = {
+        node.name: node.kind
+        for number, node in enumerate(fleet.nodes)
+        if fleet.state(number) is not NodeState.DEAD
+    }
+    drift, told = await call.server.read(call.server.node_facts.drift, kinds)
+    return t.DriftOut(
+        differences=[each for each in drift.differences if only in ("", each.node)],
+        undecided=drift.undecided,
+        compared=drift.compared,
+        silent=tuple(name for name in kinds if name not in told and only in ("", name)),
+    )
+
+
+async def _acceptance(call: Call) -> t.AcceptanceOut:
+    known, name = call.leading.hub.acceptances.of(call.node()), call.path.node
+    data = await call.server.read(call.server.node_facts.certificate, name)
+    return t.AcceptanceOut(
+        node=name,
+        ordered=known is not None,
+        ended=known is not None and known.ended,
+        problem=known.problem if known is not None else "",
+        lines=tuple(known.lines) if known is not None else (),
+        certificate=msgspec.json.decode(data, type=SignedCertificate) if data else None,
+    )
+
+
+@ENDPOINTS.add("GET /v1/nodes/{node}/acceptance", EVERYBODY, params=t.NodePath)
+async def show_acceptance(call: Call) -> t.AcceptanceOut:
+    """Show how a node's burn-in goes, and its newest certificate."""
+    return await _acceptance(call)
+
+
+@_node("POST /v1/nodes/{node}/acceptance", body=t.AcceptanceIn)
+async def start_acceptance(call: Call) -> t.AcceptanceOut:
+    """Burn a drained node in, and have it certify what it reached."""
+    node, fleet, body = call.node(), call.leading.core.view.fleet, call.body
+    name, acceptances = fleet.nodes[node].name, call.leading.hub.acceptances
+    takes_work = fleet.state(node) not in (NodeState.DRAINING, NodeState.QUARANTINED)
+    if takes_work or fleet.held[node]:
+        text = f"{name} takes work, or still has some: drain it first (`phalanx drain {name}`)"
+        raise ApiError(409, "not_drained", text)
+    known = acceptances.of(node)
+    if known is not None and not known.ended:
+        raise ApiError(409, "already_runs", f"a burn-in runs on {name}")
+    if acceptances.start(node, body.seconds, body.loads or LOADS, body.dcgm_level) is None:
+        raise ApiError(409, "not_connected", f"the agent of {name} is not connected")
+    return await _acceptance(call)
+
+
+@_node("DELETE /v1/nodes/{node}/acceptance")
+async def stop_acceptance(call: Call) -> t.AcceptanceOut:
+    """End a burn-in early; what it measured is certified as incomplete."""
+    if not call.leading.hub.acceptances.stop(call.node()):
+        raise ApiError(409, "none_runs", f"no burn-in runs on {call.path.node}")
+    return await _acceptance(call)
 
 
 @ENDPOINTS.add("GET /v1/failure-rates", EVERYBODY)

@@ -30,12 +30,14 @@ const DEVICES = [
 
 export function nodeView({ rest: [name] }) {
   const now = h("span");
-  const figures = { gpus: figure("GPUs free"), jobs: figure("jobs"), skew: figure("clock against the server"), place: figure("place") };
+  const figures = { gpus: figure("GPUs free"), jobs: figure("jobs"), skew: figure("clock against the server"), place: figure("place"), burnIn: figure("burn-in") };
   const why = h("p");
   const history = table(["time", "state", "why"]);
   const facts = table(["fact", "value", "source"]), unread = h("p", { class: "faint" });
   const factCard = card("Description", "by its agent", h("div", {}, facts, unread), "flush");
   factCard.hidden = true;
+  const drift = table(["what", "here", "most nodes of its kind", "since"]), driftNote = h("p", { class: "faint" });
+  const driftCard = card("Drift", "where it differs from the majority", h("div", {}, drift, driftNote), "flush");
   const none = empty("Nothing happened to it yet", "Its history is kept from the first change of state on.");
   const group = [];
   const findings = h("ul", { class: "list" });
@@ -50,11 +52,12 @@ export function nodeView({ rest: [name] }) {
   const node = h("div", {},
     h("div", { class: "title" }, h("a", { href: "#/fleet" }, "Fleet"), h("span", { class: "faint" }, "/"), h("h1", {}, name), now, why),
     h("div", { class: "grid" }, card("Now", "", h("dl", { class: "figures" }, Object.values(figures))),
-      findingCard, factCard, card("History", "newest first", h("div", {}, none, history), "flush"), ...charts.map((each) => each.card)));
+      findingCard, driftCard, factCard, card("History", "newest first", h("div", {}, none, history), "flush"), ...charts.map((each) => each.card)));
 
   async function refresh() {
     const path = `/v1/nodes/${encodeURIComponent(name)}`;
-    const [{ node: known, history: changes, description }, measured, found] = await Promise.all([get(path), get(`${path}/metrics`), get("/v1/findings?limit=500")]);
+    const [{ node: known, history: changes, description }, measured, found, differs, burnIn] = await Promise.all([
+      get(path), get(`${path}/metrics`), get("/v1/findings?limit=500"), get(`/v1/drift?node=${encodeURIComponent(name)}`), get(`${path}/acceptance`)]);
     const mine = found.findings.filter((each) => each.node === name && each.kind !== "incident").toReversed().slice(0, 12);
     findingCard.hidden = !mine.length;
     fill(findings, mine, (each) => each.time + each.kind, (each) => h("li", {}, h("div", { class: "finding warn" },
@@ -65,6 +68,10 @@ export function nodeView({ rest: [name] }) {
     figures.jobs.set(known.jobs.length ? known.jobs.map((job) => `#${job}`).join(" ") : "none");
     figures.skew.set(span(known.clock_skew_seconds));
     figures.place.set(known.leaf, "", `${known.pod}, rack ${known.rack || known.leaf}, partition ${known.partition}`);
+    const certified = burnIn.certificate?.certificate;
+    const running = burnIn.ordered && !burnIn.ended;
+    figures.burnIn.set(running ? "running" : certified?.outcome ?? "none", "", running ? burnIn.lines.at(-1) ?? "" : certified ? moment(certified.time_ns) : "");
+    showDrift(differs, known.kind);
     const described = description?.facts ?? [];
     factCard.hidden = !described.length;
     fill(facts.body, described, (fact) => fact.key, (fact) => h("tr", {}, h("td", {}, words(fact.key)), h("td", {}, String(fact.value)), h("td", {}, fact.source)));
@@ -78,6 +85,19 @@ export function nodeView({ rest: [name] }) {
       each.card.hidden = !found.length;
       each.chart.show(found);
     }
+  }
+
+  function showDrift({ differences, compared, silent }, kind) {
+    const nodes = compared[kind] ?? 0, few = nodes < 3;
+    drift.hidden = !differences.length;
+    fill(drift.body, differences, (each) => each.aspect + each.key, (each) => h("tr", {},
+      h("td", {}, `${each.aspect} ${words(each.key)}`),
+      h("td", { class: "strong" }, each.aspect === "speed" ? `${share(each.share)} (${short(Number(each.value))})` : each.value),
+      h("td", {}, `${each.aspect === "speed" ? short(Number(each.usual)) : each.usual} (${each.alike} of ${each.nodes})`),
+      h("td", { class: "nowrap" }, moment(each.since_ns) + (each.before ? `, ${each.before} before` : ""))));
+    driftNote.textContent = [
+      few ? `${nodes} nodes of its kind: too few to tell who differs` : differences.length ? "" : `As most of ${nodes} nodes of its kind`,
+      silent.length ? "its settings are not known yet" : ""].filter(Boolean).join("; ");
   }
 
   const told = (values) => values.some((value) => value !== null);
