@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phalanx.doctor.acceptance.report import AcceptanceRequest
 
 NOT_ACCEPTED = 1  # exit code
+SHOWN_RANKS = 5  # nodes of a load; stragglers are always shown
 MOST_MINUTES = 7 * 24 * 60
 
 
@@ -39,7 +40,7 @@ class AcceptCommand:
     ] = 0
     folder: Annotated[
         Path | None,
-        typer.Option(help="Where the disk is written (default: here; a node: its state folder)."),
+        typer.Option(help="Where this machine's disk is written (default: here)."),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for certificates: acceptance-NODE.json.")] = (
         Path()
@@ -98,6 +99,10 @@ def accept(
     if verify is not None:
         _verify(verify, key, json)
         return
+    if key:
+        raise typer.BadParameter("--key is for --verify")
+    if node and (agent_state or command.folder):
+        raise typer.BadParameter("--agent-state and --folder are of this machine, not of --node")
     keep_single_threaded()  # loads are forked
     from phalanx.control.client.acceptance import accept_here, accept_nodes, write_certificate
 
@@ -128,7 +133,6 @@ def _shown(
     import msgspec
 
     from phalanx.cli.tables import plain
-    from phalanx.control.client.acceptance import slow_nodes
     from phalanx.doctor.acceptance.certificate import Certificate
 
     certificates: list[Certificate] = []
@@ -141,10 +145,23 @@ def _shown(
         if not json:
             _show(made)
             print(f"certificate: {written[name]}")
-    for slow in slow_nodes(certificates) if not json else ():
-        print(f"SLOW  {slow.node}: {slow.load} at {slow.share:.0%} of the middle of these nodes")
+    if not json and len(certificates) > 1:
+        _show_ranking(certificates)
     accepted = [made for made in certificates if made.outcome == "accepted"]
     return len(accepted) == len(results)
+
+
+def _show_ranking(certificates: list[Certificate]) -> None:
+    from phalanx.control.client.acceptance import rank_nodes
+
+    print("\nslowest nodes by load, of the middle of all:")
+    for load, ranked in rank_nodes(certificates).items():
+        shown = [
+            f"{each.name} {each.share:.0%}{' SLOW' if each.slow else ''}"
+            for each in ranked
+            if each.slow or each in ranked[:SHOWN_RANKS]
+        ]
+        print(f"{load:20}{', '.join(shown)}")
 
 
 def _verify(path: Path, key: str, json: bool) -> None:
@@ -152,9 +169,9 @@ def _verify(path: Path, key: str, json: bool) -> None:
 
     from phalanx.control.trust.node_key import fingerprint
     from phalanx.control.trust.signed_certificate import verify_certificate
-    from phalanx.doctor.acceptance.certificate import CertificateError, read_signed
+    from phalanx.doctor.acceptance.certificate import InvalidCertificateError, read_signed
 
-    with exit_on(CertificateError, OSError):
+    with exit_on(InvalidCertificateError, OSError):
         data = path.read_bytes()
         made = verify_certificate(data, key)
         signer = fingerprint(read_signed(data)[0].key)

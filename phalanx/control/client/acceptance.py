@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from phalanx.control.agent.cold_start import node_here, state_folder
 from phalanx.control.agent.description import DescriptionSources, ToldNode
@@ -32,7 +32,7 @@ from phalanx.doctor.acceptance.certificate import (
     SignedCertificate,
     make_certificate,
 )
-from phalanx.doctor.acceptance.ranking import stragglers
+from phalanx.doctor.acceptance.ranking import Ranked, rank
 from phalanx.doctor.acceptance.report import AcceptanceRequest
 from phalanx.doctor.setup import read_setup
 
@@ -70,6 +70,7 @@ class NodeBurnIn:
         self._client, self.node = client, node
         self._path = f"/v1/nodes/{quote(node, safe='')}"
         self._drained = False  # by us
+        self.started = False
         self._said = ""
 
     def drain(self) -> None:
@@ -90,12 +91,15 @@ class NodeBurnIn:
             seconds=request.seconds, loads=request.loads, dcgm_level=request.dcgm_level
         )
         self._client.post(f"{self._path}/acceptance", body, AcceptanceOut)
+        self.started = True
 
     def look(self, say: Callable[[str], None]) -> AcceptanceOut | None:
         """What came of it; None while it runs, whose newest line is said."""
+        if not self.started:
+            raise AcceptanceError("it was interrupted before it began")
         now = self._client.get(f"{self._path}/acceptance", AcceptanceOut)
         if not now.ordered:
-            raise AcceptanceError(f"{self.node}: the server was restarted and knows of no burn-in")
+            raise AcceptanceError("the server was restarted and knows of no burn-in")
         if now.lines and now.lines[-1] != self._said:
             self._said = now.lines[-1]
             say(f"{self.node}: {self._said}")
@@ -103,6 +107,8 @@ class NodeBurnIn:
 
     def stop(self) -> None:
         """End it early."""
+        if not self.started:
+            return
         with suppress(ClientError):
             self._client.delete(f"{self._path}/acceptance", AcceptanceOut)
 
@@ -137,7 +143,10 @@ def accept_nodes(
             say(f"waits until {', '.join(waiting)} is empty")
             time.sleep(POLL_SECONDS)
         for each in burn_ins:
-            each.start(request)
+            try:
+                each.start(request)
+            except ClientError as error:
+                results[each.node] = str(error)
         _collect(burn_ins, results, say, None)
     except KeyboardInterrupt:
         say("interrupted: what follows was measured until now")
@@ -146,6 +155,8 @@ def accept_nodes(
         _collect(burn_ins, results, say, time.monotonic() + STOP_SECONDS)
     finally:
         for each in burn_ins:
+            if each.node not in results:  # the server was lost: no job shall find it under load
+                each.stop()
             if _outcome(results.get(each.node)) != "rejected":
                 each.give_back()
     return results
@@ -184,23 +195,11 @@ def _outcome(result: SignedCertificate | str | None) -> str:
     return msgspec.json.decode(result.certificate, type=Certificate).outcome
 
 
-class SlowNode(Struct, frozen=True, kw_only=True):
-    """A node of several that is slow at a load."""
-
-    node: str
-    load: str
-    share: float  # of the middle
-
-
-def slow_nodes(certificates: Iterable[Certificate]) -> list[SlowNode]:
-    """Stragglers of the burn-in, the slowest first, by load."""
+def rank_nodes(certificates: Iterable[Certificate]) -> dict[str, list[Ranked]]:
+    """By load: all nodes that ran it, the slowest first; of three or more stragglers are marked."""
     rates: dict[str, dict[str, float]] = {}
     for made in certificates:
         for each in made.report.loads:
             if each.samples:
                 rates.setdefault(each.key, {})[made.node] = each.median
-    return [
-        SlowNode(node=slow.name, load=load, share=slow.share)
-        for load, by_node in rates.items()
-        for slow in stragglers(by_node)
-    ]
+    return {load: rank(by_node) for load, by_node in rates.items()}

@@ -8,7 +8,7 @@ from phalanx.control.trust.node_key import NodeKey, fingerprint, is_hexadecimal
 from phalanx.control.trust.server_key import signed_by
 from phalanx.doctor.acceptance.certificate import (
     Certificate,
-    CertificateError,
+    InvalidCertificateError,
     SignedCertificate,
     read_signed,
     signed_bytes,
@@ -23,21 +23,21 @@ def sign_certificate(certificate: Certificate, key: NodeKey) -> SignedCertificat
 
 
 def verify_certificate(data: bytes, key: str = "") -> Certificate:
-    """What a file certifies; CertificateError where it was changed, or another key signed it.
+    """What a file certifies; InvalidCertificateError where it was changed, or another key signed it.
 
     ``key``: fingerprint of the key that must have signed it; "": any.
     """
     signed, certificate = read_signed(data)
     if not (is_hexadecimal(signed.key, 32) and is_hexadecimal(signed.signature, 64)):
-        raise CertificateError("this is no certificate: its key or signature is none")
+        raise InvalidCertificateError("this is no certificate: its key or signature is none")
     covered = signed_bytes(bytes(signed.certificate))
     if not signed_by(bytes.fromhex(signed.key), bytes.fromhex(signed.signature), covered):
-        raise CertificateError(
+        raise InvalidCertificateError(
             f"the certificate of {certificate.node} was changed after it was signed: its signature "
             "does not fit what it says"
         )
     if key and fingerprint(signed.key) != key:
-        raise CertificateError(
+        raise InvalidCertificateError(
             f"the certificate of {certificate.node} is signed by {fingerprint(signed.key)}, "
             f"not by {key}"
         )

@@ -39,7 +39,7 @@ class SignedCertificate(Struct, frozen=True, kw_only=True):
     signature: str
 
 
-class CertificateError(Exception):
+class InvalidCertificateError(Exception):
     """This is no certificate, or not as it was signed; says which."""
 
 
@@ -64,18 +64,18 @@ def signed_bytes(certificate: bytes) -> bytes:
     try:
         fields = msgspec.json.decode(certificate)
     except msgspec.MsgspecError as error:
-        raise CertificateError(f"it cannot be read: {error}") from None
+        raise InvalidCertificateError(f"it cannot be read: {error}") from None
     return SIGNED + msgspec.json.encode(fields, order="sorted")
 
 
 def read_signed(data: bytes) -> tuple[SignedCertificate, Certificate]:
-    """A certificate of a file; CertificateError where it is none."""
+    """A certificate of a file; InvalidCertificateError where it is none."""
     try:
         signed = msgspec.json.decode(data, type=SignedCertificate)
         certificate = msgspec.json.decode(signed.certificate, type=Certificate)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise CertificateError(f"this is no certificate: {error}") from None
+        raise InvalidCertificateError(f"this is no certificate: {error}") from None
     if certificate.format != FORMAT:
         rule = f"it has format {certificate.format}, and this release reads {FORMAT}"
-        raise CertificateError(rule)
+        raise InvalidCertificateError(rule)
     return signed, certificate

@@ -27,27 +27,27 @@ NICENESS = 5  # an agent on the same cores still tells that it lives
 MARK = "phalanx-acceptance "  # before the line that is the result
 
 
-class Measured(Struct, frozen=True, kw_only=True):
+class BurnInResult(Struct, frozen=True, kw_only=True):
     """What the program prints at its end."""
 
     report: AcceptanceReport
     setup: NodeSetup
 
 
-def find_measured(output: bytes) -> Measured | None:
+def find_measured(output: bytes) -> BurnInResult | None:
     """The result in the program's output; None where it did not come to it."""
     for line in reversed(output.split(b"\n")):
         if line.startswith(MARK.encode()):
-            return msgspec.json.decode(line[len(MARK) :], type=Measured)
+            return msgspec.json.decode(line[len(MARK) :], type=BurnInResult)
     return None
 
 
-def measure(request: AcceptanceRequest) -> Measured:
+def measure(request: AcceptanceRequest) -> BurnInResult:
     """Load the machine, then read how it is set up: reading makes threads, loads are forked."""
     from phalanx.doctor.acceptance.burn_in import burn_in
 
     report = burn_in(request, _print)
-    return Measured(report=report, setup=read_setup(Path(request.folder)))
+    return BurnInResult(report=report, setup=read_setup(Path(request.folder)))
 
 
 def main(argv: list[str]) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from phalanx.control.trust.signed_certificate import verify_certificate
-from phalanx.doctor.acceptance.certificate import CertificateError
+from phalanx.doctor.acceptance.certificate import InvalidCertificateError
 from phalanx.doctor.acceptance.program import find_measured
 from phalanx.doctor.acceptance.report import AcceptanceRequest
 from phalanx.doctor.finding import Finding
@@ -50,7 +50,7 @@ def test_a_certificate_may_be_formatted_and_not_changed(certificate: Path, tmp_p
     signed["certificate"]["report"]["loads"][0]["median"] *= 2
     forged = tmp_path / "forged.json"
     forged.write_text(json.dumps(signed))
-    with pytest.raises(CertificateError, match="changed after it was signed"):
+    with pytest.raises(InvalidCertificateError, match="changed after it was signed"):
         verify_certificate(forged.read_bytes())
     done = run("doctor", "accept", "--verify", str(forged))
     assert done.returncode == 1 and "changed after it was signed" in done.stderr
@@ -67,7 +67,7 @@ def test_a_certificate_may_be_formatted_and_not_changed(certificate: Path, tmp_p
 )
 def test_other_damage_is_told(certificate: Path, field: str, value: object, why: str) -> None:
     signed = json.loads(certificate.read_text()) | {field: value}
-    with pytest.raises(CertificateError, match=why):
+    with pytest.raises(InvalidCertificateError, match=why):
         verify_certificate(json.dumps(signed).encode())
 
 
@@ -96,9 +96,18 @@ def test_an_early_end_keeps_what_was_measured(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_load_is_refused() -> None:
-    done = run("doctor", "accept", "--load", "heat")
-    assert done.returncode == 2 and "one of gemm, memory, collective, disk" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--load", "heat"], "one of gemm, memory, collective, disk"),
+        (["--key", "sha256:0"], "--key is for --verify"),
+        (["--node", "a", "--folder", "/tmp"], "not of --node"),
+        (["--out", "/nowhere"], "/nowhere is no folder"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(words: list[str], why: str) -> None:
+    done = run("doctor", "accept", *words)
+    assert done.returncode == 2 and why in done.stderr
 
 
 def test_settings_are_what_somebody_set() -> None:

@@ -18,7 +18,7 @@ from phalanx.control.wire.agent_messages import (
     encode,
 )
 from phalanx.control.wire.websocket_frames import framed
-from phalanx.doctor.acceptance.certificate import CertificateError
+from phalanx.doctor.acceptance.certificate import InvalidCertificateError
 
 MOST_LINES = 20
 MOST_CERTIFICATE_BYTES = 4 << 20
@@ -94,7 +94,7 @@ class Acceptances:
             return f"its certificate has {len(data)} bytes: at most {MOST_CERTIFICATE_BYTES}"
         try:
             certificate = verify_certificate(data)
-        except CertificateError as error:
+        except InvalidCertificateError as error:
             return str(error)
         if certificate.node != name:
             return f"its certificate is of another node: {certificate.node[:40]!a}"
