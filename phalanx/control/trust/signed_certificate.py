@@ -23,7 +23,7 @@ def sign_certificate(certificate: Certificate, key: NodeKey) -> SignedCertificat
 
 
 def verify_certificate(data: bytes, key: str = "") -> Certificate:
-    """What a file certifies; InvalidCertificateError where it was changed, or another key signed it.
+    """What a file certifies; InvalidCertificateError where it was changed or signed by another key.
 
     ``key``: fingerprint of the key that must have signed it; "": any.
     """
