@@ -42,7 +42,7 @@ PANELS = {
         "logs": "Show what a job's ranks print.",
         "steps": "Show what every rank recorded of some steps.",
         "shell": "Open a shell in a job's environment on a node.",
-        "profile": "Trace steps of a running job, for Perfetto.",
+        "profile": "Say where a job's steps go and what to change; trace it.",
         "cancel": "End a job.",
         "scale": "Give a job another number of replicas.",
         "what-if": "Say what a change would make of a job.",

@@ -1,72 +1,179 @@
-"""``phalanx profile``: traces of a running job, merged for Perfetto."""
+"""``phalanx profile``: where a job's steps go and what to change; traces of a running one."""
 
 from __future__ import annotations
 
-import time
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from phalanx.cli.connection import connected
-from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.output import exit_on, print_json
-from phalanx.cli.results.run_source import write_out
-from phalanx.control.client.client import Client, ClientError
-from phalanx.observe.tracker.traces import merge_traces, trace_of
+from phalanx.cli.job_file import load_named
+from phalanx.cli.options import Json, ServerUrl, Set, State, WorldSize
+from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json
+from phalanx.cli.tables import plain
+from phalanx.train.rank.threads import keep_single_threaded
 
-app = typer.Typer()
+if TYPE_CHECKING:
+    from phalanx.config import Job
+    from phalanx.observe.profile.profile import Profile
+    from phalanx.observe.tracker.report import ReportSection
 
-Trace = dict[str, Any]
+
+class ProfileGroup(TyperGroup):
+    """``profile JOB`` is short for ``profile run JOB``."""
+
+    # Any, because releases of Typer differ in whether these types are click's or their own.
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
 
 
-@app.command()
-def profile(
-    job: Annotated[int, typer.Argument(help="A running job.")],
-    steps: Annotated[int, typer.Option(min=1, max=100, help="Steps to trace.")] = 5,
-    ranks: Annotated[str, typer.Option(help="Such as 0,8,16 (default: one a node).")] = "",
-    out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="How long to wait for the traces.")] = 300.0,
+app = typer.Typer(
+    cls=ProfileGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Say where a job's steps go and what to change; trace a running job.",
+)
+
+Kept = Annotated[Path, typer.Argument(help="Folder of a profile, or its profile.json.")]
+Page = Annotated[Path | None, typer.Option("--html", help="Write the report here as HTML.")]
+
+
+@app.command(epilog="Also: phalanx profile compare A B, phalanx profile show A.")
+def run(
+    job: Annotated[
+        str,
+        typer.Argument(metavar="JOB", help="A job file, profiled here; or a running job's number."),
+    ],
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    steps: Annotated[
+        int, typer.Option(min=0, max=100, help="Steps to trace; 0: 2 of a file, 5 of a job.")
+    ] = 0,
+    timed: Annotated[int, typer.Option(min=3, max=1000, help="Undisturbed steps before.")] = 8,
+    ranks: Annotated[
+        str, typer.Option(help="Of a running job, such as 0,8,16 (default: one a node).")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the profile, or file of a running job's trace.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="How long to wait for a running job's traces.")
+    ] = 300.0,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Trace the next steps of some ranks and merge them on one clock, for ui.perfetto.dev."""
+    """Make a few steps of a job file here and say where they go, or trace a running job.
+
+    Of a file: ranked advice with evidence, kept with the trace and an HTML report in a folder.
+    Of a running job: its next steps, merged on one clock for ui.perfetto.dev.
+    """
+    if job.isdigit():
+        from phalanx.cli.jobs.running_trace import trace_running
+
+        trace_running(int(job), steps or 5, ranks, out, seconds, server, state, json)
+        return
+    with exit_on_config_error(json):
+        wanted, count = load_named(Path(job), overrides, world_size, "")
+    _profile(wanted, count, steps or 2, timed, out, json)
+
+
+def _profile(job: Job, ranks: int, steps: int, timed: int, out: Path | None, json: bool) -> None:
+    """Profile a job here, keep the profile and show its report."""
+    keep_single_threaded()  # ranks are forked: before numpy and torch are imported
+    from phalanx.cli.results.run_source import write_out
+    from phalanx.observe.profile.advise import advise
+    from phalanx.observe.profile.pages import profile_page
+    from phalanx.observe.profile.profile import write_profile
+    from phalanx.observe.profile.run import ProfileError, profile_job
+    from phalanx.observe.profile.sections import sections
+    from phalanx.train.profile.recorder import ProfileRecorder
+
+    folder = out or Path(f"profile-{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     try:
-        chosen = [int(word) for word in ranks.split(",") if word]
-    except ValueError:
-        raise typer.BadParameter("numbers with commas between them", param_hint="--ranks") from None
-    with connected(server, json, state) as client:
-        body = {"steps": steps, "ranks": chosen}
-        asked = client.post(f"/v1/jobs/{job}/profile", body, dict)
-        with exit_on(ValueError):
-            traces = _wait(client, job, asked, seconds)
-            skew = {int(rank): value for rank, value in asked["clock_skew_seconds"].items()}
-            merged = merge_traces(traces, skew)
-    path = out or Path(f"profile-{job}.json")
-    write_out(path, merged)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"{folder}: {error.strerror}")
+    recorder = ProfileRecorder(timed, steps)
+    with exit_on_config_error(json), exit_on(ProfileError):
+        found = profile_job(job, ranks, folder, recorder, say=_progress)
+    path, advice = write_profile(found, folder), advise(found)
+    page = folder / "profile.html"
+    write_out(page, profile_page(found, advice).encode())
     if json:
-        print_json({"file": str(path), "ranks": sorted(traces)})
+        print_json({"profile": str(path), "page": str(page), "advice": advice})
+        return
+    show_sections(sections(found, advice))
+    print(f"\n{page}: the report; {folder}/runs: the trace, for https://ui.perfetto.dev")
+
+
+@app.command()
+def show(profile: Kept, html: Page = None, json: Json = False) -> None:
+    """Show a stored profile again, with advice of today's rules."""
+    from phalanx.cli.results.run_source import write_out
+    from phalanx.observe.profile.advise import advise
+    from phalanx.observe.profile.pages import profile_page
+    from phalanx.observe.profile.sections import sections
+
+    found = _read(profile)
+    advice = advise(found)
+    if html is not None:
+        write_out(html, profile_page(found, advice).encode())
+    if json:
+        print_json({"profile": found, "advice": advice})
     else:
-        print(f"{path}: {len(traces)} ranks; open it at https://ui.perfetto.dev")
+        show_sections(sections(found, advice))
 
 
-def _wait(client: Client, job: int, asked: dict[str, Any], seconds: float) -> dict[int, Trace]:
-    """The traces, once all of them are there."""
-    deadline, traces = time.monotonic() + seconds, dict[int, Trace]()
-    while True:
-        for rank in asked["ranks"]:
-            if rank in traces:
-                continue
-            try:
-                pieces = client.stream(f"/v1/jobs/{job}/traces/{rank}", after_ns=asked["asked_ns"])
-                traces[rank] = trace_of(b"".join(pieces), f"rank {rank}")
-            except ClientError as error:
-                if error.code not in ("no_such_trace", "not_running"):
-                    raise
-        if len(traces) == len(asked["ranks"]):
-            return traces
-        if time.monotonic() > deadline:
-            late = ", ".join(str(rank) for rank in asked["ranks"] if rank not in traces)
-            raise ValueError(f"no trace of rank {late} within {seconds:.0f} s")
-        time.sleep(0.5)
+@app.command()
+def compare(before: Kept, after: Kept, html: Page = None, json: Json = False) -> None:
+    """Say what changed between two stored profiles: of two commits, machines or days."""
+    from phalanx.cli.results.run_source import write_out
+    from phalanx.observe.profile.compare import compare as compared
+    from phalanx.observe.profile.pages import comparison_page
+    from phalanx.observe.profile.sections import comparison_sections
+
+    found = compared(_read(before), _read(after))
+    if html is not None:
+        write_out(html, comparison_page(f"From {before} to {after}", found).encode())
+    if json:
+        print_json({"verdict": found.verdict, "change": found.change, "comparison": found})
+    else:
+        show_sections(comparison_sections(found))
+
+
+def _read(path: Path) -> Profile:
+    from phalanx.observe.profile.profile import read_profile
+
+    with exit_on(ValueError):
+        return read_profile(path)
+
+
+def show_sections(sections: list[ReportSection]) -> None:
+    """A report for a person at a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for section in sections:
+        console.print(Text(f"\n{section.title}", style="bold"))
+        for line in section.lines:
+            console.print(Text(plain(line)))
+        for name, share in section.bars.items():
+            console.print(Text(f"{name:24}{share:7.1%} {'█' * round(40 * share)}"))
+        if section.table:
+            table = Table(*section.table[0], box=None, pad_edge=False)
+            for row in section.table[1:]:
+                table.add_row(*(Text(plain(cell)) for cell in row))
+            console.print(table)
+
+
+def _progress(line: str) -> None:
+    print(plain(line), file=sys.stderr)

@@ -13,7 +13,10 @@ from phalanx.observe.tracker.report import Curve, ReportInput, ReportSection, se
 
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 800, 170, 64, 12, 22, 22  # of a curve's picture
 BAR = 18  # height of a row of bars
-TONES = {  # of the ledger's buckets: work, waits, losses, what nobody used
+# Of the ledger's buckets and of a step's parts: work, waits, losses, what nobody used.
+TONES = {
+    **dict.fromkeys(("matmul", "attention", "norm and elementwise", "optimizer"), "good"),
+    **dict.fromkeys(("copy", "exposed communication", "data wait"), "wait"),
     "productive": "good",
     "unreported": "good",
     "exposed_communication": "wait",
@@ -83,23 +86,31 @@ text{fill:var(--soft);font-size:12px}text.name{fill:var(--ink);font-weight:600}
 
 def html(material: ReportInput) -> str:
     """The report as one HTML file."""
-    title = escape(f"Report of {material.run.name} {material.run.id}")
-    body = [f"<h1>{title}</h1>", *(_section(each) for each in sections(material))]
+    title = f"Report of {material.run.name} {material.run.id}"
+    return page(title, [section_html(each) for each in sections(material)])
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """One HTML file of parts that are markup already."""
+    shown = escape(title)
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name=viewport content="width=device-width,initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style><body>{''.join(body)}</body></html>\n"
+        f"<title>{shown}</title><style>{STYLE}</style><body><h1>{shown}</h1>{''.join(parts)}"
+        "</body></html>\n"
     )
 
 
-def _section(section: ReportSection) -> str:
+def section_html(section: ReportSection, picture: str = "") -> str:
+    """A section with its lines, bars, table and curves; ``picture`` is markup that goes before."""
     parts = [f"<h2>{escape(section.title)}</h2>"]
     if section.lines:
         parts.append("<ul>" + "".join(f"<li>{_prose(x)}</li>" for x in section.lines) + "</ul>")
     if section.bars:
         parts.append(_bars(section.bars))
+    parts.append(picture)
     if section.table:
         parts.append(_table(section.table))
     parts += [_curve(name, each, section.marks) for name, each in section.curves.items()]

@@ -34,20 +34,25 @@ def device_memory_error(
 
 def memory_breakdown(trainer: Trainer | None, device: torch.device) -> dict[str, int]:
     """Bytes on the device by purpose; before the model stands only the allocator's view."""
-    parts: dict[str, int] = {}
-    if trainer is not None:
-        weights = trainer.engine.weights
-        parts["parameters"] = _bytes((weight.local for weight in weights), device)
-        parts["gradients"] = _bytes(_gradients(weights), device)
-        masters = (w.master for w in weights if w.master.data_ptr() != w.local.data_ptr())
-        state = (*masters, *trainer.optimizer.tensors().values())
-        parts[OPTIMIZER] = _bytes(state, device)
+    parts = state_bytes(trainer, device) if trainer is not None else {}
     stats = torch.cuda.memory_stats(device)
     allocated = stats["allocated_bytes.all.current"]
     parts["activations and buffers"] = max(allocated - sum(parts.values()), 0)
     parts["reserved, unused"] = stats["reserved_bytes.all.current"] - allocated
     parts["device"] = torch.cuda.get_device_properties(device).total_memory
     return parts
+
+
+def state_bytes(trainer: Trainer, device: torch.device) -> dict[str, int]:
+    """Bytes on the device of what lives through a step, by purpose."""
+    weights = trainer.engine.weights
+    masters = (w.master for w in weights if w.master.data_ptr() != w.local.data_ptr())
+    state = (*masters, *trainer.optimizer.tensors().values())
+    return {
+        "parameters": _bytes((weight.local for weight in weights), device),
+        "gradients": _bytes(_gradients(weights), device),
+        OPTIMIZER: _bytes(state, device),
+    }
 
 
 def _gradients(weights: list[Weight]) -> Iterator[torch.Tensor]:

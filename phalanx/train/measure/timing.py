@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import perf_counter, thread_time
 from typing import Any, Literal, NamedTuple
 
@@ -71,7 +71,7 @@ class StepTimer:
     def phase(self, name: Phase) -> Iterator[None]:
         """Attribute what runs inside to a phase; a phase may occur many times in a step."""
         mark = self._host if name in HOST_PHASES else self._mark
-        with _range(name, traced=self._device is not None):
+        with _range(name, on_device=self._device is not None):
             before, worked = mark(), thread_time()
             try:
                 yield
@@ -191,13 +191,12 @@ def _seconds(start: _Mark, end: _Mark) -> float:
 
 
 @contextmanager
-def _range(name: str, *, traced: bool) -> Iterator[None]:
-    """A phase as an NVTX range, for whoever traces the step."""
-    if not traced:
+def _range(name: str, *, on_device: bool) -> Iterator[None]:
+    """A phase as a range, for whoever traces the step: NVTX on a device, torch's own in a trace."""
+    with ExitStack() as ranges:
+        if on_device:
+            torch.cuda.nvtx.range_push(name)
+            ranges.callback(torch.cuda.nvtx.range_pop)
+        if torch.autograd.profiler._is_profiler_enabled:
+            ranges.enter_context(torch.profiler.record_function(name))
         yield
-        return
-    torch.cuda.nvtx.range_push(name)
-    try:
-        yield
-    finally:
-        torch.cuda.nvtx.range_pop()

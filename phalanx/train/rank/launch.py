@@ -66,14 +66,10 @@ def launch(
     clock = WaitClock(waited_seconds)
     output: Output = "json" if json else "auto"
     try:
-        refuse(job)
-        refuse_ranks(job, world_size)
-        require_single_thread()
-        folder = folder or run_folder.create(job)
+        gang, folder = prepare_launch(job, world_size, folder)
     except ConfigError as error:
         print_refusal(error, output)
         return ExitCode.CONFIG
-    gang = ForkedRanks(folder)
     reader = start_ranks(job, world_size, folder, gang, callbacks)
     display = LosableDisplay(partial(open_display, output, job, folder, clock), folder)
     try:
@@ -84,6 +80,17 @@ def launch(
     with output_may_be_gone():
         print_exit(output, info, folder)
     return info.code
+
+
+def prepare_launch(
+    job: Job, world_size: int, folder: RunFolder | None = None
+) -> tuple[ForkedRanks, RunFolder]:
+    """A gang without ranks, and its folder; ``ConfigError`` where the job cannot run here."""
+    refuse(job)
+    refuse_ranks(job, world_size)
+    require_single_thread()
+    folder = folder or run_folder.create(job)
+    return ForkedRanks(folder), folder
 
 
 def refuse_ranks(job: Job, world_size: int) -> None:
