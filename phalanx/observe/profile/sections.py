@@ -15,7 +15,7 @@ ROOFLINE, MEMORY = "Top kernels against the roofline", "Memory"  # titles
 def sections(profile: Profile, advice: Sequence[Advice]) -> list[ReportSection]:
     """The report of a profile."""
     made = [
-        ReportSection("What to change", lines=_advice_lines(advice)),
+        ReportSection("What to change, by expected gain", lines=_advice_lines(advice)),
         ReportSection("The step", lines=_step_lines(profile)),
         ReportSection("Where a step goes", bars=_shares(profile)),
         ReportSection("Communication by axis", table=_axis_table(profile)),
@@ -28,12 +28,12 @@ def sections(profile: Profile, advice: Sequence[Advice]) -> list[ReportSection]:
 
 def _advice_lines(advice: Sequence[Advice]) -> list[str]:
     lines = []
-    for number, each in enumerate(advice, 1):
-        gain = f"about {each.gain:.0%} of a step" if each.gain else "frees memory"
-        setting = f"; `{each.setting} = {each.value}`" if each.setting else ""
+    for each in advice:
+        gain = f"{each.gain:.0%} of a step" if each.gain else "memory"
+        setting = f"Try `--set {each.setting}={each.value}`. " if each.setting else ""
         lines.append(
-            f"{number}. {each.cause}: {each.title} ({gain}){setting}. "
-            f"{'; '.join(each.evidence)}. See `{each.command}`"
+            f"{gain}: {each.cause}. {each.title}. {setting}Evidence: {'; '.join(each.evidence)}. "
+            f"See `{each.command}`"
         )
     return lines or ["nothing that these rules know of"]
 
