@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Job
@@ -35,7 +37,7 @@ class FailureDay(Struct, kw_only=True):
     day: int  # since the epoch
     gpu_seconds: int = 0
     causes: dict[str, int] = {}
-    aged_gpu_seconds: dict[str, int] = {}  # by the nodes' age: see ``node_ages``
+    aged_gpu_seconds: dict[str, int] = {}  # by the nodes' age and past: see ``risk_groups``
     aged_failures: dict[str, int] = {}
 
 
@@ -45,7 +47,16 @@ class KindFailures(Struct, kw_only=True):
     days: list[FailureDay] = []  # within the policy's window, newest last
     running_gpus: int = 0  # of gangs that run now
     running_gpu_ns: int = 0  # the sum over these GPUs of when they began to
-    told_rate: int = 0  # that jobs on such nodes were told of; 0: they go by the prior
+
+
+class NodeRates(Struct, kw_only=True):
+    """How often nodes fail, as far as it was worked out at an event. Not in snapshots."""
+
+    sequence: int
+    now_ns: int
+    by_kind: dict[str, dict[str, int]] = {}  # and group
+    means: dict[tuple[int, ...], int] = {}  # of some nodes
+    of_nodes: NDArray[np.int64] | None = None  # of every node
 
 
 class SeenReturns(Struct, kw_only=True):
@@ -70,6 +81,7 @@ class HealthState(Struct, kw_only=True):
     doomed: dict[int, str] = {}  # quarantined by a person as soon as they are empty
     failures: dict[str, KindFailures] = {}  # by kind of node
     in_service: dict[int, int] = {}  # young nodes: since when they are in the fleet, or repaired
+    failed: dict[int, list[int]] = {}  # nodes that interrupted gangs: on which days
     down_ppm: int = 0  # chance of a node to be away, that spares are kept for; 0: by the prior
     failures_look_ns: int = 0  # when rates are looked at next although nothing failed; 0: never
     returns: dict[str, SeenReturns] = {}  # by the cause that took nodes
@@ -110,6 +122,7 @@ class Context:
         self.dependants: dict[int, dict[int, None]] = {}
         self.namesakes: dict[tuple[str, str], dict[int, None]] = {}
         self.kept: dict[int, None] = {}  # jobs that wait, and whose nodes keep their memory
+        self.node_rates: NodeRates | None = None
         self.wanting: dict[int, None] = {}  # jobs that hold nodes and may want more of them
 
     @property

@@ -12,8 +12,8 @@ from phalanx.cluster import sense
 from phalanx.cluster.context import Context, Question
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.gang import failure_rates
-from phalanx.cluster.gang.failure_rates import SeenFailures
+from phalanx.cluster.gang import node_rates
+from phalanx.cluster.gang.seen_failures import SeenFailures, seen
 from phalanx.cluster.handlers import ABOUT_NODES, HANDLERS, take_over
 from phalanx.cluster.jobs.feasibility import policy_problems
 from phalanx.cluster.ledger.accounts import Ledger
@@ -74,7 +74,11 @@ class Core:
 
     def failures(self, now_ns: int) -> list[SeenFailures]:
         """How often nodes fail, by kind."""
-        return failure_rates.seen(self._ctx.health, self.view.policy.health, now_ns)
+        return seen(self._ctx.health, self.view.policy.health, now_ns)
+
+    def failures_per_million_node_days(self, nodes: tuple[int, ...]) -> int:
+        """How often some nodes fail on average, as nodes with eight GPUs."""
+        return node_rates.mean_of(self._ctx, nodes)
 
     @property
     def writing(self) -> dict[int, int]:

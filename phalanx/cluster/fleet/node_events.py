@@ -8,7 +8,7 @@ from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.evacuation import OUT, drain, forget
 from phalanx.cluster.fleet.node import NodeState, bad_node
 from phalanx.cluster.fleet.renewal import renew
-from phalanx.cluster.gang import left_memory, node_ages
+from phalanx.cluster.gang import left_memory, risk_groups
 from phalanx.cluster.gang.fence import fence_found, fence_lost
 from phalanx.cluster.gang.orders import form_order, go_order, outstanding, stop_on
 from phalanx.cluster.gang.phases import gang_of
@@ -89,7 +89,7 @@ def on_joined(ctx: Context, fact: NodeJoined) -> None:
         start = NodeState.HEALTHY if fact.healthy else NodeState.SUSPECT
         ctx.fleet.set_state(node, start, ctx.now_ns, reason("joined"))
         ctx.health.incarnation[node] = fact.inventory.incarnation
-        node_ages.begins(ctx, node)
+        risk_groups.begins(ctx, node)
         if not fact.healthy:
             health.test(ctx, node)
         ctx.look_at_queue(capacity=True)
@@ -267,7 +267,7 @@ def no_test(ctx: Context, node: int, command: int) -> None:
 def on_repaired(ctx: Context, fact: NodeRepaired) -> None:
     """Somebody repaired a node: its past counts no more, and it is tested."""
     ctx.health.incidents.pop(fact.node, None)
-    node_ages.begins(ctx, fact.node)
+    risk_groups.begins(ctx, fact.node)
     if ctx.fleet.state(fact.node) in (*OUT, NodeState.DRAINING):
         forget(ctx, fact.node)
         why = reason("repaired")

@@ -9,7 +9,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import returns
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.fleet.spares import is_full, spare_nodes, wanted_spares
-from phalanx.cluster.gang import failure_rates
+from phalanx.cluster.gang import node_rates
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.lifecycle import drop_spare
@@ -45,7 +45,7 @@ def follow_rate(ctx: Context) -> None:
         return
     before = wanted_spares(ctx.fleet, _policy(ctx))
     away_ns = returns.usual_ns(ctx)
-    ctx.health.down_ppm = failure_rates.down_ppm(ctx, away_ns)
+    ctx.health.down_ppm = node_rates.down_ppm(ctx, away_ns)
     now = wanted_spares(ctx.fleet, _policy(ctx))
     if now != before:
         down = f"{ctx.health.down_ppm // 10_000}.{ctx.health.down_ppm % 10_000 // 100:02}"

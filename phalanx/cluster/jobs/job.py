@@ -278,7 +278,9 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     leave_by_ns: int = 0  # it must be gone then, saved or not; 0: it takes the time that it needs
     ending_why: Reason = Reason("")
     runs_on: tuple[str, int] | None = None  # kind of nodes and GPUs, while it runs
-    aged_ns: int = 0  # its time is counted by its nodes' age up to then
+    node_groups: dict[str, dict[str, int]] = {}  # nodes by kind and group, as it began or at a look
+    told_rate: int = 0  # how often nodes fail that its workers were told of; 0: the policy's
+    aged_ns: int = 0  # its time is counted by its nodes' groups up to then
     interrupted: str | None = None  # the kind that it ran on, until it is known what broke
     saves: int = 0  # times that it formed again while it was to leave
     only_saves: bool = False  # this generation writes what it restored, and makes no step

@@ -57,7 +57,7 @@ def best_fallback(
         # No committed step is given up for it that waiting would keep.
         if found[0] < newest or not _in_domains(ctx, mapping, nodes):
             continue
-        loss = _loss(ctx, job, mapping, found, missing_by_ns)
+        loss = _loss(ctx, job, mapping, nodes, found, missing_by_ns)
         if best is None or loss < best.loss_gpu_ns:
             best = PricedFallback(mapping=mapping, nodes=nodes, loss_gpu_ns=loss)
     return best
@@ -117,6 +117,7 @@ def _loss(
     ctx: Context,
     job: Job,
     mapping: FallbackMapping,
+    nodes: tuple[int, ...],
     found: tuple[int, Source],
     missing_by_ns: int | None,
 ) -> int:
@@ -128,14 +129,14 @@ def _loss(
     before, after = shared_step_ns(job.spec, placement.replicas), mapping.expected.step_ns
     start_ns = usual.join_ns(cold=False) + usual.form_ns + restore_ns(mapping.expected, source)
     again_ns = (job.step - step) * step_ns(job) * after // before
-    loss = through_ns(ctx, job, gpus, start_ns, again_ns) * gpus
+    loss = through_ns(ctx, job, nodes, gpus, start_ns, again_ns) * gpus
     policy, slow_ns = ctx.policy.recovery, horizon_ns(ctx, job)
     if missing_by_ns is not None:
         back_ns = max(min(missing_by_ns, policy.repair_ns), policy.grow_after_ns)
         slow_ns = min(back_ns, left_ns(job))
         loss += return_ns(job) * had if back_ns < left_ns(job) else 0
     loss += max(0, had * slow_ns * (after - before) // after)
-    return loss + to_come_gpu_ns(ctx, job, shape, shape.replicas, slow_ns)
+    return loss + to_come_gpu_ns(ctx, job, nodes, gpus, slow_ns)
 
 
 def return_ns(job: Job) -> int:

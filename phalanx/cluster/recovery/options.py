@@ -13,7 +13,7 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang import left_memory
-from phalanx.cluster.gang.layout import column_of, column_replicas
+from phalanx.cluster.gang.layout import column_of, column_replicas, without_columns
 from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import FallbackMapping, Job
@@ -39,6 +39,7 @@ from phalanx.cluster.recovery.prices import (
     times_failed,
     to_come_gpu_ns,
 )
+from phalanx.cluster.recovery.shares import rebalanced
 
 
 class Rung(StrEnum):
@@ -139,13 +140,13 @@ def leaving(ctx: Context, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
     gang = gang_of(job)
+    assert job.placement is not None
     gpus = ctx.ledger.accounts[job.id].gpus
     again_ns = job.expected.join_ns(cold=False)
-    down = pause_ns(ctx, job, gpus, started_ns=again_ns) * gpus
+    down = pause_ns(ctx, job, job.placement.nodes, gpus, started_ns=again_ns) * gpus
     recur = max((recur_ppm(ctx, node, gang.broken[node]) for node in suspects), default=0)
     # A failure that comes back is paid for again, and again.
     again = down * recur // max(1, MILLION - recur)
-    assert job.placement is not None
     return Option(rung=Rung.IN_PLACE, loss_gpu_ns=down + again, replicas=job.placement.replicas)
 
 
@@ -204,14 +205,14 @@ def _reshaped(
     expected = job.expected
     started = expected.join_ns(cold=cold) if cold or ended else expected.rejoin_ns
     replicas = placement.replicas - len(columns) * column_replicas(shape, placement.replicas)
-    gpus = shape.gpus(replicas)
-    loss = pause_ns(ctx, job, gpus, started_ns=started, lost=gone) * gpus
+    gpus, nodes = shape.gpus(replicas), _nodes_with(job, incoming, columns)
+    loss = pause_ns(ctx, job, nodes, gpus, started_ns=started, lost=gone) * gpus
+    span_ns = horizon_ns(ctx, job)
     if columns:  # until it grows back
-        slow_ns = horizon_ns(ctx, job)
         if missing_by_ns is not None:
-            slow_ns = min(slow_ns, max(missing_by_ns, ctx.policy.recovery.grow_after_ns))
-        loss += slower_gpu_ns(job, replicas, slow_ns)
-        loss += to_come_gpu_ns(ctx, job, shape, replicas, slow_ns)
+            span_ns = min(span_ns, max(missing_by_ns, ctx.policy.recovery.grow_after_ns))
+        loss += slower_gpu_ns(job, replicas, span_ns)
+    loss += to_come_gpu_ns(ctx, job, nodes, gpus, span_ns)
     return Option(
         rung=Rung.SHRINK if columns else Rung.SWAP,
         loss_gpu_ns=loss,
@@ -221,6 +222,20 @@ def _reshaped(
         replicas=replicas,
         cold=cold,
     )
+
+
+def _nodes_with(
+    job: Job, incoming: tuple[tuple[int, int], ...], columns: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The nodes of a gang with others in some slots, and without some columns."""
+    placement = job.placement
+    assert placement is not None
+    nodes = list(placement.nodes)
+    for slot, node in incoming:
+        nodes[slot] = node
+    if not columns:
+        return tuple(nodes)
+    return without_columns(nodes, job.spec.gang, placement.replicas, columns)
 
 
 def _shrunk(
@@ -282,10 +297,10 @@ def _waiting(
         return []
     gpus = job.spec.gang.gpus(placement.replicas)
     # Whoever fails meanwhile is waited for as well.
-    again_ns = missing_by_ns * failures_ppm(ctx, job, gpus, missing_by_ns) // MILLION
+    again_ns = missing_by_ns * failures_ppm(ctx, placement.nodes, gpus, missing_by_ns) // MILLION
     start_ns = expected.join_ns(cold=True) + expected.form_ns + expected.restore_peer_ns
     redo_ns = (job.step - job.committed) * step_ns(job)
-    down = missing_by_ns + again_ns + through_ns(ctx, job, gpus, start_ns, redo_ns)
+    down = missing_by_ns + again_ns + through_ns(ctx, job, placement.nodes, gpus, start_ns, redo_ns)
     return [Option(rung=Rung.WAIT, loss_gpu_ns=down * gpus, leaving=gone)]
 
 
@@ -299,12 +314,13 @@ def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> 
 def _requeued(
     ctx: Context, job: Job, best: int | None, missing_by_ns: int | None, *, saves: bool
 ) -> Option:
-    expected, shape = job.expected, job.spec.gang
+    assert job.placement is not None
+    expected, shape, nodes = job.expected, job.spec.gang, job.placement.nodes
     gpus = shape.gpus(shape.replicas)
     start_ns = expected.start_ns + expected.form_ns + expected.restore_remote_ns
     saving = expected.checkpoint_ns + expected.flush_ns
     again_ns = saving if saves else (job.step - job.durable) * step_ns(job)
-    down = through_ns(ctx, job, gpus, start_ns, again_ns) + ctx.policy.queue.delay_ns
+    down = through_ns(ctx, job, nodes, gpus, start_ns, again_ns) + ctx.policy.queue.delay_ns
     # Whether there is room elsewhere is worth finding out only if that could decide.
     cheaper = best is None or down * gpus < best
     if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), PlacementRefusal):
@@ -324,7 +340,7 @@ def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) 
 
     ways = [Option(rung=Rung.DEGRADED, loss_gpu_ns=lost(slowdown_ppm), replicas=replicas)]
     if ctx.policy.recovery.rebalance and cause in (Cause.SLOW_COMPUTE, Cause.SLOW_HOST):
-        shares, ppm = _rebalanced(job, node, slowdown_ppm)
+        shares, ppm = rebalanced(job, node, slowdown_ppm)
         if shares:
             way = Option(
                 rung=Rung.REBALANCE, loss_gpu_ns=lost(ppm), replicas=replicas, micro_batches=shares
@@ -357,38 +373,3 @@ def _swapped(ctx: Context, job: Job, node: int) -> list[Option]:
         return []
     incoming = _incoming(ctx, job, (node,))
     return [_reshaped(ctx, job, (node,), incoming, ())] if incoming else []
-
-
-def _rebalanced(job: Job, node: int, slowdown_ppm: int) -> tuple[tuple[int, ...], int]:
-    """Micro-batches by replica with which a slow one holds up the others least."""
-    placement, shape = job.placement, job.spec.gang
-    assert placement is not None
-    share, replicas = job.spec.expected.micro_batches, placement.replicas
-    slow = shape.slot_replicas(placement.nodes.index(node), replicas)
-    # Others that were found slow before keep the less that they were given.
-    now = job.gang.micro_batches if job.gang is not None else ()
-    fewer_now = {r: n for r, n in enumerate(now) if n < share and r not in slow}
-    fast = replicas - len(slow) - len(fewer_now)
-    if share < 2 or fast < 1:
-        return (), 0
-    owed = sum(share - given for given in fewer_now.values())
-    best, best_ppm = 0, slowdown_ppm
-    for fewer in range(1, share):
-        more = -(-(fewer * len(slow) + owed) // fast)
-        slowest = max((share - fewer) * (MILLION + slowdown_ppm), (share + more) * MILLION)
-        ppm = slowest // share - MILLION
-        if ppm < best_ppm:
-            best, best_ppm = fewer, ppm
-    if not best:
-        return (), 0
-    given, extra = divmod(best * len(slow) + owed, fast)
-    shares = []
-    for replica in range(replicas):
-        if replica in slow:
-            shares.append(share - best)
-        elif replica in fewer_now:
-            shares.append(fewer_now[replica])
-        else:
-            shares.append(share + given + (1 if extra > 0 else 0))
-            extra -= 1
-    return tuple(shares), best_ppm

@@ -1,7 +1,7 @@
 """What a way out costs: its pause, slower steps until a horizon, and the failures to come.
 
-Pure, and in integers. How often a gang fails is the rate of its kind of nodes as it was seen, times
-its GPUs.
+Pure, and in integers. How often a gang fails is the mean rate of the nodes that it would have, each
+by its kind, age and past as such were seen to fail, times its GPUs.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import returns
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.gang import failure_rates
+from phalanx.cluster.gang import node_rates
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import LONGEST_NS, Expected, GangShape, Job
+from phalanx.cluster.gang.seen_failures import NODE_GPUS
+from phalanx.cluster.jobs.job import LONGEST_NS, Expected, Job
 from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.placement.request import request_of, tensor_slots
@@ -53,12 +54,9 @@ def slower_gpu_ns(job: Job, replicas: int, span_ns: int) -> int:
     return gpus * span_ns * (then - now) // then
 
 
-def failures_ppm(ctx: Context, job: Job, gpus: int, span_ns: int) -> int:
-    """Failures that so many GPUs of a gang expect within a time, in millionths."""
-    assert job.placement is not None
-    kind = ctx.fleet.nodes[job.placement.nodes[0]].kind
-    rate = failure_rates.per_million_node_days(ctx, kind)
-    return rate * gpus * span_ns // (failure_rates.NODE_GPUS * DAY_NS)
+def failures_ppm(ctx: Context, nodes: tuple[int, ...], gpus: int, span_ns: int) -> int:
+    """Failures that so many GPUs of some nodes expect within a time, in millionths."""
+    return node_rates.mean_of(ctx, nodes) * gpus * span_ns // (NODE_GPUS * DAY_NS)
 
 
 def until_through_ns(span_ns: int, often_ppm: int) -> int:
@@ -102,18 +100,24 @@ def missing_ns(ctx: Context, job: Job, gone: tuple[int, ...], count: int) -> int
 
 
 def pause_ns(
-    ctx: Context, job: Job, gpus: int, *, started_ns: int, lost: tuple[int, ...] = ()
+    ctx: Context,
+    job: Job,
+    nodes: tuple[int, ...],
+    gpus: int,
+    *,
+    started_ns: int,
+    lost: tuple[int, ...] = (),
 ) -> int:
     """From now to the step that was reached before the failure, if the next one comes as usual.
 
-    ``started_ns``: until the last worker that must be started is up; 0: all live. ``lost``: nodes
-    that the gang goes on without.
+    ``nodes``: that it would have. ``started_ns``: until the last worker that must be started is
+    up; 0: all live. ``lost``: nodes that the gang goes on without.
     """
     expected, gang = job.expected, gang_of(job)
     gone = tuple(node for node in lost if ctx.fleet.state(node) is NodeState.DEAD)
     step, source = choose_source(ctx, job, job.committed if in_memory(gang, gone) else -1)
     start_ns = started_ns + expected.form_ns + restore_ns(expected, source)
-    return through_ns(ctx, job, gpus, start_ns, (job.step - step) * step_ns(job))
+    return through_ns(ctx, job, nodes, gpus, start_ns, (job.step - step) * step_ns(job))
 
 
 def restore_ns(expected: Expected, source: Source) -> int:
@@ -126,40 +130,42 @@ def restore_ns(expected: Expected, source: Source) -> int:
     }[source]
 
 
-def through_ns(ctx: Context, job: Job, gpus: int, start_ns: int, again_ns: int) -> int:
-    """A restart and the steps that it makes again, with the chance that it is interrupted.
+def through_ns(
+    ctx: Context, job: Job, nodes: tuple[int, ...], gpus: int, start_ns: int, again_ns: int
+) -> int:
+    """A restart on some nodes and the steps made again, with the chance that it is interrupted.
 
     Steps that are safe in memory as soon as they are made are not made a third time.
     """
     if not _copied(ctx, job, job.placement.nodes if job.placement else ()):
         start_ns, again_ns = start_ns + again_ns, 0
-    return until_through_ns(start_ns, failures_ppm(ctx, job, gpus, start_ns)) + again_ns
+    return until_through_ns(start_ns, failures_ppm(ctx, nodes, gpus, start_ns)) + again_ns
 
 
-def to_come_gpu_ns(ctx: Context, job: Job, shape: GangShape, replicas: int, span_ns: int) -> int:
-    """What failures within a time cost a gang of so many replicas more than the one it is.
+def to_come_gpu_ns(ctx: Context, job: Job, nodes: tuple[int, ...], gpus: int, span_ns: int) -> int:
+    """What failures within a time cost a gang on some nodes more than as it is.
 
     Each costs a pause: a short one where another node has every slot's newest snapshot.
     """
-    assert job.placement is not None
-    now = _to_come(ctx, job, job.spec.gang, job.placement.replicas, span_ns)
-    return _to_come(ctx, job, shape, replicas, span_ns) - now
+    placement = job.placement
+    assert placement is not None
+    now = _to_come(ctx, job, placement.nodes, job.spec.gang.gpus(placement.replicas), span_ns)
+    return _to_come(ctx, job, nodes, gpus, span_ns) - now
 
 
-def _to_come(ctx: Context, job: Job, shape: GangShape, replicas: int, span_ns: int) -> int:
+def _to_come(ctx: Context, job: Job, nodes: tuple[int, ...], gpus: int, span_ns: int) -> int:
     expected = job.expected
     each_ns = expected.join_ns(cold=False) + expected.form_ns
-    if _copied(ctx, job, range(shape.slots(replicas))):
+    if _copied(ctx, job, nodes):
         each_ns += expected.restore_peer_ns + expected.snapshot_steps * step_ns(job) // 2
     elif expected.checkpoint_steps:
         each_ns += expected.restore_remote_ns + expected.checkpoint_steps * step_ns(job) // 2
     else:
         each_ns += job.step * step_ns(job)
-    gpus = shape.gpus(replicas)
-    return gpus * each_ns * failures_ppm(ctx, job, gpus, span_ns) // MILLION
+    return gpus * each_ns * failures_ppm(ctx, nodes, gpus, span_ns) // MILLION
 
 
-def _copied(ctx: Context, job: Job, slots: tuple[int, ...] | range) -> bool:
+def _copied(ctx: Context, job: Job, slots: tuple[int, ...]) -> bool:
     """Whether a gang of these slots has its newest steps in the memory of two nodes."""
     snapshots = job.spec.expected.snapshot_steps > 0 and ctx.policy.recovery.peer_memory
     return snapshots and len(slots) > 1

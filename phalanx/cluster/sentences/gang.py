@@ -6,8 +6,8 @@ SENTENCES = {
     # draining
     "bare": "it leaves before a checkpoint was made: it begins anew, unless it keeps its own",
     # failure_rates
-    "failure_rate": "{failures} failures in {days} days of nodes with eight GPUs: {rate} in a "
-    "thousand are expected, and the interval between checkpoints follows",
+    "failure_rate": "{failures} failures in {days} days of nodes with eight GPUs like its own "
+    "({nodes}): {rate} in a thousand are expected, and the interval between checkpoints follows",
     # formation
     "from_nothing": "nothing is left to restore: it begins again, after {steps} steps",
     # orders

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.gang.failure_rates import SeenFailures, seen
+from phalanx.cluster.gang.seen_failures import SeenFailures, seen
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.policy import DAY_NS, HealthPolicy, Policy
 from phalanx.cluster.protocol.commands import FailureRate, Notify

@@ -44,9 +44,11 @@ def test_how_often_a_gang_fails_follows_from_its_size_and_from_what_was_seen():
     drive = Drive(8, often_failing(4_000))
     job = drive.running(gang=WIDE)
     ctx = drive.core._ctx
-    whole = prices.failures_ppm(ctx, job, 64, DAY)
+    whole = prices.failures_ppm(ctx, job.placement.nodes, 64, DAY)
     assert whole == pytest.approx(32_000, rel=0.01)  # 4 in 1000 node-days, 8 nodes, a day
-    assert prices.failures_ppm(ctx, job, 32, DAY) == pytest.approx(whole // 2, rel=0.01)
+    assert prices.failures_ppm(ctx, job.placement.nodes, 32, DAY) == pytest.approx(
+        whole // 2, rel=0.01
+    )
     for _ in range(3):
         node = job.placement.nodes[0]
         exit_ = WorkerExited(
@@ -56,7 +58,7 @@ def test_how_often_a_gang_fails_follows_from_its_size_and_from_what_was_seen():
         drive.settle(job)
         drive.run(job)
         drive.train(job, 10)
-    assert prices.failures_ppm(ctx, job, 64, DAY) > 2 * whole
+    assert prices.failures_ppm(ctx, job.placement.nodes, 64, DAY) > 2 * whole
 
 
 def test_a_restart_that_takes_long_is_likely_to_be_interrupted():
@@ -64,7 +66,9 @@ def test_a_restart_that_takes_long_is_likely_to_be_interrupted():
     pauses = []
     for drive in (calm, rough):
         job = drive.running(gang=WIDE)
-        pauses.append(prices.pause_ns(drive.core._ctx, job, 64, started_ns=300 * SECOND))
+        pauses.append(
+            prices.pause_ns(drive.core._ctx, job, job.placement.nodes, 64, started_ns=300 * SECOND)
+        )
     assert pauses[0] == pytest.approx(310 * SECOND, rel=1e-3)  # formed, and restored from memory
     assert pauses[1] > 1.1 * pauses[0]  # though 750 s without a failure have lowered the rate
 
@@ -96,9 +100,8 @@ def test_failures_to_come_cost_more_where_nobody_has_a_second_copy():
     drive = Drive(8, often_failing(1_000_000))
     job = drive.running(gang=WIDE)
     ctx = drive.core._ctx
-    two, one = (
-        prices.to_come_gpu_ns(ctx, job, job.spec.gang, replicas, DAY) for replicas in (2, 1)
-    )
+    nodes = job.placement.nodes
+    two, one = (prices.to_come_gpu_ns(ctx, job, nodes[:count], 8 * count, DAY) for count in (2, 1))
     assert two < 0  # fewer nodes fail less often, and hold up fewer
     assert one > two
 

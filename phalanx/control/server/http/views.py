@@ -12,7 +12,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import WaitExplainer, explainer
-from phalanx.cluster.gang.failure_rates import NODE_DAY_GPU_SECONDS, AgeFailures, SeenFailures
+from phalanx.cluster.gang.seen_failures import NODE_DAY_GPU_SECONDS, GroupFailures, SeenFailures
 from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec, JobState
 from phalanx.cluster.jobs.measured import expected_now
 from phalanx.cluster.protocol.commands import Command, job_of
@@ -260,14 +260,14 @@ def failure_rate(seen: SeenFailures) -> FailureRateOut:
         high=high,
         prior=seen.prior / 1000,
         causes=seen.causes,
-        ages=[_age_rate(each) for each in seen.ages],
+        ages=[_group_rate(each) for each in (*seen.ages, *seen.failed_before)],
     )
 
 
-def _age_rate(seen: AgeFailures) -> AgeRateOut:
+def _group_rate(seen: GroupFailures) -> AgeRateOut:
     rate, low, high = _rate_between(seen.per_million_node_days, seen.failures)
     return AgeRateOut(
-        age=seen.age,
+        age=seen.group,
         failures=seen.failures,
         node_days=seen.gpu_seconds / NODE_DAY_GPU_SECONDS,
         per_1000_node_days=rate,

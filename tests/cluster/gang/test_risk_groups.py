@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import Node, NodeState
-from phalanx.cluster.gang.failure_rates import AgeFailures, SeenFailures, down_ppm, seen
+from phalanx.cluster.gang.node_rates import down_ppm
+from phalanx.cluster.gang.seen_failures import GroupFailures, SeenFailures, seen
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.policy import DAY_NS, HealthPolicy, Policy, SparePolicy
 from phalanx.cluster.protocol.commands import Notify
@@ -21,8 +22,8 @@ def known(drive: Drive) -> SeenFailures:
     return one
 
 
-def ages(drive: Drive) -> dict[str, AgeFailures]:
-    return {each.age: each for each in known(drive).ages}
+def ages(drive: Drive) -> dict[str, GroupFailures]:
+    return {each.group: each for each in known(drive).ages}
 
 
 def breaks(drive: Drive, job: Job, cause: str = "hbm_ecc") -> None:
@@ -72,9 +73,9 @@ def test_a_node_whose_beginning_nobody_saw_is_old_and_one_that_was_repaired_is_n
 
 
 def test_little_that_was_seen_of_an_age_says_little() -> None:
-    few = AgeFailures(age="first day", gpu_seconds=0, failures=0, prior=4000)
+    few = GroupFailures(group="first day", gpu_seconds=0, failures=0, prior=4000)
     assert abs(few.per_million_node_days - 4000) <= 1
-    more = AgeFailures(age="first day", gpu_seconds=8 * 86400 * 250, failures=9, prior=4000)
+    more = GroupFailures(group="first day", gpu_seconds=8 * 86400 * 250, failures=9, prior=4000)
     assert 19_000 < more.per_million_node_days < 21_000
 
 

@@ -1,0 +1,79 @@
+"""How often nodes fail: each by its kind, its age and whether it failed before.
+
+What a gang expects is the mean of its own nodes. What was worked out is kept until something is
+counted, or the event is over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.cluster.context import Context, NodeRates
+from phalanx.cluster.gang import risk_groups
+from phalanx.cluster.gang.seen_failures import NODE_GPUS, seen_of
+from phalanx.cluster.policy import DAY_NS, MILLION
+
+
+def of_groups(ctx: Context, kind: str) -> dict[str, int]:
+    """The rate of nodes of a kind, by group."""
+    tables = _worked_out(ctx).by_kind
+    if kind not in tables:
+        found = seen_of(kind, ctx.health, ctx.policy.health, ctx.now_ns).groups
+        tables[kind] = {group: each.per_million_node_days for group, each in found.items()}
+    return tables[kind]
+
+
+def mean_of(ctx: Context, nodes: tuple[int, ...]) -> int:
+    """The mean rate of some nodes."""
+    means = _worked_out(ctx).means
+    if nodes not in means:
+        means[nodes] = max(1, int(_of_all(ctx)[list(nodes)].sum()) // max(1, len(nodes)))
+    return means[nodes]
+
+
+def mean_of_groups(ctx: Context, groups: dict[str, dict[str, int]]) -> int:
+    """The mean rate of so many nodes of each kind and group."""
+    total = count = 0
+    for kind, numbers in groups.items():
+        rates = of_groups(ctx, kind)
+        for group, number in numbers.items():
+            total, count = total + number * rates[group], count + number
+    return max(1, total // max(1, count))
+
+
+def down_ppm(ctx: Context, away_ns: int) -> int:
+    """Chance of a node to be away at a moment. ``away_ns``: how long one stays away."""
+    total = int((ctx.fleet.columns.gpus * _of_all(ctx)).sum())
+    mean = total // (NODE_GPUS * max(1, len(ctx.fleet)))  # of a node, per million days
+    return max(1, min(MILLION - 1, mean * away_ns // DAY_NS))
+
+
+def _worked_out(ctx: Context) -> NodeRates:
+    known = ctx.node_rates
+    if known is None or (known.sequence, known.now_ns) != (ctx.sequence, ctx.now_ns):
+        known = ctx.node_rates = NodeRates(sequence=ctx.sequence, now_ns=ctx.now_ns)
+    return known
+
+
+def _of_all(ctx: Context) -> NDArray[np.int64]:
+    """The rate of every node of the fleet."""
+    known, fleet = _worked_out(ctx), ctx.fleet
+    if known.of_nodes is not None and len(known.of_nodes) == len(fleet):
+        return known.of_nodes
+    by_kind = {each.kind: of_groups(ctx, each.kind) for each in fleet.classes}
+    rates = np.asarray(
+        [[by_kind[each.kind][group] for group in risk_groups.GROUPS] for each in fleet.classes],
+        np.int64,
+    ).reshape(len(fleet.classes), len(risk_groups.GROUPS))
+    often = len(risk_groups.FAILED)
+    group = np.full(len(fleet), often * risk_groups.AGES.index(risk_groups.OLDER))
+    young = ctx.health.in_service
+    nodes = np.fromiter(young, np.int64, len(young))
+    lived_ns = ctx.now_ns - np.fromiter(young.values(), np.int64, len(young))
+    ages = np.searchsorted(list(risk_groups.YOUNG.values()), lived_ns, side="right")
+    group[nodes] = often * ages
+    for node, days in ctx.health.failed.items():
+        group[node] += min(len(days), often - 1)
+    known.of_nodes = rates[fleet.columns.node_class, group]
+    return known.of_nodes
