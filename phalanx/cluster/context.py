@@ -55,7 +55,7 @@ class NodeRates(Struct, kw_only=True):
     sequence: int
     now_ns: int
     by_kind: dict[str, dict[str, int]] = {}  # and group
-    means: dict[tuple[int, ...], int] = {}  # of some nodes
+    totals: dict[tuple[int, ...], int] = {}  # over some nodes
     of_nodes: NDArray[np.int64] | None = None  # of every node
 
 

@@ -78,7 +78,7 @@ class Core:
 
     def failures_per_million_node_days(self, nodes: tuple[int, ...]) -> int:
         """How often some nodes fail on average, as nodes with eight GPUs."""
-        return node_rates.mean_of(self._ctx, nodes)
+        return node_rates.rated(self._ctx, nodes).rate
 
     @property
     def writing(self) -> dict[int, int]:

@@ -24,13 +24,14 @@ def failures(server: ServerUrl = "", state: State = None, json: Json = False) ->
     if not listed.rates:
         print("no gang has run yet: jobs go by the policy's rate")
         return
-    made = table("KIND", "FAILURES", "NODE-DAYS", "PER 1000", "80 %", "PRIOR", "CAUSES")
+    made = table("KIND", "FAILURES", "NODE-DAYS", "PER 1000", "80 %", "NOW", "PRIOR", "CAUSES")
     for each in listed.rates:
         between = f"{each.low:.2f}-{each.high:.2f}"
         causes = ", ".join(f"{cause} {count}" for cause, count in each.causes.items())
-        rate, prior = f"{each.per_1000_node_days:.2f}", f"{each.prior:.2f}"
-        days = f"{each.node_days:.1f}"
-        add_row(made, each.kind or "-", each.failures, days, rate, between, prior, causes or "-")
+        rates = (each.per_1000_node_days, each.nodes_per_1000, each.prior)
+        rate, now, prior = (f"{value:.2f}" for value in rates)
+        seen = (each.failures, f"{each.node_days:.1f}", rate, between)
+        add_row(made, each.kind or "-", *seen, now, prior, causes or "-")
     print_table(made)
     aged = table("KIND", "AGE", "FAILURES", "NODE-DAYS", "PER 1000", "80 %")
     for each in listed.rates:
@@ -40,4 +41,4 @@ def failures(server: ServerUrl = "", state: State = None, json: Json = False) ->
             add_row(aged, each.kind or "-", age.age, age.failures, days, rate, between)
     if any(each.ages for each in listed.rates):
         print_table(aged)
-    print("of nodes with eight GPUs, per 1000 days")
+    print("of nodes with eight GPUs, per 1000 days; NOW: the mean of those there, by age and past")

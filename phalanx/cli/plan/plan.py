@@ -297,8 +297,9 @@ def _completed(request: PlanRequest, json: bool) -> PlanRequest:
         rates = client.get("/v1/failure-rates", FailureRates).rates
     if not rates:
         raise ConfigError("--failure-rate", "fleet", "no gang has run there yet", "llama3")
-    most = max(rates, key=lambda each: each.node_days)
-    return structs.replace(request, failure_rate=f"{most.per_1000_node_days:.4g}")
+    same = [each for each in rates if each.kind and request.cluster.startswith(each.kind)]
+    most = max(same or rates, key=lambda each: each.node_days)
+    return structs.replace(request, failure_rate=f"{most.nodes_per_1000:.4g}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,7 +6,10 @@ counted, or the event is over.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from phalanx.cluster.context import Context, NodeRates
@@ -24,12 +27,27 @@ def of_groups(ctx: Context, kind: str) -> dict[str, int]:
     return tables[kind]
 
 
-def mean_of(ctx: Context, nodes: tuple[int, ...]) -> int:
-    """The mean rate of some nodes."""
-    means = _worked_out(ctx).means
-    if nodes not in means:
-        means[nodes] = max(1, int(_of_all(ctx)[list(nodes)].sum()) // max(1, len(nodes)))
-    return means[nodes]
+class RatedNodes(Struct, frozen=True):
+    """Nodes of a gang as its failures go by them."""
+
+    count: int
+    rate: int  # their mean
+
+
+def rated(
+    ctx: Context,
+    nodes: tuple[int, ...],
+    *,
+    without: Sequence[int] = (),
+    incoming: Sequence[int] = (),
+) -> RatedNodes:
+    """Some nodes, without a few of them and with a few others."""
+    totals, rates = _worked_out(ctx).totals, _of_all(ctx)
+    if nodes not in totals:
+        totals[nodes] = int(rates[list(nodes)].sum())
+    total = totals[nodes] - sum(rates[list(without)].tolist()) + sum(rates[list(incoming)].tolist())
+    count = len(nodes) - len(without) + len(incoming)
+    return RatedNodes(count, max(1, total // max(1, count)))
 
 
 def mean_of_groups(ctx: Context, groups: dict[str, dict[str, int]]) -> int:

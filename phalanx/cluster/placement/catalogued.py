@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import NodeClass
+from phalanx.cluster.fleet.node import NodeClass, NodeState
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.config import ConfigError
@@ -40,6 +40,18 @@ def planned_cluster(fleet: Fleet, spec: JobSpec, ranks: int, *, cpu: bool) -> Cl
         pod_gpus=int(pods.max()) * found.gpus if several else 0,
     )
     return make_cluster(f"{device.key}-{ranks}", described)
+
+
+def likely_nodes(fleet: Fleet, spec: JobSpec) -> tuple[int, ...]:
+    """The nodes that a job is likely to get some of; (): none has what it asks for."""
+    try:
+        number, _ = _most_common(fleet, spec)
+    except ConfigError:
+        return ()
+    columns = fleet.columns
+    own = columns.node_class == number
+    usable = own & ((columns.state == NodeState.HEALTHY) | (columns.state == NodeState.SPARE))
+    return tuple(np.flatnonzero(usable if usable.any() else own).tolist())
 
 
 def _most_common(fleet: Fleet, spec: JobSpec) -> tuple[int, NodeClass]:

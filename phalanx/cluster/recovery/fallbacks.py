@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.formation import choose_source
+from phalanx.cluster.gang.node_rates import rated
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import FallbackMapping, Gang, Job
 from phalanx.cluster.jobs.measured import shared_step_ns
@@ -123,20 +124,20 @@ def _loss(
 ) -> int:
     placement, usual, (step, source) = job.placement, job.expected, found
     assert placement is not None
-    shape = mapping.gang
+    shape, on = mapping.gang, rated(ctx, nodes)
     gpus, had = shape.gpus(shape.replicas), job.spec.gang.gpus(placement.replicas)
     # As planned: what the job's own steps take over their plan is the same of both.
     before, after = shared_step_ns(job.spec, placement.replicas), mapping.expected.step_ns
     start_ns = usual.join_ns(cold=False) + usual.form_ns + restore_ns(mapping.expected, source)
     again_ns = (job.step - step) * step_ns(job) * after // before
-    loss = through_ns(ctx, job, nodes, gpus, start_ns, again_ns) * gpus
+    loss = through_ns(ctx, job, on, gpus, start_ns, again_ns) * gpus
     policy, slow_ns = ctx.policy.recovery, horizon_ns(ctx, job)
     if missing_by_ns is not None:
         back_ns = max(min(missing_by_ns, policy.repair_ns), policy.grow_after_ns)
         slow_ns = min(back_ns, left_ns(job))
         loss += return_ns(job) * had if back_ns < left_ns(job) else 0
     loss += max(0, had * slow_ns * (after - before) // after)
-    return loss + to_come_gpu_ns(ctx, job, nodes, gpus, slow_ns)
+    return loss + to_come_gpu_ns(ctx, job, on, gpus, slow_ns)
 
 
 def return_ns(job: Job) -> int:

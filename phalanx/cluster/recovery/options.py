@@ -13,8 +13,9 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang import left_memory
-from phalanx.cluster.gang.layout import column_of, column_replicas, without_columns
+from phalanx.cluster.gang.layout import column_of, column_replicas, column_slots
 from phalanx.cluster.gang.losses import in_memory
+from phalanx.cluster.gang.node_rates import RatedNodes, rated
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import FallbackMapping, Job
 from phalanx.cluster.jobs.measured import waiting_parts_ns
@@ -28,6 +29,7 @@ from phalanx.cluster.placement.free_index import array_of
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.recovery.fallbacks import best_fallback
 from phalanx.cluster.recovery.prices import (
+    as_it_is,
     failures_ppm,
     horizon_ns,
     missing_ns,
@@ -143,7 +145,7 @@ def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
     assert job.placement is not None
     gpus = ctx.ledger.accounts[job.id].gpus
     again_ns = job.expected.join_ns(cold=False)
-    down = pause_ns(ctx, job, job.placement.nodes, gpus, started_ns=again_ns) * gpus
+    down = pause_ns(ctx, job, as_it_is(ctx, job), gpus, started_ns=again_ns) * gpus
     recur = max((recur_ppm(ctx, node, gang.broken[node]) for node in suspects), default=0)
     # A failure that comes back is paid for again, and again.
     again = down * recur // max(1, MILLION - recur)
@@ -205,14 +207,14 @@ def _reshaped(
     expected = job.expected
     started = expected.join_ns(cold=cold) if cold or ended else expected.rejoin_ns
     replicas = placement.replicas - len(columns) * column_replicas(shape, placement.replicas)
-    gpus, nodes = shape.gpus(replicas), _nodes_with(job, incoming, columns)
-    loss = pause_ns(ctx, job, nodes, gpus, started_ns=started, lost=gone) * gpus
+    gpus, on = shape.gpus(replicas), _rated_with(ctx, job, incoming, columns)
+    loss = pause_ns(ctx, job, on, gpus, started_ns=started, lost=gone) * gpus
     span_ns = horizon_ns(ctx, job)
     if columns:  # until it grows back
         if missing_by_ns is not None:
             span_ns = min(span_ns, max(missing_by_ns, ctx.policy.recovery.grow_after_ns))
         loss += slower_gpu_ns(job, replicas, span_ns)
-    loss += to_come_gpu_ns(ctx, job, nodes, gpus, span_ns)
+    loss += to_come_gpu_ns(ctx, job, on, gpus, span_ns)
     return Option(
         rung=Rung.SHRINK if columns else Rung.SWAP,
         loss_gpu_ns=loss,
@@ -224,18 +226,21 @@ def _reshaped(
     )
 
 
-def _nodes_with(
-    job: Job, incoming: tuple[tuple[int, int], ...], columns: tuple[int, ...]
-) -> tuple[int, ...]:
+def _rated_with(
+    ctx: Context, job: Job, incoming: tuple[tuple[int, int], ...], columns: tuple[int, ...]
+) -> RatedNodes:
     """The nodes of a gang with others in some slots, and without some columns."""
-    placement = job.placement
+    placement, shape = job.placement, job.spec.gang
     assert placement is not None
-    nodes = list(placement.nodes)
-    for slot, node in incoming:
-        nodes[slot] = node
-    if not columns:
-        return tuple(nodes)
-    return without_columns(nodes, job.spec.gang, placement.replicas, columns)
+    slots = [slot for slot, _ in incoming]
+    for column in columns:
+        slots.extend(column_slots(shape, placement.replicas, column))
+    return rated(
+        ctx,
+        placement.nodes,
+        without=[placement.nodes[slot] for slot in slots],
+        incoming=[node for _, node in incoming],
+    )
 
 
 def _shrunk(
@@ -295,12 +300,12 @@ def _waiting(
         return []
     if left_memory.keep(ctx, job) is None or not in_memory(gang, gone):
         return []
-    gpus = job.spec.gang.gpus(placement.replicas)
+    gpus, on = job.spec.gang.gpus(placement.replicas), as_it_is(ctx, job)
     # Whoever fails meanwhile is waited for as well.
-    again_ns = missing_by_ns * failures_ppm(ctx, placement.nodes, gpus, missing_by_ns) // MILLION
+    again_ns = missing_by_ns * failures_ppm(on, gpus, missing_by_ns) // MILLION
     start_ns = expected.join_ns(cold=True) + expected.form_ns + expected.restore_peer_ns
     redo_ns = (job.step - job.committed) * step_ns(job)
-    down = missing_by_ns + again_ns + through_ns(ctx, job, placement.nodes, gpus, start_ns, redo_ns)
+    down = missing_by_ns + again_ns + through_ns(ctx, job, on, gpus, start_ns, redo_ns)
     return [Option(rung=Rung.WAIT, loss_gpu_ns=down * gpus, leaving=gone)]
 
 
@@ -314,13 +319,12 @@ def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> 
 def _requeued(
     ctx: Context, job: Job, best: int | None, missing_by_ns: int | None, *, saves: bool
 ) -> Option:
-    assert job.placement is not None
-    expected, shape, nodes = job.expected, job.spec.gang, job.placement.nodes
+    expected, shape, on = job.expected, job.spec.gang, as_it_is(ctx, job)
     gpus = shape.gpus(shape.replicas)
     start_ns = expected.start_ns + expected.form_ns + expected.restore_remote_ns
     saving = expected.checkpoint_ns + expected.flush_ns
     again_ns = saving if saves else (job.step - job.durable) * step_ns(job)
-    down = through_ns(ctx, job, nodes, gpus, start_ns, again_ns) + ctx.policy.queue.delay_ns
+    down = through_ns(ctx, job, on, gpus, start_ns, again_ns) + ctx.policy.queue.delay_ns
     # Whether there is room elsewhere is worth finding out only if that could decide.
     cheaper = best is None or down * gpus < best
     if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), PlacementRefusal):

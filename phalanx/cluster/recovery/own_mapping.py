@@ -6,6 +6,7 @@ from msgspec import structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.gang.node_rates import rated
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.departure import depart_safely
 from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, Placement, SpecChange
@@ -16,7 +17,12 @@ from phalanx.cluster.jobs.replan import beyond_limits, place_as
 from phalanx.cluster.placement.choose import PlacementRefusal
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.recovery.fallbacks import return_ns
-from phalanx.cluster.recovery.prices import horizon_ns
+from phalanx.cluster.recovery.prices import (
+    failures_ppm,
+    horizon_ns,
+    to_come_gpu_ns,
+    until_through_ns,
+)
 
 
 def return_to_own(ctx: Context, job: Job) -> None:
@@ -31,6 +37,9 @@ def return_to_own(ctx: Context, job: Job) -> None:
         return
     found = place_as(ctx, job, changed)
     if isinstance(found, PlacementRefusal):
+        return
+    gain -= _failures_gpu_ns(ctx, job, found)
+    if gain <= 0:
         return
     _hold(ctx, job, found)
     why = LeaveCause.OWN_MAPPING.because(
@@ -51,6 +60,15 @@ def _gain_gpu_ns(ctx: Context, job: Job) -> int:
         before, after = job.step_ns, job.own_step_ns
     gpus = own.gang.gpus(replicas)
     return gpus * (horizon_ns(ctx, job) * (before - after) // before - return_ns(job))
+
+
+def _failures_gpu_ns(ctx: Context, job: Job, found: Placement) -> int:
+    """What failures cost more on the nodes of its own mapping: during the pause, and after it."""
+    own = job.own
+    assert own is not None
+    on, gpus, pause_ns = rated(ctx, found.nodes), own.gang.gpus(found.replicas), return_ns(job)
+    again_ns = until_through_ns(pause_ns, failures_ppm(on, gpus, pause_ns)) - pause_ns
+    return gpus * again_ns + to_come_gpu_ns(ctx, job, on, gpus, horizon_ns(ctx, job))
 
 
 def _hold(ctx: Context, job: Job, found: Placement) -> None:

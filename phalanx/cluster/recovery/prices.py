@@ -10,9 +10,9 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import returns
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.gang import node_rates
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.losses import in_memory
+from phalanx.cluster.gang.node_rates import RatedNodes, rated
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.gang.seen_failures import NODE_GPUS
 from phalanx.cluster.jobs.job import LONGEST_NS, Expected, Job
@@ -54,9 +54,15 @@ def slower_gpu_ns(job: Job, replicas: int, span_ns: int) -> int:
     return gpus * span_ns * (then - now) // then
 
 
-def failures_ppm(ctx: Context, nodes: tuple[int, ...], gpus: int, span_ns: int) -> int:
+def as_it_is(ctx: Context, job: Job) -> RatedNodes:
+    """The nodes that a gang has."""
+    assert job.placement is not None
+    return rated(ctx, job.placement.nodes)
+
+
+def failures_ppm(on: RatedNodes, gpus: int, span_ns: int) -> int:
     """Failures that so many GPUs of some nodes expect within a time, in millionths."""
-    return node_rates.mean_of(ctx, nodes) * gpus * span_ns // (NODE_GPUS * DAY_NS)
+    return on.rate * gpus * span_ns // (NODE_GPUS * DAY_NS)
 
 
 def until_through_ns(span_ns: int, often_ppm: int) -> int:
@@ -102,7 +108,7 @@ def missing_ns(ctx: Context, job: Job, gone: tuple[int, ...], count: int) -> int
 def pause_ns(
     ctx: Context,
     job: Job,
-    nodes: tuple[int, ...],
+    on: RatedNodes,
     gpus: int,
     *,
     started_ns: int,
@@ -110,14 +116,14 @@ def pause_ns(
 ) -> int:
     """From now to the step that was reached before the failure, if the next one comes as usual.
 
-    ``nodes``: that it would have. ``started_ns``: until the last worker that must be started is
+    ``on``: what it would have. ``started_ns``: until the last worker that must be started is
     up; 0: all live. ``lost``: nodes that the gang goes on without.
     """
     expected, gang = job.expected, gang_of(job)
     gone = tuple(node for node in lost if ctx.fleet.state(node) is NodeState.DEAD)
     step, source = choose_source(ctx, job, job.committed if in_memory(gang, gone) else -1)
     start_ns = started_ns + expected.form_ns + restore_ns(expected, source)
-    return through_ns(ctx, job, nodes, gpus, start_ns, (job.step - step) * step_ns(job))
+    return through_ns(ctx, job, on, gpus, start_ns, (job.step - step) * step_ns(job))
 
 
 def restore_ns(expected: Expected, source: Source) -> int:
@@ -131,44 +137,44 @@ def restore_ns(expected: Expected, source: Source) -> int:
 
 
 def through_ns(
-    ctx: Context, job: Job, nodes: tuple[int, ...], gpus: int, start_ns: int, again_ns: int
+    ctx: Context, job: Job, on: RatedNodes, gpus: int, start_ns: int, again_ns: int
 ) -> int:
     """A restart on some nodes and the steps made again, with the chance that it is interrupted.
 
     Steps that are safe in memory as soon as they are made are not made a third time.
     """
-    if not _copied(ctx, job, job.placement.nodes if job.placement else ()):
+    if not _copied(ctx, job, len(job.placement.nodes) if job.placement else 0):
         start_ns, again_ns = start_ns + again_ns, 0
-    return until_through_ns(start_ns, failures_ppm(ctx, nodes, gpus, start_ns)) + again_ns
+    return until_through_ns(start_ns, failures_ppm(on, gpus, start_ns)) + again_ns
 
 
-def to_come_gpu_ns(ctx: Context, job: Job, nodes: tuple[int, ...], gpus: int, span_ns: int) -> int:
+def to_come_gpu_ns(ctx: Context, job: Job, on: RatedNodes, gpus: int, span_ns: int) -> int:
     """What failures within a time cost a gang on some nodes more than as it is.
 
     Each costs a pause: a short one where another node has every slot's newest snapshot.
     """
-    placement = job.placement
-    assert placement is not None
-    now = _to_come(ctx, job, placement.nodes, job.spec.gang.gpus(placement.replicas), span_ns)
-    return _to_come(ctx, job, nodes, gpus, span_ns) - now
+    assert job.placement is not None
+    gpus_now = job.spec.gang.gpus(job.placement.replicas)
+    now = _to_come(ctx, job, as_it_is(ctx, job), gpus_now, span_ns)
+    return _to_come(ctx, job, on, gpus, span_ns) - now
 
 
-def _to_come(ctx: Context, job: Job, nodes: tuple[int, ...], gpus: int, span_ns: int) -> int:
+def _to_come(ctx: Context, job: Job, on: RatedNodes, gpus: int, span_ns: int) -> int:
     expected = job.expected
     each_ns = expected.join_ns(cold=False) + expected.form_ns
-    if _copied(ctx, job, nodes):
+    if _copied(ctx, job, on.count):
         each_ns += expected.restore_peer_ns + expected.snapshot_steps * step_ns(job) // 2
     elif expected.checkpoint_steps:
         each_ns += expected.restore_remote_ns + expected.checkpoint_steps * step_ns(job) // 2
     else:
         each_ns += job.step * step_ns(job)
-    return gpus * each_ns * failures_ppm(ctx, nodes, gpus, span_ns) // MILLION
+    return gpus * each_ns * failures_ppm(on, gpus, span_ns) // MILLION
 
 
-def _copied(ctx: Context, job: Job, slots: tuple[int, ...]) -> bool:
-    """Whether a gang of these slots has its newest steps in the memory of two nodes."""
+def _copied(ctx: Context, job: Job, slots: int) -> bool:
+    """Whether a gang of so many slots has its newest steps in the memory of two nodes."""
     snapshots = job.spec.expected.snapshot_steps > 0 and ctx.policy.recovery.peer_memory
-    return snapshots and len(slots) > 1
+    return snapshots and slots > 1
 
 
 def recur_ppm(ctx: Context, node: int, cause: str) -> int:

@@ -455,7 +455,7 @@ class LedgerOut(Out, frozen=True):
 class AgeRateOut(Out, frozen=True):
     """The same of nodes of one age: since they joined, or were repaired."""
 
-    age: str
+    age: str  # and, of those that failed before, how often
     failures: int
     node_days: float
     per_1000_node_days: float
@@ -474,7 +474,8 @@ class FailureRateOut(Out, frozen=True):
     high: float
     prior: float  # the policy's
     causes: dict[str, int]
-    ages: list[AgeRateOut] = []  # youngest first
+    ages: list[AgeRateOut] = []  # youngest first, then those of nodes that failed before
+    nodes_per_1000: float = 0.0  # mean of the nodes that are in the fleet, by age and past
 
 
 class FailureRates(Out, frozen=True):

@@ -16,7 +16,12 @@ from phalanx.config import ConfigError, Job, check, job_from_table, refuse_other
 from phalanx.config.toml_text import parse_toml
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
-from phalanx.plan.cost.failures import goodput
+from phalanx.plan.cost.failures import (
+    AUTOMATIC_RATE,
+    FailureSettings,
+    goodput,
+    rate_named,
+)
 from phalanx.plan.cost.money import Range
 from phalanx.plan.cost.uncertainty import Z80
 from phalanx.plan.machine import machine_of
@@ -58,6 +63,7 @@ class Running(Struct, frozen=True, kw_only=True):
     node_gpus: int = 1
     spares: int = 0  # nodes
     interval_seconds: float = 0.0  # between its checkpoints; 0: the planner's
+    failure_rate: str = AUTOMATIC_RATE  # of its nodes: a name, or a number per 1000 node-days
     steps: OwnSteps = OwnSteps()
 
 
@@ -101,7 +107,8 @@ def what_if(running: Running, change: JobChange, constants: Constants | None = N
 def priced(running: Running, change: JobChange, constants: Constants | None = None) -> PricedChange:
     """The same with the changed job, so that it may be carried out."""
     job = resolve(job_from_table(parse_toml(running.toml)), running.ranks)
-    before = plan_job(job, running.devices, constants=constants)
+    rate = FailureSettings(rate=rate_named(running.failure_rate))
+    before = plan_job(job, running.devices, constants=constants, settings=rate)
     own = running.steps
     ratio = own.seconds / before.step_seconds.mid if own.seconds else 1.0
     now = _outcome(before, running, job.train.steps, ratio, change=JobChange(), measured=True)
@@ -110,7 +117,7 @@ def priced(running: Running, change: JobChange, constants: Constants | None = No
     if change.search:
         other, _ = with_open_axes_chosen(all_open(other, ranks), on, constants=constants)
     refuse_other_sums(other, job.train, "the job")
-    after = plan_job(other, on, constants=constants)
+    after = plan_job(other, on, constants=constants, settings=rate)
     same = after.mapping == before.mapping and after.workload == before.workload
     then = _outcome(after, running, other.train.steps, ratio, change=change, measured=same)
     changed = _told(setting_changes(job, other), change)

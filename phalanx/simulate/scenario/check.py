@@ -19,7 +19,7 @@ INSTEAD = {
     "faults": "set chaos.faults and chaos.kinds",
     "workload": "set chaos.jobs",
 }
-ONE_JOBS = ("tensor", "context", "pipeline", "least_replicas", "steps")  # of job.*
+ONE_JOBS = ("tensor", "context", "pipeline", "least_replicas", "fallbacks", "steps")  # of job.*
 OWN = ("name", "about", "chaos", "variants")
 
 
@@ -115,6 +115,9 @@ def _without_effect(scenario: Scenario, given: Collection[str]) -> Iterator[Conf
     if not policy.rebalance and job.micro_batches < 2:
         rule = f"changes nothing: job.micro_batches is {job.micro_batches}, too few to give away"
         yield problem("policy.rebalance", False, rule, "leave it out, or set job.micro_batches")
+    if job.fallbacks and job.least_replicas:
+        rule = "changes nothing: with job.least_replicas it goes on with fewer replicas"
+        yield problem("job.fallbacks", True, rule, "leave one of them out")
     if not policy.shrink and not job.least_replicas:
         rule = "changes nothing: no job has fewer replicas that it can go on with"
         yield problem("policy.shrink", False, rule, "leave it out, or set job.least_replicas")

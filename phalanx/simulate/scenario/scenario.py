@@ -68,6 +68,9 @@ class JobPart(Section, frozen=True, kw_only=True):
     """Pipeline stages; reduced where the number of GPUs does not divide."""
     least_replicas: Natural = 0
     """Data-parallel replicas it can shrink to; 0: it needs all of them."""
+    fallbacks: bool = False
+    """It has mappings for three quarters and for half of its nodes, with which it can go on while
+    nodes are missing: steps take as much longer. Not with job.least_replicas."""
     step_seconds: SomeSeconds = 5.0
     """A healthy step, stalls of checkpoints left out."""
     micro_batches: Natural = 8

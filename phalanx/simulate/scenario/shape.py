@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+from msgspec import structs
+
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
+from phalanx.cluster.jobs.job import Expected, FallbackMapping, GangShape, JobSpec
 from phalanx.cluster.policy import (
     HealthPolicy,
     Policy,
@@ -159,17 +161,33 @@ def big_job(scenario: Scenario) -> JobSpec:
     if part.least_replicas > replicas:
         rule = f"is more than the {replicas} replicas of the job"
         raise ConfigError("job.least_replicas", part.least_replicas, rule, f"at most {replicas}")
+    shape = GangShape(
+        replicas=replicas,
+        least_replicas=part.least_replicas,
+        tensor=part.tensor,
+        context=part.context,
+        pipeline=pipeline,
+        slot_gpus=fleet.node_gpus,
+        whole_nodes=True,
+    )
+    expected = expected_of(scenario, part.steps)
     return JobSpec(
         name="run",
-        gang=GangShape(
-            replicas=replicas,
-            least_replicas=part.least_replicas,
-            tensor=part.tensor,
-            context=part.context,
-            pipeline=pipeline,
-            slot_gpus=fleet.node_gpus,
-            whole_nodes=True,
-        ),
-        expected=expected_of(scenario, part.steps),
+        gang=shape,
+        expected=expected,
         spares=fleet.spare_nodes if fleet.spares_warm else 0,
+        fallbacks=_fallbacks(shape, expected) if part.fallbacks else (),
+    )
+
+
+def _fallbacks(shape: GangShape, expected: Expected) -> tuple[FallbackMapping, ...]:
+    """Fewer replicas of a job that cannot shrink, which share its batch."""
+    counts = dict.fromkeys(shape.replicas * quarters // 4 for quarters in (3, 2))
+    return tuple(
+        FallbackMapping(
+            gang=structs.replace(shape, replicas=count),
+            expected=structs.replace(expected, step_ns=expected.step_ns * shape.replicas // count),
+        )
+        for count in counts
+        if 0 < shape.slots(count) < shape.slots(shape.replicas)
     )

@@ -63,7 +63,7 @@ def test_a_job_on_the_model_that_fails_more_saves_more_often_and_the_log_says_wh
     for turn in range(12):  # of one model two in 48 days, of the other ten
         breaks(drive, bad if turn % 6 else good, turn % 4)
         drive.wait(4 * DAY_NS)
-    rates = [node_rates.mean_of(drive.core._ctx, job.placement.nodes) for job in (good, bad)]
+    rates = [node_rates.rated(drive.core._ctx, job.placement.nodes).rate for job in (good, bad)]
     assert rates[1] > 2.5 * rates[0]
     assert interval_seconds(drive, bad) < 0.7 * interval_seconds(drive, good)
     told = [each.reason for each in drive.bodies(Notify) if each.job == bad.id]
@@ -78,10 +78,8 @@ def test_the_ladder_reckons_with_the_nodes_that_a_way_would_use() -> None:
     for _ in range(5):
         breaks(drive, job)
     ctx = drive.core._ctx
-    good, bad = tuple(range(4)), tuple(range(4, 8))
-    assert prices.failures_ppm(ctx, bad, 32, DAY_NS) > 4 * prices.failures_ppm(
-        ctx, good, 32, DAY_NS
-    )
+    good, bad = (node_rates.rated(ctx, tuple(range(first, first + 4))) for first in (0, 4))
+    assert prices.failures_ppm(bad, 32, DAY_NS) > 4 * prices.failures_ppm(good, 32, DAY_NS)
     # Nodes that are never seen to fail would save what the next failures cost.
     assert prices.to_come_gpu_ns(ctx, job, good, 32, DAY_NS) < 0
     assert prices.to_come_gpu_ns(ctx, job, bad, 32, DAY_NS) == 0
@@ -109,7 +107,7 @@ def test_one_failure_that_was_seen_doubles_the_rate_and_no_more() -> None:
     job = drive.running(1, gang=FOUR, retries=99)
     breaks(drive, job)
     ctx = drive.core._ctx
-    assert node_rates.mean_of(ctx, job.placement.nodes) == pytest.approx(2 * PRIOR, rel=0.01)
+    assert node_rates.rated(ctx, job.placement.nodes).rate == pytest.approx(2 * PRIOR, rel=0.01)
 
 
 def test_nodes_that_failed_before_are_told_apart_as_far_as_such_were_seen_to_fail() -> None:
@@ -153,7 +151,9 @@ def test_a_mean_over_nodes_is_that_over_their_groups() -> None:
     ctx.node_rates = None
     for nodes in ((0, 1, 2, 3), (4, 5, 6, 7), (0, 5), (7,)):
         groups = risk_groups.groups_of(ctx, nodes)
-        assert node_rates.mean_of(ctx, nodes) == node_rates.mean_of_groups(ctx, groups)
+        assert node_rates.rated(ctx, nodes).rate == node_rates.mean_of_groups(ctx, groups)
+    swapped = node_rates.rated(ctx, (4, 5, 6), without=(5, 4), incoming=(0,))
+    assert swapped == node_rates.rated(ctx, (6, 0)) and swapped.count == 2
     assert risk_groups.group_of(ctx, 4) == "older, failed more often"
     assert risk_groups.group_of(ctx, 5) == "first week"
 

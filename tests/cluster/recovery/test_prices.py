@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
+from phalanx.cluster.gang.node_rates import rated
 from phalanx.cluster.jobs.horizon import Horizon
 from phalanx.cluster.jobs.job import Expected, GangShape
 from phalanx.cluster.placement.free_index import FreeIndex
@@ -44,9 +45,9 @@ def test_how_often_a_gang_fails_follows_from_its_size_and_from_what_was_seen():
     drive = Drive(8, often_failing(4_000))
     job = drive.running(gang=WIDE)
     ctx = drive.core._ctx
-    whole = prices.failures_ppm(ctx, job.placement.nodes, 64, DAY)
+    whole = prices.failures_ppm(prices.as_it_is(ctx, job), 64, DAY)
     assert whole == pytest.approx(32_000, rel=0.01)  # 4 in 1000 node-days, 8 nodes, a day
-    assert prices.failures_ppm(ctx, job.placement.nodes, 32, DAY) == pytest.approx(
+    assert prices.failures_ppm(prices.as_it_is(ctx, job), 32, DAY) == pytest.approx(
         whole // 2, rel=0.01
     )
     for _ in range(3):
@@ -58,16 +59,16 @@ def test_how_often_a_gang_fails_follows_from_its_size_and_from_what_was_seen():
         drive.settle(job)
         drive.run(job)
         drive.train(job, 10)
-    assert prices.failures_ppm(ctx, job.placement.nodes, 64, DAY) > 2 * whole
+    assert prices.failures_ppm(prices.as_it_is(ctx, job), 64, DAY) > 2 * whole
 
 
 def test_a_restart_that_takes_long_is_likely_to_be_interrupted():
     calm, rough = Drive(8, often_failing(1)), Drive(8, often_failing(50_000_000))
     pauses = []
     for drive in (calm, rough):
-        job = drive.running(gang=WIDE)
+        job, ctx = drive.running(gang=WIDE), drive.core._ctx
         pauses.append(
-            prices.pause_ns(drive.core._ctx, job, job.placement.nodes, 64, started_ns=300 * SECOND)
+            prices.pause_ns(ctx, job, prices.as_it_is(ctx, job), 64, started_ns=300 * SECOND)
         )
     assert pauses[0] == pytest.approx(310 * SECOND, rel=1e-3)  # formed, and restored from memory
     assert pauses[1] > 1.1 * pauses[0]  # though 750 s without a failure have lowered the rate
@@ -101,7 +102,10 @@ def test_failures_to_come_cost_more_where_nobody_has_a_second_copy():
     job = drive.running(gang=WIDE)
     ctx = drive.core._ctx
     nodes = job.placement.nodes
-    two, one = (prices.to_come_gpu_ns(ctx, job, nodes[:count], 8 * count, DAY) for count in (2, 1))
+    two, one = (
+        prices.to_come_gpu_ns(ctx, job, rated(ctx, nodes[:count]), 8 * count, DAY)
+        for count in (2, 1)
+    )
     assert two < 0  # fewer nodes fail less often, and hold up fewer
     assert one > two
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from phalanx.cluster.context import FailureDay
 from phalanx.cluster.core import Core
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import FallbackMapping, GangShape, Job, JobSpec
 from phalanx.cluster.plan_record import PlanRecord
 from phalanx.cluster.policy import Policy, RecoveryPolicy
@@ -286,6 +289,26 @@ def test_the_price_grows_with_the_step_and_with_the_wait() -> None:
     # A day at half the speed loses eight of sixteen GPUs for a day; pauses come on top.
     assert 8 * day < slow < 9 * day
     assert not [body for body in drive.bodies(Form) if body.payload == "one stage"], "pure"
+
+
+def test_it_does_not_return_to_nodes_that_fail_before_that_pays() -> None:
+    """Half an hour of steps that are two fifths longer is worth the pause, unless nodes fail."""
+    nearly = structs.replace(ON_ONE, expected=structs.replace(EXPECTED, step_ns=7 * SECOND))
+    policy = Policy(recovery=RecoveryPolicy(repair_ns=30 * MINUTE))
+    for failures, returns in ((0, True), (1_000_000, False)):
+        kinds = Fleet(Node(name=kind, gpus=8, kind=kind, rails=8) for kind in ("good", "bad"))
+        drive = Drive(policy=policy, fleet=kinds)
+        job = stages(drive, fallbacks=(nearly,))
+        lose(drive, 1)
+        assert job.why.facts["rung"] == "remap"
+        drive.run(job)
+        drive.train(job, 10)
+        seen = FailureDay(day=0, gpu_seconds=8 * 86_400, causes={"hbm_ecc": failures})
+        drive.core._ctx.health.failures["bad"].days = [seen]
+        comes_back(drive, 1)
+        while job.state == "running" and drive.now_ns < 60 * MINUTE:
+            drive.wait(SECOND)
+        assert (job.state == "draining") is returns
 
 
 def test_what_was_measured_of_both_mappings_decides_whether_it_returns() -> None:

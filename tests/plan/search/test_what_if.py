@@ -30,6 +30,15 @@ def running(ranks: int = 256, steps: OwnSteps = STEPS) -> Running:
     return Running(toml=to_toml(job), ranks=ranks, devices=devices, node_gpus=8, steps=steps)
 
 
+def test_a_job_whose_nodes_fail_often_is_priced_so() -> None:
+    calm, rough = (
+        what_if(structs.replace(running(), failure_rate=rate, interval_seconds=1800.0), JobChange())
+        for rate in ("2", "200")
+    )
+    assert rough.now.goodput < 0.98 * calm.now.goodput
+    assert rough.now.hours.mid > calm.now.hours.mid
+
+
 def test_without_a_change_it_goes_on_as_it_was_measured() -> None:
     found = what_if(running(), JobChange())
     assert found.now == found.then and found.changed == ()

@@ -19,7 +19,7 @@ from phalanx.cluster.protocol.events import (
 )
 from phalanx.control.server.http.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoints
 from phalanx.control.server.http.views import (
-    failure_rate,
+    failures_by_kind,
     names_of,
     node_history,
     node_out,
@@ -137,7 +137,7 @@ async def stop_acceptance(call: Call) -> t.AcceptanceOut:
 async def failure_rates(call: Call) -> t.FailureRates:
     """Say how often nodes fail here, by kind."""
     now_ns = call.leading.controller.clock.now_ns()
-    return t.FailureRates(rates=[failure_rate(each) for each in call.leading.core.failures(now_ns)])
+    return t.FailureRates(rates=failures_by_kind(call.leading.core, now_ns))
 
 
 @_node("POST /v1/nodes/{node}/drain", body=t.Drain)

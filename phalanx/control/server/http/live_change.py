@@ -56,7 +56,7 @@ def running_job(core: Core, job: Job, steps: OwnSteps) -> Running:
         rule = "is a program of its own: the planner cannot see inside"
         raise ConfigError("job", job.id, rule, "ask about a job that was submitted as a job file")
     described, ranks = _as_it_runs(job, work)
-    site = site_of(core, job.spec, described)
+    site = site_of(core, job.spec, described, held=job.placement)
     if site.devices is None:
         raise ConfigError("job", job.id, site.problem, "describe its nodes' GPUs")
     every = job.spec.expected.checkpoint_steps
@@ -67,6 +67,7 @@ def running_job(core: Core, job: Job, steps: OwnSteps) -> Running:
         node_gpus=max(1, job.spec.gang.slot_gpus),
         spares=job.spec.spares,
         interval_seconds=every * (job.step_ns or job.spec.expected.step_ns) / 1e9,
+        failure_rate=site.failure_rate or described.checkpoint.failure_rate,
         steps=steps,
     )
 

@@ -15,9 +15,10 @@ from phalanx.cluster.jobs.job import (
     FallbackMapping,
     GangShape,
     JobSpec,
+    Placement,
 )
 from phalanx.cluster.jobs.job import Job as QueuedJob
-from phalanx.cluster.placement.catalogued import CPU, planned_cluster
+from phalanx.cluster.placement.catalogued import CPU, likely_nodes, planned_cluster
 from phalanx.cluster.plan_record import Origin, PlanInterval, PlanRecord
 from phalanx.cluster.policy import PricePolicy
 from phalanx.config import ConfigError, Job, micro_batches, takes_unequal_shares, to_toml
@@ -45,29 +46,37 @@ class PlanningSite(Struct, frozen=True, kw_only=True):
     problem: str = ""  # why there are none
     state: Path | None = None  # the server's folder, which may hold calibrated constants
     measured: dict[str, int] = {}  # fields of Expected, as jobs before took
-    failure_rate: str = ""  # per 1000 node-days, as this fleet was seen to fail; "": as jobs say
+    failure_rate: str = ""  # per 1000 node-days, as its nodes were seen to fail; "": as jobs say
 
 
-def site_of(core: Core, spec: JobSpec, job: Job, state: Path | None = None) -> PlanningSite:
-    """The fleet as it is now, for a job. Reads the core: only between two events."""
+def site_of(
+    core: Core,
+    spec: JobSpec,
+    job: Job,
+    state: Path | None = None,
+    *,
+    held: Placement | None = None,
+) -> PlanningSite:
+    """The fleet as it is now, for a job, which may have nodes. Reads it between two events."""
     view = core.view
     try:
         found = planned_cluster(view.fleet, spec, _ranks(job), cpu=job.train.device == CPU)
     except ConfigError as error:
         return PlanningSite(problem=str(error))
+    automatic = job.checkpoint.failure_rate == AUTOMATIC_RATE
     return PlanningSite(
         devices=_priced(found, view.policy.price),
         state=state,
         measured=recent_times(reversed(view.jobs.values())),
-        failure_rate=_seen_rate(core) if job.checkpoint.failure_rate == AUTOMATIC_RATE else "",
+        failure_rate=_seen_rate(core, spec, held) if automatic else "",
     )
 
 
-def _seen_rate(core: Core) -> str:
-    """Of the kind of nodes that gangs ran longest on; "": none ran yet."""
-    seen = core.failures(core.view.now_ns)
-    most = max(seen, key=lambda each: each.gpu_seconds, default=None)
-    return f"{most.per_million_node_days / 1000:.4g}" if most and most.gpu_seconds else ""
+def _seen_rate(core: Core, spec: JobSpec, held: Placement | None) -> str:
+    """Of the nodes that a job has, or is likely to get; "": no gang ran yet."""
+    nodes = held.nodes if held is not None else likely_nodes(core.view.fleet, spec)
+    ran = any(each.gpu_seconds for each in core.failures(core.view.now_ns))
+    return f"{core.failures_per_million_node_days(nodes) / 1000:.4g}" if ran and nodes else ""
 
 
 def planned(spec: JobSpec, job: Job, site: PlanningSite) -> JobSpec:

@@ -58,7 +58,8 @@ async def carry_out(call: Call, change: JobChange) -> t.Done:
     spec = changed_spec(before, found, _node_gpus(call.leading.core, job))
     if change.spares >= 0:
         spec = structs.replace(spec, spares=change.spares)
-    site = site_of(call.leading.core, spec, found.job, call.server.options.state)
+    core, state = call.leading.core, call.server.options.state
+    site = site_of(core, spec, found.job, state, held=job.placement)
     spec = await call.server.read(planned, spec, found.job, site)
     if job.spec is not before:
         raise ApiError(409, "changed_meanwhile", f"job {job.id} was changed meanwhile: ask again")

@@ -248,7 +248,18 @@ def questions(core: Core) -> list[QuestionOut]:
     ]
 
 
-def failure_rate(seen: SeenFailures) -> FailureRateOut:
+def failures_by_kind(core: Core, now_ns: int) -> list[FailureRateOut]:
+    """How often nodes fail, by kind, and as those do that are in the fleet."""
+    nodes: dict[str, list[int]] = {}
+    for number, node in enumerate(core.view.fleet.nodes):
+        nodes.setdefault(node.kind, []).append(number)
+    return [
+        failure_rate(seen, core.failures_per_million_node_days(tuple(nodes.get(seen.kind, ()))))
+        for seen in core.failures(now_ns)
+    ]
+
+
+def failure_rate(seen: SeenFailures, of_nodes: int) -> FailureRateOut:
     """A rate of failures, with the interval that holds four chances in five."""
     rate, low, high = _rate_between(seen.per_million_node_days, seen.failures)
     return FailureRateOut(
@@ -261,6 +272,7 @@ def failure_rate(seen: SeenFailures) -> FailureRateOut:
         prior=seen.prior / 1000,
         causes=seen.causes,
         ages=[_group_rate(each) for each in (*seen.ages, *seen.failed_before)],
+        nodes_per_1000=of_nodes / 1000,
     )
 
 

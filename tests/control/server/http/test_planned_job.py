@@ -273,6 +273,40 @@ def test_a_fleet_that_was_seen_to_fail_often_has_jobs_planned_to_save_more_often
     assert plan(named, 8, drive).expected.checkpoint_steps == pytest.approx(before, rel=0.001)
 
 
+def test_a_job_is_planned_with_the_rate_of_the_nodes_that_it_has_or_would_get() -> None:
+    """Of two models one fails: a job that may only have the other is planned as before."""
+    drive = Drive(
+        fleet=Fleet(
+            Node(name=f"{kind}{number}", kind=kind, features=(kind,), rails=8)
+            for kind in ("h100", "h200")
+            for number in range(4)
+        )
+    )
+    running = drive.running(constraint="h100", retries=99)
+    for _ in range(5):
+        exited = WorkerExited(
+            node=running.placement.nodes[0],
+            job=running.id,
+            generation=running.generation,
+            rank=0,
+            cause="nccl_timeout",
+            step=running.step,
+        )
+        drive.tell(exited)
+        drive.settle(running)
+        drive.run(running)
+        drive.train(running, 1)
+    job = job_on({"data": 8})
+    bad, good = (
+        float(site_of(drive.core, structs.replace(running.spec, constraint=kind), job).failure_rate)
+        for kind in ("h100", "h200")
+    )
+    assert bad > 5 * good and good == pytest.approx(3.789, rel=0.01)
+    anywhere = structs.replace(running.spec, constraint="")
+    held = site_of(drive.core, anywhere, job, held=running.placement)
+    assert float(held.failure_rate) == pytest.approx(bad, rel=0.1)
+
+
 def test_a_job_carries_mappings_for_fewer_nodes() -> None:
     job = job_on({"data": 2, "pipeline": 4, "zero": 1}, "cuda")
     spec = structs.replace(spec_for(job, 8, 2))

@@ -19,8 +19,10 @@ def test_a_failure_rate_is_shown_by_age_with_what_is_uncertain() -> None:
                 "older": (975 * day, 2),
                 "older, failed once": (5 * day, 2),
             },
-        )
+        ),
+        of_nodes=12_000,
     )
+    assert shown.nodes_per_1000 == 12.0
     young, old, again = shown.ages
     assert (young.age, young.failures, young.node_days) == ("first day", 6, 20.0)
     assert old.per_1000_node_days < shown.per_1000_node_days < young.per_1000_node_days
