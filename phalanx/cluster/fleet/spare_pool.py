@@ -86,9 +86,9 @@ def _beyond_need(ctx: Context) -> dict[tuple[int, ...], int]:
     free_index, kinds = free_index_of(ctx.fleet), len(ctx.fleet.classes)
     ctx.queue.sync(ctx.view)
     needed: dict[tuple[int, ...], int] = {}
-    for demand in ctx.queue.waiting.demands.values():
-        classes = demand.suiting(free_index, kinds)
-        needed[classes] = max(needed.get(classes, 0), demand.least_slots)
+    for group in ctx.queue.waiting.groups.values():
+        classes = group.suiting(free_index, kinds)
+        needed[classes] = max(needed.get(classes, 0), group.least_slots)
     return {
         classes: free_index.sound(classes).bit_count() - count for classes, count in needed.items()
     }

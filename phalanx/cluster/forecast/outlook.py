@@ -51,7 +51,7 @@ class Outlook:
 
     def classes(self, demand: Demand) -> tuple[int, ...]:
         """Classes of nodes that would do for a demand."""
-        return demand.suiting(free_index_of(self._view.fleet), len(self._view.fleet.classes))
+        return demand.group.suiting(free_index_of(self._view.fleet), len(self._view.fleet.classes))
 
     def jobs_ahead(self, mine: OrderKey) -> int:
         """Jobs before a place."""

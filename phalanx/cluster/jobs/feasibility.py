@@ -259,6 +259,7 @@ def _queue_problems(policy: QueuePolicy) -> list[ConfigProblem]:
         "age_weight",
         "fair_share_weight",
         "size_weight",
+        "short_weight",
         "quota_weight",
         "backfill_depth",
         "grace_ns",

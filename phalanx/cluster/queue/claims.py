@@ -168,7 +168,7 @@ def collector(index: QueueIndex, view: View, saved: Saved) -> int:
 def collected(waiting: PendingJobs, view: View, number: int) -> Nodes:
     """Nodes that a job could use at once, were they enough."""
     free_index, demand = free_index_of(view.fleet), waiting.where[number][1]
-    suiting = demand.suiting(free_index, len(view.fleet.classes))
+    suiting = demand.group.suiting(free_index, len(view.fleet.classes))
     return free_index.with_free(suiting, demand.request.shape.slot_gpus)
 
 

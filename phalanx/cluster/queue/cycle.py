@@ -24,7 +24,14 @@ from phalanx.cluster.queue.claims import (
 )
 from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize, Start
 from phalanx.cluster.queue.index import QueueIndex
-from phalanx.cluster.queue.pending import Demand, Lane, PriorityOrder, starves
+from phalanx.cluster.queue.pending import (
+    UNBOUNDED_NS,
+    Demand,
+    DemandGroup,
+    Lane,
+    PriorityOrder,
+    starves,
+)
 from phalanx.cluster.queue.preemption import Eviction, PreemptionOffer
 from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
@@ -56,9 +63,8 @@ class Pass:
         self._collected: Nodes = 0
         self._saved = index.limits.saved_for(view)  # by limit: the job that starves under it
         self._kept: dict[int | None, Nodes] = {}  # by bound: what ``_bind`` closes
-        self._without_capacity: dict[
-            int, list[Nodes]
-        ] = {}  # by demand: closed nodes without which it fails
+        # By what is asked for: closed nodes without which it fails.
+        self._without_capacity: dict[DemandGroup, list[Nodes]] = {}
 
     def run(self) -> list[Decision]:
         """All decisions, in order."""
@@ -134,42 +140,63 @@ class Pass:
             front.go_on(source, started)
 
     def _backfill(self) -> None:
-        front = PriorityOrder(self._waiting, self._ranks)
-        free_index = free_index_of(self._view.fleet)
-        free: dict[tuple[tuple[int, ...], int], Nodes] = {}
-        left: dict[tuple[tuple[int, ...], int, int | None], int] = {}  # nodes nobody was promised
-        classes = len(self._view.fleet.classes)
         promised, where = self._promises.by_job, self._waiting.where
-        # Jobs that were promised nodes fare unlike others with the same demand.
-        unlike = {id(where[number][1]) for number in promised if number in where}
-        hopeful: dict[int, None] = {}
-        for demand in self._waiting.demands.values():
-            key = (demand.suiting(free_index, classes), demand.request.shape.slot_gpus)
-            bound = demand.bound_ns
-            if (*key, bound) not in left:
-                if key not in free:
-                    free[key] = free_index.with_free(*key)
-                left[(*key, bound)] = (free[key] & ~self._promised(bound)).bit_count()
-            # What is promised to one of them is not in its way.
-            if left[(*key, bound)] >= demand.least_slots or id(demand) in unlike:
-                hopeful[id(demand)] = None
-                front.add_all(demand)
+        longest = self._longest_stays()
+
+        def stays_too_long(number: int) -> bool:
+            demand = where[number][1]
+            return number not in promised and demand.held_ns > longest[demand.group]
+
+        def skipped(number: int) -> bool:
+            return number in promised or stays_too_long(number)
+
+        front = PriorityOrder(self._waiting, self._ranks)
+        for number in promised:  # what is promised to one is not in its own way
+            if number in where:
+                front.add(where[number][0], [(where[number][2], number)])
+        for group in longest:
+            for lane, entries in group.lanes.items():
+                front.add(lane, entries, skipped)
         looked = 0
-        while hopeful and looked < self._policy.backfill_depth:
-            found = front.pop()
-            if found is None:
-                return
+        while looked < self._policy.backfill_depth and (found := front.pop()) is not None:
             number, lane, demand, source = found
-            if id(demand) not in hopeful:
+            if stays_too_long(number):
+                front.go_on(source, started=False)
                 continue
             looked += 1
             if self._gated(number, lane, demand):
                 continue
+            own = number in promised
             started = self._try(self._view.jobs[number], lane, demand, backfilled=True)
-            if started or number in promised or self._view.reservations:
-                front.go_on(source, started)
-            elif id(demand) not in unlike:
-                del hopeful[id(demand)]  # whoever asks the same fares no better, in any team
+            if own:
+                continue
+            if not started and not self._view.reservations:
+                # Whoever asks for the same and stays as long fares no better, in any team.
+                longest[demand.group] = demand.held_ns - 1
+            front.go_on(source, started)
+
+    def _longest_stays(self) -> dict[DemandGroup, int]:
+        """How long a job may hold its nodes to have room for it beside what is promised.
+
+        By what it asks for; groups that have no room at all are left out.
+        """
+        free_index, classes = free_index_of(self._view.fleet), len(self._view.fleet.classes)
+        free: dict[tuple[tuple[int, ...], int], Nodes] = {}
+        now = self._view.now_ns
+        due = [self._promises.by_job[number].empty_ns - now for number in self._bind]
+        stays: list[int | None] = [None, *sorted({max(0, at) for at in due}, reverse=True)]
+        longest: dict[DemandGroup, int] = {}
+        for group in self._waiting.groups.values():
+            key = (group.suiting(free_index, classes), group.request.shape.slot_gpus)
+            if key not in free:
+                free[key] = free_index.with_free(*key)
+            if free[key].bit_count() < group.least_slots:
+                continue
+            for stay in stays:
+                if (free[key] & ~self._promised(stay)).bit_count() >= group.least_slots:
+                    longest[group] = UNBOUNDED_NS if stay is None else stay
+                    break
+        return longest
 
     def _promised(self, bound: int | None) -> Nodes:
         """Nodes that are promised before a job that holds its nodes so long would be gone."""
@@ -213,7 +240,7 @@ class Pass:
     def _try(self, job: Job, lane: Lane, demand: Demand, *, backfilled: bool = False) -> bool:
         """Starts a job if there is room for it."""
         closed = self._closed(job, demand.bound_ns)
-        failed = self._without_capacity.setdefault(id(demand), [])
+        failed = self._without_capacity.setdefault(demand.group, [])
         if any(known & ~closed == 0 for known in failed):
             return False
         placement = self._place(job, demand, closed)

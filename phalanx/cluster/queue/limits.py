@@ -125,8 +125,8 @@ class Limits:
 def _has_nodes(view: View, demand: Demand) -> bool:
     """Whether a demand would have nodes if nothing ran: for others nothing need be saved."""
     free_index = free_index_of(view.fleet)
-    sound = free_index.sound(demand.suiting(free_index, len(view.fleet.classes)))
-    return sound.bit_count() >= demand.least_slots
+    sound = free_index.sound(demand.group.suiting(free_index, len(view.fleet.classes)))
+    return sound.bit_count() >= demand.group.least_slots
 
 
 def _can_pass(view: View, gate: AtLimit) -> bool:

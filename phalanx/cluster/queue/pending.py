@@ -1,17 +1,19 @@
 """The pending jobs, so indexed that a pass over the queue looks at few of them.
 
-Jobs that ask for the same thing share a ``Demand``: when it has no room, none of them has. Jobs of
-one team and one base priority form a lane, in which they stay in order of arrival forever; only
-between lanes does the order change with time, by age and fair share.
+Jobs that ask for the same thing share a ``Demand``: when it has no room, none of them has. Demands
+that differ only in how long they hold nodes share a ``DemandGroup``: when one has no room, none has
+that holds them as long. Jobs of one team and one base priority form a lane, in which they stay in
+order of arrival forever; only between lanes does the order change with time, by age and fair share.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from phalanx.cluster.jobs.horizon import bound_ns, length_ns
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import SECOND_NS, GangShape, Job
 from phalanx.cluster.placement.free_index import FreeIndex
 from phalanx.cluster.placement.request import PlacementRequest, barred_from, gpus_of, request_of
 from phalanx.cluster.policy import QueuePolicy
@@ -19,10 +21,15 @@ from phalanx.cluster.queue.fairshare import ONE, factors
 from phalanx.cluster.state import View
 
 LARGEST_BITS = 17  # a gang of 100,000 GPUs has the whole of ``size_weight``
+SHORTEST_NS = 60 * SECOND_NS  # a limit of this and less has the whole of ``short_weight``
+SHORT_BITS = 17  # so often may that double until nothing is left of it
 
 
 Entry = tuple[int, int]  # (queued_ns, job)
+Skips = Callable[[int], bool]  # whether a job is passed over
 Key = tuple[GangShape, int, str, str, tuple[str, ...], int, int | None, int]
+GroupKey = tuple[GangShape, int, str, str, tuple[str, ...], int]
+UNBOUNDED_NS = 2**62  # how long a job holds its nodes of which nobody says it
 
 
 class Lane:
@@ -37,17 +44,28 @@ class Lane:
 class Demand:
     """What some pending jobs ask for alike, and for how long."""
 
-    def __init__(self, key: Key, request: PlacementRequest, gpus: int, least_gpus: int) -> None:
+    def __init__(self, key: Key, group: DemandGroup, gpus: int, least_gpus: int) -> None:
         self.key = key
-        self.request = request  # of any of them
+        self.group = group
+        self.request = group.request
         self.gpus = gpus
         self.least_gpus = least_gpus  # of the fewest replicas that they start with
+        self.bound_ns = key[-2]  # the longest that they hold nodes; None: nobody says
+        self.held_ns = UNBOUNDED_NS if self.bound_ns is None else self.bound_ns  # the same
+        self.length_ns = key[-1]  # how long they hold them as far as one can tell
+        self.lanes: dict[Lane, list[Entry]] = {}  # sorted
+
+
+class DemandGroup:
+    """Demands for the same nodes, for however long."""
+
+    def __init__(self, key: GroupKey, request: PlacementRequest) -> None:
+        self.key = key
+        self.request = request  # of any of them
         shape = request.shape
         self.least_slots = shape.slots(min(shape.floor, request.replicas))
         # The room and how many classes the fleet had, and what was found.
         self._suiting: tuple[FreeIndex | None, int, tuple[int, ...]] = (None, -1, ())
-        self.bound_ns = key[-2]  # the longest that they hold nodes; None: nobody says
-        self.length_ns = key[-1]  # how long they hold them as far as one can tell
         self.lanes: dict[Lane, list[Entry]] = {}  # sorted
 
     def suiting(self, free_index: FreeIndex, classes: int) -> tuple[int, ...]:
@@ -65,6 +83,7 @@ class PendingJobs:
     def __init__(self) -> None:
         self.lanes: dict[tuple[str, str, int], Lane] = {}
         self.demands: dict[Key, Demand] = {}
+        self.groups: dict[GroupKey, DemandGroup] = {}
         self.where: dict[int, tuple[Lane, Demand, int]] = {}  # by job; the last: queued_ns
         self._node_gpus = -1  # of the largest node when demands were counted
 
@@ -77,13 +96,17 @@ class PendingJobs:
         spec = job.spec
         bound, length = bound_ns(view, job), length_ns(view, job)
         where = (spec.constraint, spec.partition, barred_from(view.policy.queue, spec))
-        key = (spec.gang, job.wanted_replicas, *where, spec.spares, bound, length)
+        shared = (spec.gang, job.wanted_replicas, *where, spec.spares)
+        key = (*shared, bound, length)
         demand = self.demands.get(key)
         if demand is None:
+            group = self.groups.get(shared)
+            if group is None:
+                group = DemandGroup(shared, request_of(job, 0, view.policy))
+                self.groups[shared] = group
             least = min(spec.gang.floor, job.wanted_replicas)
             gpus, least_gpus = gpus_of(view.fleet, job), gpus_of(view.fleet, job, least)
-            demand = Demand(key, request_of(job, 0, view.policy), gpus, least_gpus)
-            self.demands[key] = demand
+            demand = self.demands[key] = Demand(key, group, gpus, least_gpus)
         place = (spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
         lane = self.lanes.get(place)
         if lane is None:
@@ -91,6 +114,7 @@ class PendingJobs:
         entry = (job.queued_ns, job.id)
         insort(lane.entries, entry)
         insort(demand.lanes.setdefault(lane, []), entry)
+        insort(demand.group.lanes.setdefault(lane, []), entry)
         self.where[job.id] = (lane, demand, job.queued_ns)
 
     def refresh(self, view: View) -> None:
@@ -110,16 +134,19 @@ class PendingJobs:
         if known is None:
             return
         lane, demand, queued_ns = known
-        entry = (queued_ns, job)
-        asking = demand.lanes[lane]
-        for entries in (lane.entries, asking):
-            del entries[bisect_left(entries, entry)]
+        entry, group = (queued_ns, job), demand.group
+        del lane.entries[bisect_left(lane.entries, entry)]
         if not lane.entries:
             del self.lanes[(lane.team, lane.qos, lane.base)]
-        if not asking:
-            del demand.lanes[lane]
-            if not demand.lanes:
-                del self.demands[demand.key]
+        for asking in (demand, group):
+            entries = asking.lanes[lane]
+            del entries[bisect_left(entries, entry)]
+            if not entries:
+                del asking.lanes[lane]
+        if not demand.lanes:
+            del self.demands[demand.key]
+            if not group.lanes:
+                del self.groups[group.key]
 
 
 def starves(view: View, job: Job) -> bool:
@@ -138,7 +165,16 @@ def base_parts(policy: QueuePolicy, job: Job) -> dict[str, int]:
         "qos": qos.priority if qos else 0,
         "partition": partition.priority if partition else 0,
         "size": policy.size_weight * bits // LARGEST_BITS,
+        "short": policy.short_weight * _short_bits(spec.time_limit_ns) // SHORT_BITS,
     }
+
+
+def _short_bits(limit_ns: int) -> int:
+    """How often a time limit could double until it is long; none is as long as can be."""
+    if not limit_ns:
+        return 0
+    doublings: int = (max(0, limit_ns - 1) // SHORTEST_NS).bit_length()
+    return max(0, SHORT_BITS - doublings)
 
 
 class Priorities:
@@ -186,6 +222,17 @@ class Priorities:
         return quota is not None and self._held.get(team, 0) + gpus <= quota.gpus
 
 
+def _none(_: int) -> bool:
+    return False
+
+
+def _first_of(entries: list[Entry], position: int, skips: Skips) -> int:
+    """The position of the first job from there on that is not passed over."""
+    while position < len(entries) and skips(entries[position][1]):
+        position += 1
+    return position
+
+
 class PriorityOrder:
     """Jobs in order of priority, from several lanes.
 
@@ -195,27 +242,19 @@ class PriorityOrder:
 
     def __init__(self, waiting: PendingJobs, ranks: Priorities) -> None:
         self._where, self._ranks = waiting.where, ranks
-        self._sources: list[tuple[Lane, list[Entry]]] = []
+        self._sources: list[tuple[Lane, list[Entry], Skips]] = []
         self._next: list[int] = []  # by source: position of the entry in the heap
         self._heap: list[tuple[int, int, int, int]] = []  # -priority, queued_ns, job, source
         self._ordered = False
 
-    def add(self, lane: Lane, entries: list[Entry]) -> None:
-        """Jobs of a lane (all, or those of one demand), in order of arrival."""
-        self._sources.append((lane, entries))
-        self._next.append(0)
-        self._heap.append(self._entry(len(self._sources) - 1, 0))
-        self._ordered = False
-
-    def add_all(self, demand: Demand) -> None:
-        """Jobs of every lane that ask for the same."""
-        of, gpus, first = self._ranks.of, demand.gpus, len(self._sources)
-        for source, (lane, entries) in enumerate(demand.lanes.items(), first):
-            queued_ns, job = entries[0]
-            self._heap.append((-of(lane, queued_ns, gpus), queued_ns, job, source))
-        self._sources.extend(demand.lanes.items())
-        self._next.extend([0] * len(demand.lanes))
-        self._ordered = False
+    def add(self, lane: Lane, entries: list[Entry], skips: Skips = _none) -> None:
+        """Jobs of a lane, all or some, in order of arrival; ``skips``: who is passed over."""
+        position = _first_of(entries, 0, skips)
+        if position < len(entries):
+            self._sources.append((lane, entries, skips))
+            self._next.append(position)
+            self._heap.append(self._entry(len(self._sources) - 1, position))
+            self._ordered = False
 
     def pop(self) -> tuple[int, Lane, Demand, int] | None:
         """(job, lane, demand, source) of the first job; the source waits for ``go_on``."""
@@ -239,13 +278,14 @@ class PriorityOrder:
 
     def go_on(self, source: int, started: bool) -> None:
         """The next job of a source; one that started has left the list already."""
-        if not started:
-            self._next[source] += 1
-        if self._next[source] < len(self._sources[source][1]):
-            heappush(self._heap, self._entry(source, self._next[source]))
+        _, entries, skips = self._sources[source]
+        position = _first_of(entries, self._next[source] + (not started), skips)
+        self._next[source] = position
+        if position < len(entries):
+            heappush(self._heap, self._entry(source, position))
 
     def _entry(self, source: int, position: int) -> tuple[int, int, int, int]:
-        lane, entries = self._sources[source]
+        lane, entries, _ = self._sources[source]
         queued_ns, job = entries[position]
         gpus = 0 if self._ranks.settled else self._where[job][1].gpus
         return -self._ranks.of(lane, queued_ns, gpus), queued_ns, job, source

@@ -26,7 +26,7 @@ OWN = ("name", "about", "chaos", "variants")
 # Of workload.*, by its kind.
 READ = {
     "one-job": ("kind", "file"),
-    "csv": ("kind", "file", "least_gpus"),
+    "csv": ("kind", "file", "least_gpus", "limit_factor"),
 }
 
 

@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from phalanx.cluster.policy import DAY_NS as _DAY_NS
+from phalanx.cluster.policy import HOUR_NS as _HOUR_NS
+from phalanx.cluster.policy import QueuePolicy
 from phalanx.config.section import Below1, Fraction, Section
 
 # Bounds refuse slips of the hand, and what virtual time (64 bits of nanoseconds) cannot hold.
@@ -24,6 +27,9 @@ MOST_LOAD = 2.0  # of all GPU time
 MOST_RATE = 1e6  # faults in 1000 node-days
 Rate = Annotated[float, Meta(ge=0, le=MOST_RATE)]
 Hours = Annotated[float, Meta(ge=0, le=1e5)]
+Days = Annotated[float, Meta(gt=0, le=3660)]
+Weight = Annotated[int, Meta(ge=0, le=10**9)]
+_QUEUE = QueuePolicy()
 
 
 class FleetPart(Section, frozen=True, kw_only=True):
@@ -232,6 +238,33 @@ class PolicyPart(Section, frozen=True, kw_only=True):
     """Until a person answers a question of the core (with yes)."""
 
 
+class QueuePart(Section, frozen=True, kw_only=True):
+    """The order of the queue: settings of the core ([queue] of a site's policy file)."""
+
+    age_weight: Weight = _QUEUE.age_weight
+    """Priority gained by waiting age_full_days."""
+    age_full_days: Days = _QUEUE.age_full_ns / _DAY_NS
+    """Waiting longer gains nothing more."""
+    fair_share_weight: Weight = _QUEUE.fair_share_weight
+    """Priority of a team that used nothing of its share."""
+    half_life_days: Days = _QUEUE.half_life_ns / _DAY_NS
+    """Of what teams used, in the fair share."""
+    size_weight: Weight = _QUEUE.size_weight
+    """Priority of a job of 100,000 GPUs; smaller ones by their logarithm."""
+    short_weight: Weight = _QUEUE.short_weight
+    """Priority of a job with the shortest time limit; longer ones by their logarithm."""
+    backfill_depth: Natural = _QUEUE.backfill_depth
+    """Jobs looked at behind the first that does not fit; 0: none start."""
+    reservations: Count = _QUEUE.reservations
+    """Blocked jobs that get a reserved start: one is EASY backfill, all are conservative."""
+    starving_hours: Hours = _QUEUE.starving_ns / _HOUR_NS
+    """A job that waited this long gets a reservation of its own."""
+    starving_reservations: Natural = _QUEUE.starving_reservations
+    """Jobs that have one for that reason at a time."""
+    least_run_minutes: Minutes = _QUEUE.least_run_ns / (_HOUR_NS / 60)
+    """No job is preempted before it ran so long."""
+
+
 class WorkloadPart(Section, frozen=True, kw_only=True):
     """Which jobs come."""
 
@@ -311,6 +344,7 @@ class Scenario(Section, frozen=True, kw_only=True):
     repair: RepairPart = RepairPart()
     faults: FaultPart = FaultPart()
     policy: PolicyPart = PolicyPart()
+    queue: QueuePart = QueuePart()
     workload: WorkloadPart = WorkloadPart()
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Worlds that ``phalanx simulate compare`` puts beside this one: lists of key=value."""

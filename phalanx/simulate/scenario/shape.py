@@ -22,7 +22,7 @@ from phalanx.cluster.policy import (
 from phalanx.config.errors import ConfigError
 from phalanx.config.rules.numbers import divisors, nearest_multiple
 from phalanx.hardware.clusters import ClusterFile, make_cluster
-from phalanx.simulate.scenario.scenario import FleetPart, Scenario
+from phalanx.simulate.scenario.scenario import FleetPart, QueuePart, Scenario
 
 SECOND_NS = 10**9
 
@@ -63,8 +63,9 @@ def make_policy(scenario: Scenario) -> Policy:
     quota = Quota(gpus=scenario.fleet.gpus // teams) if teams else None
     pool = 0 if scenario.fleet.spares_warm else scenario.fleet.spare_nodes
     return Policy(
-        queue=QueuePolicy(
-            quotas={f"team-{number}": quota for number in range(teams)} if quota else {}
+        queue=queue_of(
+            scenario.queue,
+            {f"team-{number}": quota for number in range(teams)} if quota else {},
         ),
         spares=SparePolicy(nodes=pool),
         timeouts=TimeoutPolicy(
@@ -87,6 +88,24 @@ def make_policy(scenario: Scenario) -> Policy:
             peer_memory=part.peer_memory,
         ),
         price=price_of(scenario.fleet),
+    )
+
+
+def queue_of(part: QueuePart, quotas: dict[str, Quota]) -> QueuePolicy:
+    """The order of the queue, as a site's policy file would have it."""
+    return QueuePolicy(
+        quotas=quotas,
+        half_life_ns=ns(part.half_life_days * 86400),
+        age_weight=part.age_weight,
+        age_full_ns=ns(part.age_full_days * 86400),
+        fair_share_weight=part.fair_share_weight,
+        size_weight=part.size_weight,
+        short_weight=part.short_weight,
+        backfill_depth=part.backfill_depth,
+        reservations=part.reservations,
+        starving_ns=ns(part.starving_hours * 3600),
+        starving_reservations=part.starving_reservations,
+        least_run_ns=ns(part.least_run_minutes * 60),
     )
 
 
@@ -136,6 +155,16 @@ def expected_of(scenario: Scenario, steps: int = 0) -> Expected:
         restore_disk_ns=0 if whole else ns(restart.restore_disk_seconds),
         restore_remote_ns=0 if whole else ns(restart.restore_remote_seconds),
     )
+
+
+def limit_ns(scenario: Scenario, steps: int, seconds: float = 0.0) -> int:
+    """The time limit of a job: as recorded in seconds, or its user's guess, and time to start."""
+    factor, restart = scenario.workload.limit_factor, scenario.restart
+    whole = steps * scenario.job.step_seconds
+    if not factor and not seconds:
+        return 0
+    start = restart.seconds or restart.start_seconds + restart.form_seconds
+    return ns((max(seconds, whole) if seconds else factor * whole) + 2 * start)
 
 
 def gang(gpus: int, node_gpus: int) -> GangShape:

@@ -11,7 +11,7 @@ from phalanx.cluster.jobs.job import JobSpec
 from phalanx.config.errors import ConfigError
 from phalanx.simulate.draws import DrawStream, SeedDraws
 from phalanx.simulate.scenario.scenario import Scenario
-from phalanx.simulate.scenario.shape import big_job, expected_of, gang, ns
+from phalanx.simulate.scenario.shape import big_job, expected_of, gang, limit_ns, ns
 from phalanx.simulate.scenario.trace import Trace, recorded
 
 Submission = tuple[int, JobSpec]
@@ -167,18 +167,9 @@ def _spec(scenario: Scenario, job: WorkloadJob, number: int) -> JobSpec:
         expected=expected_of(scenario, steps),
         preemptible=luck.chance(part.preemptible_share),
         payload=f"{USER_ERROR}{min(fails, steps)}" if fails else "",
-        time_limit_ns=_limit_ns(scenario, steps),
+        time_limit_ns=limit_ns(scenario, steps),
         requeue_at_limit=True,
     )
-
-
-def _limit_ns(scenario: Scenario, steps: int) -> int:
-    """The time limit of a job: its user's guess, and time to start."""
-    factor, restart = scenario.workload.limit_factor, scenario.restart
-    if not factor:
-        return 0
-    start = restart.seconds or restart.start_seconds + restart.form_seconds
-    return ns(factor * steps * scenario.job.step_seconds + 2 * start)
 
 
 def _size(sizes: list[tuple[int, float]], point: float) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
 from phalanx.cluster.protocol.commands import Command
@@ -39,12 +40,14 @@ RULES_LOOK_NS = 6 * 3600 * 10**9  # what takes long to go wrong is asked this of
 class World:
     """Everything outside of the core."""
 
-    def __init__(self, scenario: Scenario, seed: int, loud: bool = False) -> None:
+    def __init__(
+        self, scenario: Scenario, seed: int, loud: bool = False, policy: Policy | None = None
+    ) -> None:
         self.scenario = scenario
         self.draws = SeedDraws(seed)
         self.agenda = Agenda()
         self.fleet = make_fleet(scenario)
-        self.core = Core(self.fleet, make_policy(scenario))
+        self.core = Core(self.fleet, policy or make_policy(scenario))
         self.view = self.core.view
         self.end_ns = ns(scenario.days * 86400)
         self.broken: dict[int, Incident] = {}

@@ -1,0 +1,108 @@
+"""A recorded trace through the core that runs live, under one policy after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.ledger.report import report
+from phalanx.cluster.policy import DAY_NS, QueuePolicy
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event
+from phalanx.simulate.policies.outcome import Outcome, PlayedJob, outcome_of
+from phalanx.simulate.scenario.scenario import Scenario
+from phalanx.simulate.scenario.shape import make_policy
+from phalanx.simulate.world.world import World
+
+Submissions = list[tuple[int, JobSpec]]
+
+
+class PolicyResult(Struct, frozen=True, kw_only=True):
+    """What one policy gave."""
+
+    name: str
+    outcome: Outcome
+    decisions: int  # starts, and orders to leave or shrink
+    decisions_per_second: float  # of CPU time, the simulated world included
+    cpu_seconds: float
+    days: float  # until the last job had ended
+    interruptions: int
+    goodput: float  # productive share of all GPU time
+    violations: list[str]
+
+
+class TracedWorld(World):
+    """A world that remembers when each job held how many GPUs."""
+
+    def __init__(self, scenario: Scenario, queue: QueuePolicy, seed: int) -> None:
+        policy = structs.replace(make_policy(scenario), queue=queue)
+        super().__init__(scenario, seed, policy=policy)
+        self.played: dict[int, PlayedJob] = {}
+        self.decisions = 0
+        self._holding: dict[int, tuple[float, int]] = {}  # by job: since when, how many GPUs
+        self._preemptions: dict[int, int] = {}
+
+    def _ordered(self, event: Event, commands: list[Command]) -> None:
+        super()._ordered(event, commands)
+        for number in _jobs_of(event, commands):
+            job = self.view.jobs.get(number)
+            if job is not None:
+                self._look(number)
+
+    def _look(self, number: int) -> None:
+        """Writes down what changed of what a job holds."""
+        job, now = self.view.jobs[number], self.view.now_ns / 1e9
+        gpus = self.view.fleet.job_gpus.get(number, 0)
+        since, before = self._holding.get(number, (now, 0))
+        if gpus == before and not job.ended:
+            return
+        played = self.played.get(number)
+        if played is None:
+            spec = job.spec
+            run = spec.expected.steps * spec.expected.step_ns / 1e9
+            asked = spec.gang.gpus(spec.gang.replicas)
+            played = PlayedJob(spec.team, asked, job.submitted_ns / 1e9, run, [])
+            self.played[number] = played
+        if gpus != before:
+            self.decisions += 1 if gpus else 0
+            if before:
+                played.stays.append((since, now, before))
+                if job.preemptions > self._preemptions.get(number, 0):
+                    self._preemptions[number] = job.preemptions
+                    played.preempted.append(len(played.stays) - 1)
+            self._holding[number] = (now, gpus)
+        if job.ended:
+            played.end = job.ended_ns / 1e9
+
+
+def _jobs_of(event: Event, commands: list[Command]) -> Iterator[int]:
+    """Jobs that an event and its commands are about."""
+    bodies = (event.body, *(command.body for command in commands))
+    yield from dict.fromkeys(
+        number for body in bodies if (number := getattr(body, "job", 0)) and isinstance(number, int)
+    )
+
+
+def play(
+    name: str, scenario: Scenario, queue: QueuePolicy, jobs: Submissions, seed: int = 0
+) -> PolicyResult:
+    """The whole trace under one policy, until its last job has ended."""
+    began = time.process_time()
+    world = TracedWorld(scenario, queue, seed)
+    world.run(jobs)
+    spent = time.process_time() - began
+    fleet = report(world.core.ledger, world.view.policy.price).fleet
+    return PolicyResult(
+        name=name,
+        outcome=outcome_of(list(world.played.values()), scenario.fleet.gpus),
+        decisions=world.decisions,
+        decisions_per_second=world.decisions / max(spent, 1e-9),
+        cpu_seconds=spent,
+        days=world.end_ns / DAY_NS,
+        interruptions=len(world.record.interruptions),
+        goodput=fleet.buckets["productive"] / max(1, fleet.gpu_ns),
+        violations=[str(one) for one in world.checks.found],
+    )

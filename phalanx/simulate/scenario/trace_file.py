@@ -1,0 +1,193 @@
+"""Files of recorded jobs: Philly, Helios, Acme and Slurm's ``sacct -P``, by the names of columns.
+
+A row that cannot be understood is kept with its line and the reason, and never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from phalanx.config.errors import ConfigError, did_you_mean
+from phalanx.simulate.scenario.scenario import MOST_SECONDS
+
+# Names of columns without regard to case, the best first. Reduced Philly: timestamp, duration,
+# num_gpus, cluster. Helios: vc, gpu_num, submit_time, start_time, end_time. Acme: the same with
+# type in place of vc. Slurm: Account, Submit, Start, End, ElapsedRaw, Timelimit, AllocTRES.
+COLUMNS = {
+    "submit": ("submit_time", "submitted", "submit", "submitted_time", "timestamp"),
+    "start": ("start_time", "start"),
+    "end": ("end_time", "end"),
+    "seconds": ("duration", "seconds", "run_time", "runtime", "elapsedraw", "elapsed"),
+    "gpus": ("gpu_num", "gpus", "num_gpus", "gpu", "alloctres", "reqtres"),
+    "asked": ("reqtres",),
+    "user": ("user",),
+    "team": ("team", "vc", "account", "group", "queue", "cluster", "type", "partition"),
+    "limit": ("timelimitraw", "timelimit"),
+    "job": ("job_id", "jobid", "jobidraw"),
+}
+MOST_GPUS = 10**7  # of a row; more is a slip of the hand
+UNKNOWN = ("", "unknown", "none", "n/a", "null")  # in place of a time that never came
+NO_LIMIT = (*UNKNOWN, "unlimited", "partition_limit", "invalid")
+STEPS = "are steps of a job"
+CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")  # [days-][hours:]minutes:seconds
+GPUS_OF_TRES = re.compile(r"gres/gpu(:[^=,]+)?=(\d+)")
+
+
+class RecordedJob(Struct, frozen=True):
+    """One row."""
+
+    line: int
+    submit: float  # seconds since some beginning
+    seconds: float  # that it ran; 0: it never did
+    gpus: int
+    user: str
+    team: str
+    limit: float = 0.0  # its time limit in seconds; 0: none
+
+
+class TraceFile(Struct):
+    """The rows of a file."""
+
+    path: str
+    jobs: list[RecordedJob]
+    skipped: dict[str, int]  # rows that are no jobs, by reason
+    unreadable: list[str]  # "file:line: why", one for each row that cannot be understood
+
+
+def read_trace(path: Path, key: str = "workload.file") -> TraceFile:
+    """All rows of a file; one that is no trace at all is refused under ``key``."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            separator = max("|\t,", key=header.count)
+            file.seek(0)
+            return _rows(path, csv.DictReader(file, delimiter=separator), key)
+    except FileNotFoundError:
+        raise ConfigError(key, str(path), "no such file", "give the path of a CSV file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rule = f"cannot be read: {error}"
+        raise ConfigError(key, str(path), rule, "save it as CSV in UTF-8") from None
+
+
+def _rows(path: Path, rows: csv.DictReader[str], key: str) -> TraceFile:
+    header = {name.strip().lower(): name for name in rows.fieldnames or []}
+    rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or []]
+    names = {column: _column(header, column) for column in COLUMNS}
+    missing = [column for column in ("submit", "gpus") if not names[column]]
+    if not names["seconds"] and not (names["start"] and names["end"]):
+        missing.append("seconds")
+    for column in missing:
+        rule = f"has no column for {column}; one of {', '.join(COLUMNS[column])}"
+        raise ConfigError(key, str(path), rule, did_you_mean(COLUMNS[column][0], list(header)))
+    found = TraceFile(str(path), [], {}, [])
+    dated: bool | None = None
+    for row in rows:
+        if "." in (row.get(names["job"]) or ""):  # sacct: 123.batch, 123.0
+            found.skipped[STEPS] = found.skipped.get(STEPS, 0) + 1
+            continue
+        try:
+            if dated is None:
+                dated = _is_date(row[names["submit"]])
+            if dated != _is_date(row[names["submit"]]):
+                raise ValueError("seconds and dates in one column")
+            found.jobs.append(_job(row, names, rows.line_num))
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            found.unreadable.append(f"{path}:{rows.line_num}: {error}")
+    return found
+
+
+def _job(row: dict[str, str], names: dict[str, str], line: int) -> RecordedJob:
+    return RecordedJob(
+        line=line,
+        submit=_seconds(row[names["submit"]]),
+        seconds=_ran(row, names),
+        gpus=_gpus(row[names["gpus"]] or row.get(names["asked"])),
+        user=row.get(names["user"]) or "",
+        team=row.get(names["team"]) or "default",
+        limit=_limit(names["limit"], row.get(names["limit"]) or ""),
+    )
+
+
+def _column(header: Iterable[str], column: str) -> str:
+    """The name of a column in a file; "": it has none."""
+    known = list(header)
+    for name in COLUMNS[column]:
+        if name == "queue" and _first(known, "start"):
+            continue  # Helios and Acme: how long the job waited there
+        if name in known:
+            return name
+    return ""
+
+
+def _first(known: list[str], column: str) -> str:
+    return next((name for name in COLUMNS[column] if name in known), "")
+
+
+def _ran(row: dict[str, str], names: dict[str, str]) -> float:
+    """How long a job ran, by its own time stamps where it has both."""
+    stamps = [(row.get(names[column]) or "").strip() for column in ("start", "end")]
+    if all(stamp.lower() not in UNKNOWN for stamp in stamps):
+        first, last = map(_seconds, stamps)
+        return _number(str(last - first), MOST_SECONDS)
+    if not names["seconds"]:
+        return 0.0
+    text = row[names["seconds"]]
+    if text is not None and text.strip().lower() in UNKNOWN and names["start"]:
+        return 0.0
+    return _length(text)
+
+
+def _gpus(text: str | None) -> int:
+    """A number of GPUs, or what Slurm says of trackable resources."""
+    if text is not None and ("=" in text or not text.strip()):
+        asked = {kind: int(count) for kind, count in GPUS_OF_TRES.findall(text)}
+        return asked.get("", sum(asked.values()))
+    found = _number(text, MOST_GPUS)
+    if not found.is_integer():
+        raise ValueError(f"{text!r} is no whole number of GPUs")
+    return int(found)
+
+
+def _limit(name: str, text: str) -> float:
+    if text.strip().lower() in NO_LIMIT:
+        return 0.0
+    if name == "timelimitraw":
+        return 60 * _number(text, MOST_SECONDS)
+    return _length(text)
+
+
+def _length(text: str | None) -> float:
+    """Seconds, or Slurm's [days-]hours:minutes:seconds."""
+    clock = CLOCK.fullmatch(text.strip()) if text is not None else None
+    if clock is None:
+        return _number(text, MOST_SECONDS)
+    days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _number(text: str | None, most: float) -> float:
+    if text is None:
+        raise ValueError("it ends too early")
+    found = float(text)
+    if not math.isfinite(found) or not 0 <= found <= most:
+        raise ValueError(f"{text!r} is not a number from 0 up to {most:g}")
+    return found
+
+
+def _is_date(text: str | None) -> bool:
+    return text is not None and "-" in text[1:] and "e" not in text.lower()
+
+
+def _seconds(text: str | None) -> float:
+    """Seconds since some beginning, or a date: one without a zone is taken for UTC."""
+    if text is None or not _is_date(text):
+        return _number(text, math.inf)
+    when = datetime.fromisoformat(text.strip())
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
