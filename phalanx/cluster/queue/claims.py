@@ -24,7 +24,6 @@ from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.limits import Saved
 from phalanx.cluster.queue.pending import PendingJobs, Priorities, base_parts, starves
 from phalanx.cluster.queue.preemption import Eviction, choose
-from phalanx.cluster.queue.promises import Promises
 from phalanx.cluster.state import View
 
 MOST_DOUBLED = 40  # times: more would be longer than anything lasts
@@ -55,7 +54,7 @@ def promise_start(
     for number in others:
         if number != job.id:
             known = promises.by_job[number]
-            end_ns = known.start_ns + length_ns(view, view.jobs[number])
+            end_ns = known.start_ns + _length_ns(index, view, number)
             times = _not_before(nodes, times, len(fleet), known.nodes, end_ns)
     soon_ns = now + view.policy.queue.grace_ns
     slot = earliest(fleet, request, nodes, times, now, soon_ns)
@@ -70,10 +69,8 @@ def promise_start(
     if old is not None and not (old.asked or old.waits) and old.start_ns > now:
         late = _not_before(nodes, free_ns * 0, len(fleet), old.nodes, 1).astype(np.bool_)
         ready = int((late & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
-        better = (
-            new is not None and new.start_ns < old.start_ns and _pushes(promises, view, new) == 0
-        )
-        if ready and not better and not _pushes(promises, view, old):
+        better = new is not None and new.start_ns < old.start_ns and _pushes(index, view, new) == 0
+        if ready and not better and not _pushes(index, view, old):
             return structs.replace(old, made_ns=now, firm=firm or old.firm)
     return new
 
@@ -91,15 +88,22 @@ def _not_before(
     return np.where(flags[nodes], np.maximum(times, at_ns), times)
 
 
-def _pushes(promises: Promises, view: View, promise: Reserved) -> int:
+def _length_ns(index: QueueIndex, view: View, number: int) -> int:
+    """How long a job that was promised a start will hold its nodes."""
+    waiting = index.waiting.where.get(number)
+    return length_ns(view, view.jobs[number]) if waiting is None else waiting[1].length_ns
+
+
+def _pushes(index: QueueIndex, view: View, promise: Reserved) -> int:
     """Promises to others that this one could not be kept beside."""
-    mine_ns = promise.start_ns + length_ns(view, view.jobs[promise.job])
+    promises = index.promises
+    mine_ns = promise.start_ns + _length_ns(index, view, promise.job)
     mine = set_of_nodes(promise.nodes)
     count = 0
     for number, known in promises.by_job.items():
         if number == promise.job or not mine & promises.nodes(number):
             continue
-        end_ns = known.start_ns + length_ns(view, view.jobs[number])
+        end_ns = known.start_ns + _length_ns(index, view, number)
         count += known.start_ns < mine_ns and promise.start_ns < end_ns
     return count
 

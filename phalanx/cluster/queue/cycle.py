@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster.jobs.horizon import leave_ns, length_ns
+from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import Job, JobState, Placement
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.placement.choose import place
@@ -30,6 +30,7 @@ from phalanx.cluster.queue.pending import (
     DemandGroup,
     Lane,
     PriorityOrder,
+    Stays,
     starves,
 )
 from phalanx.cluster.queue.preemption import Eviction, PreemptionOffer
@@ -37,6 +38,7 @@ from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
 
 MOST_STARTS = 1_000  # in one pass: the rest starts in the next, and others are heard between
+NO_STAY = Stays(-1)  # of jobs that have no room, however short they are
 MOST_HOPELESS = 8  # demands without any prospect that do not keep the next job from a promise
 
 
@@ -124,7 +126,7 @@ class Pass:
                 looks -= 1
                 if looks < 0:
                     return
-                front.go_on(source, started=False)
+                front.go_on(source)
                 continue
             if self._gated(number, lane, demand):
                 continue  # its lane waits; what else it holds is looked at behind the others
@@ -137,45 +139,38 @@ class Pass:
                     hopeless[id(demand)] = None
                 if left == 0 or len(hopeless) == MOST_HOPELESS:
                     return
-            front.go_on(source, started)
+            front.go_on(source)
 
     def _backfill(self) -> None:
         promised, where = self._promises.by_job, self._waiting.where
-        longest = self._longest_stays()
-
-        def stays_too_long(number: int) -> bool:
-            demand = where[number][1]
-            return number not in promised and demand.held_ns > longest[demand.group]
-
-        def skipped(number: int) -> bool:
-            return number in promised or stays_too_long(number)
-
+        mine = [number for number in promised if number in where]
+        groups = self._longest_stays()
         front = PriorityOrder(self._waiting, self._ranks)
-        for number in promised:  # what is promised to one is not in its own way
-            if number in where:
-                front.add(where[number][0], [(where[number][2], number)])
-        for group in longest:
+        for number in mine:  # what is promised to one is not in its own way
+            front.add(where[number][0], [(where[number][2], number)])
+        for group, stays in groups.items():
             for lane, entries in group.lanes.items():
-                front.add(lane, entries, skipped)
+                front.add(lane, entries, stays)
         looked = 0
         while looked < self._policy.backfill_depth and (found := front.pop()) is not None:
             number, lane, demand, source = found
-            if stays_too_long(number):
-                front.go_on(source, started=False)
+            own = source < len(mine)
+            stays = groups.get(demand.group, NO_STAY)
+            if not own and (number in promised or demand.held_ns > stays.longest_ns):
+                front.go_on(source)
                 continue
             looked += 1
             if self._gated(number, lane, demand):
                 continue
-            own = number in promised
             started = self._try(self._view.jobs[number], lane, demand, backfilled=True)
             if own:
                 continue
             if not started and not self._view.reservations:
                 # Whoever asks for the same and stays as long fares no better, in any team.
-                longest[demand.group] = demand.held_ns - 1
-            front.go_on(source, started)
+                stays.longest_ns = demand.held_ns - 1
+            front.go_on(source)
 
-    def _longest_stays(self) -> dict[DemandGroup, int]:
+    def _longest_stays(self) -> dict[DemandGroup, Stays]:
         """How long a job may hold its nodes to have room for it beside what is promised.
 
         By what it asks for; groups that have no room at all are left out.
@@ -185,7 +180,7 @@ class Pass:
         now = self._view.now_ns
         due = [self._promises.by_job[number].empty_ns - now for number in self._bind]
         stays: list[int | None] = [None, *sorted({max(0, at) for at in due}, reverse=True)]
-        longest: dict[DemandGroup, int] = {}
+        longest: dict[DemandGroup, Stays] = {}
         for group in self._waiting.groups.values():
             key = (group.suiting(free_index, classes), group.request.shape.slot_gpus)
             if key not in free:
@@ -194,7 +189,7 @@ class Pass:
                 continue
             for stay in stays:
                 if (free[key] & ~self._promised(stay)).bit_count() >= group.least_slots:
-                    longest[group] = UNBOUNDED_NS if stay is None else stay
+                    longest[group] = Stays(UNBOUNDED_NS if stay is None else stay)
                     break
         return longest
 
@@ -220,7 +215,7 @@ class Pass:
         else:
             # Those who were promised a start never push each other back. Who has no limit counts
             # as long as the others' promises assume, or two of them could wait for each other.
-            end_ns, closed = now + length_ns(self._view, job), self._collected
+            end_ns, closed = now + self._waiting.where[job.id][1].length_ns, self._collected
             for number, promise in promises.items():
                 if number != job.id and end_ns > promise.empty_ns:
                     closed |= self._promises.nodes(number)

@@ -8,8 +8,7 @@ order of arrival forever; only between lanes does the order change with time, by
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right, insort
 from heapq import heapify, heappop, heappush
 
 from phalanx.cluster.jobs.horizon import bound_ns, length_ns
@@ -26,7 +25,6 @@ SHORT_BITS = 17  # so often may that double until nothing is left of it
 
 
 Entry = tuple[int, int]  # (queued_ns, job)
-Skips = Callable[[int], bool]  # whether a job is passed over
 Key = tuple[GangShape, int, str, str, tuple[str, ...], int, int | None, int]
 GroupKey = tuple[GangShape, int, str, str, tuple[str, ...], int]
 UNBOUNDED_NS = 2**62  # how long a job holds its nodes of which nobody says it
@@ -85,6 +83,7 @@ class PendingJobs:
         self.demands: dict[Key, Demand] = {}
         self.groups: dict[GroupKey, DemandGroup] = {}
         self.where: dict[int, tuple[Lane, Demand, int]] = {}  # by job; the last: queued_ns
+        self.held_ns: dict[int, int] = {}  # by job: ``held_ns`` of its demand
         self._node_gpus = -1  # of the largest node when demands were counted
 
     def __len__(self) -> int:
@@ -116,6 +115,7 @@ class PendingJobs:
         insort(demand.lanes.setdefault(lane, []), entry)
         insort(demand.group.lanes.setdefault(lane, []), entry)
         self.where[job.id] = (lane, demand, job.queued_ns)
+        self.held_ns[job.id] = demand.held_ns
 
     def refresh(self, view: View) -> None:
         """Counts anew what jobs ask for, where the largest node of the fleet is another one."""
@@ -134,6 +134,7 @@ class PendingJobs:
         if known is None:
             return
         lane, demand, queued_ns = known
+        del self.held_ns[job]
         entry, group = (queued_ns, job), demand.group
         del lane.entries[bisect_left(lane.entries, entry)]
         if not lane.entries:
@@ -222,15 +223,13 @@ class Priorities:
         return quota is not None and self._held.get(team, 0) + gpus <= quota.gpus
 
 
-def _none(_: int) -> bool:
-    return False
+class Stays:
+    """How long a job of some group may hold its nodes to have room in this pass."""
 
+    __slots__ = ("longest_ns",)
 
-def _first_of(entries: list[Entry], position: int, skips: Skips) -> int:
-    """The position of the first job from there on that is not passed over."""
-    while position < len(entries) and skips(entries[position][1]):
-        position += 1
-    return position
+    def __init__(self, longest_ns: int) -> None:
+        self.longest_ns = longest_ns  # it becomes less as others start
 
 
 class PriorityOrder:
@@ -242,18 +241,19 @@ class PriorityOrder:
 
     def __init__(self, waiting: PendingJobs, ranks: Priorities) -> None:
         self._where, self._ranks = waiting.where, ranks
-        self._sources: list[tuple[Lane, list[Entry], Skips]] = []
-        self._next: list[int] = []  # by source: position of the entry in the heap
+        self._held_ns = waiting.held_ns
+        self._sources: list[tuple[Lane, list[Entry], Stays | None]] = []
+        self._last: list[Entry] = []  # by source: its entry in the heap, or that was there last
         self._heap: list[tuple[int, int, int, int]] = []  # -priority, queued_ns, job, source
         self._ordered = False
 
-    def add(self, lane: Lane, entries: list[Entry], skips: Skips = _none) -> None:
-        """Jobs of a lane, all or some, in order of arrival; ``skips``: who is passed over."""
-        position = _first_of(entries, 0, skips)
-        if position < len(entries):
-            self._sources.append((lane, entries, skips))
-            self._next.append(position)
-            self._heap.append(self._entry(len(self._sources) - 1, position))
+    def add(self, lane: Lane, entries: list[Entry], stays: Stays | None = None) -> None:
+        """Jobs of a lane, all or some, in order of arrival; who stays too long is passed over."""
+        self._sources.append((lane, entries, stays))
+        self._last.append(entries[0])
+        found = self._from(len(self._sources) - 1, 0)
+        if found is not None:
+            self._heap.append(found)
             self._ordered = False
 
     def pop(self) -> tuple[int, Lane, Demand, int] | None:
@@ -263,7 +263,11 @@ class PriorityOrder:
             self._ordered = True
         while self._heap:
             negative, queued_ns, job, source = heappop(self._heap)
-            lane, demand, _ = self._where[job]
+            known = self._where.get(job)
+            if known is None:  # another source had it, too, and it started
+                self.go_on(source)
+                continue
+            lane, demand, _ = known
             if self._ranks.settled:
                 return job, lane, demand, source
             weight = self._ranks.of(lane, queued_ns, demand.gpus)
@@ -276,13 +280,24 @@ class PriorityOrder:
         """Of the job that comes first; None: there is none."""
         return -min(self._heap)[0] if self._heap else None
 
-    def go_on(self, source: int, started: bool) -> None:
-        """The next job of a source; one that started has left the list already."""
-        _, entries, skips = self._sources[source]
-        position = _first_of(entries, self._next[source] + (not started), skips)
-        self._next[source] = position
-        if position < len(entries):
-            heappush(self._heap, self._entry(source, position))
+    def go_on(self, source: int) -> None:
+        """The next job of a source."""
+        entries = self._sources[source][1]
+        found = self._from(source, bisect_right(entries, self._last[source]))
+        if found is not None:
+            heappush(self._heap, found)
+
+    def _from(self, source: int, position: int) -> tuple[int, int, int, int] | None:
+        """The first job of a source from there on that does not stay too long."""
+        _, entries, stays = self._sources[source]
+        if stays is not None:
+            held_ns, longest_ns = self._held_ns, stays.longest_ns
+            while position < len(entries) and held_ns[entries[position][1]] > longest_ns:
+                position += 1
+        if position == len(entries):
+            return None
+        self._last[source] = entries[position]
+        return self._entry(source, position)
 
     def _entry(self, source: int, position: int) -> tuple[int, int, int, int]:
         lane, entries, _ = self._sources[source]

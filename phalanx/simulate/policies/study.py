@@ -40,6 +40,11 @@ class TracedWorld(World):
     def __init__(self, scenario: Scenario, queue: QueuePolicy, seed: int) -> None:
         policy = structs.replace(make_policy(scenario), queue=queue)
         super().__init__(scenario, seed, policy=policy)
+        if (
+            not scenario.faults.per_1000_node_days
+            and scenario.faults.per_1000_node_days is not None
+        ):
+            self.gangs.report_ns = DAY_NS  # nothing is lost, so nobody needs to know earlier
         self.played: dict[int, PlayedJob] = {}
         self.decisions = 0
         self._holding: dict[int, tuple[float, int]] = {}  # by job: since when, how many GPUs

@@ -49,7 +49,7 @@ class Gangs:
         self._luck = world.draws.stream("phase")
         self._flush_ns = ns(scenario.checkpoint.flush_seconds)
         self._replicate_ns = ns(scenario.checkpoint.replicate_seconds)
-        self._report_ns = min(max(world.end_ns // REPORTS, LEAST_REPORT_NS), MOST_REPORT_NS)
+        self.report_ns = min(max(world.end_ns // REPORTS, LEAST_REPORT_NS), MOST_REPORT_NS)
 
     # Orders.
 
@@ -186,7 +186,7 @@ class Gangs:
             done = self.brownouts.end_ns(written, self._flush_ns)
             agenda.at(done, self._drained, run, run.token, run.last)
             return
-        agenda.after(self._report_ns, self._report_later, run, run.token)
+        agenda.after(self.report_ns, self._report_later, run, run.token)
         if run.expected.steps:
             agenda.at(run.done_ns(run.expected.steps), self._finished, run, run.token)
         payload = self.world.view.jobs[run.job].spec.payload
@@ -326,7 +326,7 @@ class Gangs:
     def _report_later(self, run: GangRun, token: int) -> None:
         if run.token == token and self.runs.get(run.job) is run and run.phase == "running":
             self.report(run)
-            self.world.agenda.after(self._report_ns, self._report_later, run, token)
+            self.world.agenda.after(self.report_ns, self._report_later, run, token)
 
     def report_of(self, nodes: list[int]) -> None:
         """Tells the core about the gangs on some nodes."""
