@@ -57,10 +57,10 @@ class QueuePolicy(PolicySection, frozen=True):
     age_weight: int = 1000  # priority gained by waiting ``age_full_ns``
     age_full_ns: int = 7 * DAY_NS  # waiting longer gains nothing more
     fair_share_weight: int = 1000  # priority of a team that used nothing of its share
-    size_weight: int = 100  # priority of a job of 100,000 GPUs; smaller ones by their logarithm
+    size_weight: int = 0  # priority of a job of 100,000 GPUs; smaller ones by their logarithm
     # Priority of a job with a time limit of a minute or less; a longer one has less by its
     # logarithm, and one of three months, or without a limit, none.
-    short_weight: int = 0
+    short_weight: int = 3000
     quota_weight: int = 10_000  # priority of a job that fits into what its team owns
     backfill_depth: int = 1000  # jobs looked at behind the first that does not fit; 0: none start
     reservations: int = 1  # blocked jobs that get a reserved start

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from phalanx.cli.options import Json, Set
 from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.plan.simulate_trace import policies, trace
 from phalanx.config import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class ScenarioGroup(TyperGroup):
 
 
 app = typer.Typer(cls=ScenarioGroup, add_completion=False)
+app.command()(trace)
+app.command()(policies)
 
 Name = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario by name, or a TOML file of one.")
@@ -47,7 +50,8 @@ Processes = Annotated[int, typer.Option(min=1, help="Seeds at a time.")]
 
 
 @app.command(
-    epilog="Also: phalanx simulate compare SCENARIO, list, show SCENARIO, keys [KEY], faults."
+    epilog="Also: phalanx simulate compare SCENARIO, trace FILE, policies FILE, list, "
+    "show SCENARIO, keys [KEY], faults."
 )
 def run(
     scenario: Name,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from msgspec import Struct, structs
 
@@ -12,11 +13,16 @@ from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import DAY_NS, QueuePolicy
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event
+from phalanx.simulate.policies.named import policy_named
 from phalanx.simulate.policies.outcome import Outcome, PlayedJob, outcome_of
+from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.scenario import Scenario
-from phalanx.simulate.scenario.shape import make_policy
+from phalanx.simulate.scenario.shape import make_policy, queue_of
+from phalanx.simulate.scenario.trace import Trace, played_of
+from phalanx.simulate.scenario.trace_file import read_trace
 from phalanx.simulate.world.world import World
 
+UNREADABLE_TOLD = 10  # rows that a report names
 Submissions = list[tuple[int, JobSpec]]
 
 
@@ -111,3 +117,77 @@ def play(
         goodput=fleet.buckets["productive"] / max(1, fleet.gpu_ns),
         violations=[str(one) for one in world.checks.found],
     )
+
+
+class StudyReport(Struct, frozen=True, kw_only=True):
+    """The document of ``--json``: a trace under several policies."""
+
+    trace: str
+    gpus: int
+    jobs: int
+    limit_factor: float
+    left_out: dict[str, int]  # rows of the file that were not played, by reason
+    unreadable: list[str]  # "file:line: why", the first of them
+    faults: str  # the model of failures; "": nothing fails
+    policies: list[PolicyResult]
+
+
+def study(
+    scenario: Scenario,
+    trace: Trace,
+    names: Sequence[str],
+    seed: int = 0,
+    done: Callable[[PolicyResult], None] = lambda _: None,
+) -> StudyReport:
+    """The same jobs, and the same failures, under each policy; ``scenario.queue`` is the base."""
+    base = queue_of(scenario.queue, {})
+    results = []
+    for name in names:
+        policy = policy_named(name)
+        jobs = [(at, policy.change(spec)) for at, spec in trace.jobs]
+        queue = policy.queue(base, [spec for _, spec in jobs], scenario.fleet.gpus)
+        results.append(play(name, scenario, queue, jobs, seed))
+        done(results[-1])
+    return StudyReport(
+        trace=scenario.workload.file,
+        gpus=scenario.fleet.gpus,
+        jobs=len(trace.jobs),
+        limit_factor=scenario.workload.limit_factor,
+        left_out=trace.left_out,
+        unreadable=trace.unreadable[:UNREADABLE_TOLD],
+        faults="" if scenario.faults.per_1000_node_days == 0 else scenario.faults.model,
+        policies=results,
+    )
+
+
+class TraceAsked(Struct, frozen=True, kw_only=True):
+    """What a command asks to be played."""
+
+    file: str
+    gpus: int
+    node_gpus: int = 8
+    skip: int = 0  # rows of the file before the first that is played
+    jobs: int = 0  # rows that are played; 0: all
+    limit_factor: float = 1.0
+    faults: str = ""  # a model of failures; "": nothing fails
+    overrides: tuple[str, ...] = ()
+
+
+def asked_trace(asked: TraceAsked) -> tuple[Scenario, Trace]:
+    """The world and the jobs of a request; what cannot be is refused."""
+    faults = f"faults.model={asked.faults}" if asked.faults else "faults.per_1000_node_days=0"
+    scenario = load_scenario(
+        "trace",
+        [
+            f"fleet.gpus={asked.gpus}",
+            f"fleet.node_gpus={asked.node_gpus}",
+            f"workload.limit_factor={asked.limit_factor}",
+            f"workload.file={asked.file}",
+            faults,
+            *asked.overrides,
+        ],
+    )
+    file = read_trace(Path(asked.file), "FILE")
+    file.jobs.sort(key=lambda job: (job.submit, job.line))
+    file.jobs = file.jobs[asked.skip : asked.skip + asked.jobs if asked.jobs else None]
+    return scenario, played_of(scenario, file)
