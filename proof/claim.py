@@ -21,6 +21,7 @@ class Need(Enum):
     FILES = "`ulimit -n` of 13,000"
     CUDA = "a CUDA device"
     TITAN = "torchtitan (PHALANX_TITAN)"
+    TRACE = "a recorded trace (PHALANX_TRACE)"
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,27 @@ CLUSTER = (
         quick=True,
     ),
     Claim(
+        name="policies",
+        says="With the default policy jobs of the Philly trace wait no longer than under EASY "
+        "backfill on the same packing, and the trace plays through the core in a minute.",
+        command="python -m benchmarks.policies",
+        figures=(
+            Figure(
+                "mean_wait",
+                "mean wait, of EASY's, the worst of 400, 512 and 560 GPUs",
+                "x",
+                at_most=1.0,
+                timed=False,
+            ),
+            Figure("p95_wait", "the same of the 95th percentile", "x", at_most=1.0, timed=False),
+            Figure("longest_hours", "the longest wait", "h", at_most=96.0, timed=False),
+            Figure("whole_seconds", "all jobs on 512 GPUs, CPU time", "s", at_most=60.0),
+            Figure("jobs", "jobs of them", at_least=29_000, timed=False),
+        ),
+        minutes=5,
+        needs=(Need.QUIET, Need.TRACE),
+    ),
+    Claim(
         name="estimates",
         says="A pending job is told when it starts, and asking costs little.",
         command="python -m benchmarks.estimates --days 3 --seed 1",

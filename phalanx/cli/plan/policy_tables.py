@@ -29,6 +29,9 @@ def print_study(report: StudyReport, *, groups: bool) -> None:
         if groups:
             console.print(_groups("GPUs", one.outcome.by_size))
             console.print(_groups("team", one.outcome.by_team))
+        for count, what in ((one.refused, "refused"), (one.outcome.unfinished, "unfinished")):
+            if count:
+                console.print(f"[red]{one.name}: {count:,} jobs {what}[/red]")
         for told in one.violations:
             console.print(f"[red]{one.name}: {escape(told)}[/red]")
     if report.left_out:
@@ -39,7 +42,7 @@ def print_study(report: StudyReport, *, groups: bool) -> None:
 
 
 def _waiting(report: StudyReport) -> Table:
-    table = _headed("hours", ("wait", "p50", "p95", "p99", "longest", "completion", "slowdown"))
+    table = _headed("hours", ("wait", "p50", "p95", "p99", "longest", "ends", "slowdown"))
     for one in report.policies:
         found = one.outcome
         completion, slowdown = found.completion_hours.mean, found.slowdown.mean
@@ -49,7 +52,7 @@ def _waiting(report: StudyReport) -> Table:
 
 
 def _sharing(report: StudyReport) -> Table:
-    headings = ["finish ratio", "worst team", "used", "fragmented", "preempted", "decisions/s"]
+    headings = ["ratio", "worst team", "used", "scattered", "preempted", "starts/s"]
     if report.faults:
         headings += ["failures", "goodput"]
     table = _headed("", headings)
@@ -60,7 +63,7 @@ def _sharing(report: StudyReport) -> Table:
             f"{found.worst_team_ratio:.2f}",
             f"{found.utilisation:.1%}",
             f"{found.fragmentation:.1%}",
-            f"{found.preempted_gpu_hours:,.0f} GPU-h",
+            f"{found.preempted_gpu_hours:,.0f}",
             f"{one.decisions_per_second:,.0f}",
         )
         failing = (f"{one.interruptions:,}", f"{one.goodput:.1%}") if report.faults else ()
@@ -82,7 +85,7 @@ def _waits(spread: Spread) -> tuple[str, ...]:
 
 
 def _groups(heading: str, groups: dict[str, GroupOutcome]) -> Table:
-    headings = ("jobs", "wait", "p50", "p95", "p99", "longest", "completion", "ratio")
+    headings = ("jobs", "wait", "p50", "p95", "p99", "longest", "ends", "ratio")
     table = _headed(heading, headings)
     for name, group in list(groups.items())[:TEAMS_SHOWN]:
         mean, ratio = group.completion_hours.mean, group.finish_ratio

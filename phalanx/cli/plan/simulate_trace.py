@@ -143,5 +143,5 @@ def _shown(report: StudyReport, json: bool, plot: Path | None, *, groups: bool) 
         print_study(report, groups=groups)
         if plot is not None:
             print(f"wrote {plot}")
-    if any(one.violations or one.outcome.unfinished for one in report.policies):
+    if any(one.violations or one.refused or one.outcome.unfinished for one in report.policies):
         raise typer.Exit(1)

@@ -53,14 +53,19 @@ def _urgent(spec: JobSpec) -> JobSpec:
     return structs.replace(spec, preemptible=True)
 
 
-def _single_gpus(spec: JobSpec, least: int = 0) -> JobSpec:
-    gpus = spec.gang.gpus(spec.gang.replicas)
-    return structs.replace(spec, gang=GangShape(replicas=gpus, least_replicas=least))
+def _in_halves(spec: JobSpec) -> JobSpec:
+    """The same GPUs as slots of half the size, each wherever there is room for it."""
+    slot, gpus = spec.gang.slot_gpus // 2, spec.gang.gpus(spec.gang.replicas)
+    if not slot or gpus % slot:
+        return spec
+    gang = GangShape(replicas=gpus // slot, tensor=slot, slot_gpus=slot)
+    return structs.replace(spec, gang=gang)
 
 
 def _elastic(spec: JobSpec) -> JobSpec:
-    gpus = spec.gang.gpus(spec.gang.replicas)
-    return _single_gpus(spec, least=max(1, gpus // 2)) if gpus > 1 else spec
+    spec = _in_halves(spec)
+    least = spec.gang.replicas // 2
+    return structs.replace(spec, gang=structs.replace(spec.gang, least_replicas=least))
 
 
 POLICIES: dict[str, NamedPolicy] = {
@@ -91,13 +96,13 @@ POLICIES: dict[str, NamedPolicy] = {
     "quotas": NamedPolicy(
         "the default; teams own GPUs by what they ask for, and lend them", {}, owned=True
     ),
-    "scattered": NamedPolicy(
-        "the default without gang packing: GPUs of a job may lie anywhere",
+    "half-slots": NamedPolicy(
+        "the default with looser gangs: of slots half as large, each on a node of its own",
         {},
-        change=_single_gpus,
+        change=_in_halves,
     ),
     "elastic": NamedPolicy(
-        "the same, and jobs of several GPUs start with half of them", {}, change=_elastic
+        "the same, and jobs of several slots start with half of them", {}, change=_elastic
     ),
 }
 

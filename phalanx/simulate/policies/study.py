@@ -5,23 +5,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, structs
 
 from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.jobs.leave_cause import FOR_OTHERS, LeaveCause
 from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import DAY_NS, QueuePolicy
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event
 from phalanx.simulate.policies.named import policy_named
 from phalanx.simulate.policies.outcome import Outcome, PlayedJob, outcome_of
-from phalanx.simulate.scenario.load import load_scenario
+from phalanx.simulate.scenario.load import scenario_of
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import make_policy, queue_of
 from phalanx.simulate.scenario.trace import Trace, played_of
 from phalanx.simulate.scenario.trace_file import read_trace
 from phalanx.simulate.world.world import World
 
+# Steps of a second, so that runs are as long as recorded; jobs hold GPUs for no other reason than
+# their start. It ends when the last job has.
+BASE: dict[str, Any] = {
+    "name": "trace",
+    "about": "the jobs of a recorded trace",
+    "days": 3000,
+    "job": {"step_seconds": 1.0},
+    "checkpoint": {"stall_seconds": 0.0},
+    "restart": {"spread": 0.0},
+    "workload": {"kind": "csv"},
+}
 UNREADABLE_TOLD = 10  # rows that a report names
 Submissions = list[tuple[int, JobSpec]]
 
@@ -37,6 +50,7 @@ class PolicyResult(Struct, frozen=True, kw_only=True):
     days: float  # until the last job had ended
     interruptions: int
     goodput: float  # productive share of all GPU time
+    refused: int  # jobs that the core did not accept
     violations: list[str]
 
 
@@ -54,7 +68,6 @@ class TracedWorld(World):
         self.played: dict[int, PlayedJob] = {}
         self.decisions = 0
         self._holding: dict[int, tuple[float, int]] = {}  # by job: since when, how many GPUs
-        self._preemptions: dict[int, int] = {}
 
     def _ordered(self, event: Event, commands: list[Command]) -> None:
         super()._ordered(event, commands)
@@ -81,8 +94,7 @@ class TracedWorld(World):
             self.decisions += 1 if gpus else 0
             if before:
                 played.stays.append((since, now, before))
-                if job.preemptions > self._preemptions.get(number, 0):
-                    self._preemptions[number] = job.preemptions
+                if not gpus and LeaveCause.of(job.why) in FOR_OTHERS:
                     played.preempted.append(len(played.stays) - 1)
             self._holding[number] = (now, gpus)
         if job.ended:
@@ -115,6 +127,7 @@ def play(
         days=world.end_ns / DAY_NS,
         interruptions=len(world.record.interruptions),
         goodput=fleet.buckets["productive"] / max(1, fleet.gpu_ns),
+        refused=sum(world.record.refused.values()),
         violations=[str(one) for one in world.checks.found],
     )
 
@@ -176,8 +189,8 @@ class TraceAsked(Struct, frozen=True, kw_only=True):
 def asked_trace(asked: TraceAsked) -> tuple[Scenario, Trace]:
     """The world and the jobs of a request; what cannot be is refused."""
     faults = f"faults.model={asked.faults}" if asked.faults else "faults.per_1000_node_days=0"
-    scenario = load_scenario(
-        "trace",
+    scenario = scenario_of(
+        BASE,
         [
             f"fleet.gpus={asked.gpus}",
             f"fleet.node_gpus={asked.node_gpus}",

@@ -28,7 +28,11 @@ def scenario_names() -> list[str]:
 
 def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
     """A scenario by name, or from a TOML file; every mistake is refused with the nearest fix."""
-    table = _table(name)
+    return scenario_of(_table(name), overrides)
+
+
+def scenario_of(table: dict[str, Any], overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario that a table describes, with what is laid over it."""
     given = {override.partition("=")[0].strip() for override in overrides}
     merged, problems = overridden(table, overrides, Scenario)
     merged = _spares_meant(table, _load_meant(_meant(table, merged, given), given), given)

@@ -136,7 +136,6 @@ def test_a_recorded_trace_becomes_submissions(tmp_path: Path) -> None:
         ("submit_time,gpu_num,duration\n0,-8,100\n", "from 0"),
         ("submit_time,gpu_num,duration\n0,8,-5\n", "from 0"),
         ("submit_time,gpu_num,duration\n0,8.5,5\n", "no whole number of GPUs"),
-        ("submit_time,gpu_num,duration\n0,8,5\n2020-03-01,8,5\n", "seconds and dates"),
         ("submit_time,gpu_num,duration\n0,99999,100\n", "more GPUs than the fleet has"),
     ],
 )
