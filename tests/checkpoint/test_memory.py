@@ -211,9 +211,8 @@ def test_a_corrupt_replica_is_refused_when_nothing_else_is_left(tmp_path: Path) 
     restore(tmp_path, nodes=True, expected=None)
 
 
-def test_a_replica_that_arrives_corrupt_is_refused(tmp_path: Path) -> None:
-    save_and_die(tmp_path, nodes=False, steps=1, write=False)
-    (path,) = find_keepers(home_of(str(tmp_path)))
+def kept_by(path: str) -> tuple[KeeperPlace, Put, bytearray]:
+    """A keeper as another node sees it, and a snapshot of it as a replica."""
     header, place = offers(path)[0]
     key = (header.rank, header.session, header.step)
     with connect(place) as connection:
@@ -221,10 +220,17 @@ def test_a_replica_that_arrives_corrupt_is_refused(tmp_path: Path) -> None:
         ask(connection, Fetch(*key, 0, header.shard_bytes), Data)
         content = bytearray(header.shard_bytes)
         assert receive_into(connection, memoryview(content))
-    for position in (0, 3_000_000, header.shard_bytes - 1):
+    return place._replace(node="elsewhere"), Put(details.order, details.sidecar), content
+
+
+def test_a_replica_that_arrives_corrupt_is_refused(tmp_path: Path) -> None:
+    save_and_die(tmp_path, nodes=False, steps=1, write=False)
+    (path,) = find_keepers(home_of(str(tmp_path)))
+    place, put, content = kept_by(path)
+    for position in (0, 3_000_000, len(content) - 1):
         content[position] ^= 1
-        with connect(place._replace(node="elsewhere")) as connection:
-            send(connection, Put(details.order, details.sidecar))
+        with connect(place) as connection:
+            send(connection, put)
             connection.sendall(content)
             with pytest.raises(ConnectionError, match="1 chunks arrived corrupt"):
                 expect(connection, Taken)
@@ -235,20 +241,18 @@ def test_a_replica_that_arrives_corrupt_is_refused(tmp_path: Path) -> None:
 def test_after_a_fence_replicas_of_older_generations_are_refused(tmp_path: Path) -> None:
     save_and_die(tmp_path, nodes=False, steps=1, write=False)
     (path,) = find_keepers(home_of(str(tmp_path)))
-    header, place = offers(path)[0]
+    place, put, content = kept_by(path)
     with connect(place) as connection:
-        key = (header.rank, header.session, header.step)
-        details = ask(connection, Detail(*key), Details)
-    for generation, answer in ((0, "no answer"), (1, "a newer generation goes on")):
-        with keeper_connection(path) as agent:
-            send(agent, Fence(generation))
-            ask(agent, Ask(), Inventory)  # it has read what came before
-        with connect(place._replace(node="elsewhere")) as connection:
-            send(connection, Put(details.order, details.sidecar))
-            if not generation:  # its bytes are waited for
-                connection.shutdown(socket.SHUT_WR)
-            with pytest.raises(ConnectionError, match=answer):
-                expect(connection, Taken)
+        send(connection, put)
+        connection.sendall(content)
+        expect(connection, Taken)
+    with keeper_connection(path) as agent:
+        send(agent, Fence(1))
+        ask(agent, Ask(), Inventory)  # it has read what came before
+    with connect(place) as connection:
+        send(connection, put)
+        with pytest.raises(ConnectionError, match="a newer generation goes on"):
+            expect(connection, Taken)
 
 
 def test_without_its_spare_a_gang_on_one_node_has_its_snapshots_safe_on_that_one(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, structs
 
 from phalanx.cluster.gang.remembered import Dispute, Kept, Loss
 from phalanx.cluster.plan_record import PlanInterval, PlanRecord
@@ -183,8 +182,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
     def on_fewer_nodes(self, fallback: FallbackMapping) -> JobSpec:
         """The submission with another mapping of the same work."""
-        spec = replace(self, gang=fallback.gang, expected=fallback.expected, plan=fallback.plan)
-        return replace(spec, payload=fallback.payload or self.payload)
+        spec = structs.replace(self, gang=fallback.gang, expected=fallback.expected)
+        return structs.replace(spec, plan=fallback.plan, payload=fallback.payload or self.payload)
 
     @property
     def mapping(self) -> str:

@@ -266,12 +266,11 @@ class ChaosWorld:
 
     def _says(self, job: Job, step: int, committed: int, commands: list[Command]) -> None:
         """Committed steps that a job lost are said: all that a node of it still knows of."""
-        bodies = [each.body for each in commands]  # one event may let several jobs go on
-        notices = [
-            each.reason for each in bodies if isinstance(each, Notify) and each.job == job.id
-        ]
+        notices = [each.body for each in commands if isinstance(each.body, Notify)]
         given_up = [
-            int(why.facts["last"]) for why in notices if LossNotice.of(why) is LossNotice.MADE_AGAIN
+            int(each.reason.facts["last"])
+            for each in notices  # also of other jobs that the event lets go on
+            if each.job == job.id and LossNotice.of(each.reason) is LossNotice.MADE_AGAIN
         ]
         lost = step < committed and job.id not in self.rolled_back
         if lost and self._witnessed(job) and max(given_up, default=0) < committed:
