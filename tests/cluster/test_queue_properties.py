@@ -24,7 +24,7 @@ from phalanx.cluster.queue.preemption import choose, lost_gpu_ns
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, MINUTE, Site, policy_of, shape_of
 
-FIFO = {"size_weight": 0, "fair_share_weight": 0, "age_weight": 0}
+FIFO = {"size_weight": 0, "short_weight": 0, "fair_share_weight": 0, "age_weight": 0}
 SIZES = [1, 2, 4, 8, 8, 16, 24, 32]
 
 
@@ -197,7 +197,7 @@ def test_fair_share_converges_to_the_weights(weights: tuple[int, int]) -> None:
     quotas = {
         team: Quota(gpus=0, weight=weight) for team, weight in zip("ab", weights, strict=True)
     }
-    rules = {"quotas": quotas, "age_weight": 0, "size_weight": 0, "half_life_ns": 24 * HOUR}
+    rules = {"quotas": quotas, "age_weight": 0, "short_weight": 0, "half_life_ns": 24 * HOUR}
     site = Site(fleet_of(4), policy_of(**rules))
     used = {"a": 0, "b": 0}
     for hour in range(24 * 8):

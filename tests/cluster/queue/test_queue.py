@@ -33,7 +33,7 @@ from phalanx.config import ConfigError
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, MINUTE, Site, policy_of
 
-FIFO = {"size_weight": 0, "fair_share_weight": 0}
+FIFO = {"size_weight": 0, "short_weight": 0, "fair_share_weight": 0}
 
 
 def starts(site: Site) -> list[int]:
@@ -47,16 +47,32 @@ def test_higher_priority_first_and_equals_by_arrival() -> None:
     assert starts(site) == [high, later, low]
 
 
+def test_shorter_limits_come_first_until_the_others_starve() -> None:
+    site = Site(fleet_of(1), policy_of(fair_share_weight=0, starving_ns=3 * HOUR, grace_ns=0))
+    site.submit(time_limit_ns=HOUR)
+    site.look()
+    endless, long = site.submit(), site.submit(time_limit_ns=8 * HOUR)
+    shorts = [site.submit(time_limit_ns=HOUR) for _ in range(6)]
+    site.play(20 * HOUR)
+    order = starts(site)[1:]
+    assert order[:2] == shorts[:2]
+    # Whoever has no limit is last, and nobody waits much longer than the policy says.
+    assert order.index(long) < len(order) - 1
+    assert max(site.started[endless], site.started[long]) <= 14 * HOUR
+
+
 def test_priority_is_the_sum_of_its_parts() -> None:
     rules = {"normal": Qos(), "urgent": Qos(priority=70)}
-    site = Site(fleet_of(1), policy_of(qos=rules, quotas={"a": Quota(gpus=8)}))
+    policy = policy_of(qos=rules, quotas={"a": Quota(gpus=8)}, size_weight=100)
+    site = Site(fleet_of(1), policy)
     site.submit()
     site.look()
-    waiting = site.submit(priority=3, qos="urgent", team="a")
+    waiting = site.submit(priority=3, qos="urgent", team="a", time_limit_ns=4 * MINUTE)
     site.view.now_ns += 24 * HOUR
     found = explain(site.queue, site.view, waiting).priority
     assert found["job"] == 3 and found["qos"] == 70 and found["quota"] == 10_000
-    assert found["age"] == 1000 // 7 and 0 < found["fair_share"] <= 1000 and found["size"] > 0
+    assert found["age"] == 1000 // 7 and 0 < found["fair_share"] <= 1000
+    assert found["size"] == 100 * 4 // 17 and found["short"] == 3000 * 15 // 17
     site.look()
 
 
@@ -272,7 +288,7 @@ def test_who_runs_into_a_new_window_is_told_to_leave_before_it() -> None:
 
 
 def test_a_reservation_is_for_its_team() -> None:
-    site = Site(fleet_of(2), policy_of())
+    site = Site(fleet_of(2), policy_of(size_weight=100))
     site.reserve("launch", 0, 9 * HOUR, (0, 1), "a")
     other, mine = site.submit(team="b"), site.submit(16, team="a")
     site.look()
@@ -307,7 +323,7 @@ def test_a_job_that_waited_long_overrides_priority() -> None:
 
 
 def test_a_job_returns_to_the_queue_and_keeps_what_is_left_of_its_limit() -> None:
-    site = Site(fleet_of(1), policy_of(qos=URGENT))
+    site = Site(fleet_of(1), policy_of(qos=URGENT, short_weight=0))
     first = site.submit(preemptible=True, run=4 * HOUR, time_limit_ns=5 * HOUR)
     site.look()
     site.view.now_ns += 2 * HOUR
@@ -409,7 +425,8 @@ def test_times_of_the_queue_above_ten_years_are_refused(key: str) -> None:
 
 def test_absurd_weights_priorities_and_numbers_of_the_queue_are_refused() -> None:
     absurd = 10**30
-    names = ("age_weight", "fair_share_weight", "size_weight", "quota_weight", "backfill_depth")
+    names = ("age_weight", "fair_share_weight", "size_weight", "short_weight", "quota_weight")
+    names = (*names, "backfill_depth")
     rules = QueuePolicy(
         quotas={"a": Quota(gpus=absurd, ceiling=absurd, weight=absurd)},
         qos={"normal": Qos(priority=-absurd, most_gpus=absurd, most_time_ns=absurd)},
