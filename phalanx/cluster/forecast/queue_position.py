@@ -22,7 +22,7 @@ from phalanx.cluster.queue.decisions import Reserved
 from phalanx.cluster.queue.holdings import Limited
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.limits import AtLimit
-from phalanx.cluster.queue.pending import Demand, Key, Lane, base_parts
+from phalanx.cluster.queue.pending import Demand, DemandGroup, Key, Lane, base_parts
 from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
 
@@ -237,9 +237,10 @@ class QueueView:
         policy, least = view.policy.queue, min(spec.gang.floor, job.wanted_replicas)
         where = (spec.constraint, spec.partition, barred_from(policy, spec))
         # How long it runs says nothing about its start: jobs of any length are alike.
-        key = (spec.gang, job.wanted_replicas, *where, spec.spares, None, 0)
+        shared = (spec.gang, job.wanted_replicas, *where, spec.spares)
         gpus, least_gpus = gpus_of(view.fleet, job), gpus_of(view.fleet, job, least)
-        demand = Demand(key, request_of(job, 0, view.policy), gpus, least_gpus)
+        group = DemandGroup(shared, request_of(job, 0, view.policy))
+        demand = Demand((*shared, None, 0), group, gpus, least_gpus)
         lane = Lane(spec.team, spec.qos, sum(base_parts(policy, job).values()))
         return lane, demand, view.now_ns
 

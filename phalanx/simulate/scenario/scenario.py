@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from phalanx.cluster.policy import DAY_NS as _DAY_NS
-from phalanx.cluster.policy import HOUR_NS as _HOUR_NS
-from phalanx.cluster.policy import QueuePolicy
+from phalanx.cluster.jobs.job import HOUR_NS
+from phalanx.cluster.policy import DAY_NS, QueuePolicy
 from phalanx.config.section import Below1, Fraction, Section
 
 # Bounds refuse slips of the hand, and what virtual time (64 bits of nanoseconds) cannot hold.
@@ -243,11 +242,11 @@ class QueuePart(Section, frozen=True, kw_only=True):
 
     age_weight: Weight = _QUEUE.age_weight
     """Priority gained by waiting age_full_days."""
-    age_full_days: Days = _QUEUE.age_full_ns / _DAY_NS
+    age_full_days: Days = _QUEUE.age_full_ns / DAY_NS
     """Waiting longer gains nothing more."""
     fair_share_weight: Weight = _QUEUE.fair_share_weight
     """Priority of a team that used nothing of its share."""
-    half_life_days: Days = _QUEUE.half_life_ns / _DAY_NS
+    half_life_days: Days = _QUEUE.half_life_ns / DAY_NS
     """Of what teams used, in the fair share."""
     size_weight: Weight = _QUEUE.size_weight
     """Priority of a job of 100,000 GPUs; smaller ones by their logarithm."""
@@ -257,11 +256,11 @@ class QueuePart(Section, frozen=True, kw_only=True):
     """Jobs looked at behind the first that does not fit; 0: none start."""
     reservations: Count = _QUEUE.reservations
     """Blocked jobs that get a reserved start: one is EASY backfill, all are conservative."""
-    starving_hours: Hours = _QUEUE.starving_ns / _HOUR_NS
+    starving_hours: Hours = _QUEUE.starving_ns / HOUR_NS
     """A job that waited this long gets a reservation of its own."""
     starving_reservations: Natural = _QUEUE.starving_reservations
     """Jobs that have one for that reason at a time."""
-    least_run_minutes: Minutes = _QUEUE.least_run_ns / (_HOUR_NS / 60)
+    least_run_minutes: Minutes = _QUEUE.least_run_ns / (HOUR_NS / 60)
     """No job is preempted before it ran so long."""
 
 
