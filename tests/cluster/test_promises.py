@@ -36,7 +36,7 @@ def finish(drive: Drive, job: Job) -> None:
 def test_a_broken_node_is_not_replaced_by_one_that_a_job_before_it_was_promised(
     priority: int, takes: bool
 ) -> None:
-    drive = Drive(4)
+    drive = Drive(4, Policy(queue=QueuePolicy(short_weight=0)))
     first = drive.running(1, gang=gang(2), time_limit_ns=HOUR)
     breaks = drive.running(150, gang=gang(1), time_limit_ns=20 * HOUR)
     waits = drive.submit(gang=gang(3), time_limit_ns=HOUR, priority=priority)

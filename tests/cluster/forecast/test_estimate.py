@@ -641,7 +641,7 @@ def test_behind_a_job_that_nobody_can_tell_of_the_start_is_unknown_and_says_why(
 
 
 def test_behind_waiting_jobs_without_a_length_the_start_is_unknown() -> None:
-    drive = Drive(1)
+    drive = Drive(1, Policy(queue=QueuePolicy(short_weight=0)))
     drive.run(drive.submit(gang=NODE, time_limit_ns=HOUR))
     endless = drive.submit(gang=NODE)
     waits = drive.submit(gang=NODE, time_limit_ns=HOUR, priority=-100)
