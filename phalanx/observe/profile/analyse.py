@@ -162,10 +162,10 @@ def kernel_times(work: Sequence[ClassedWork], count: int) -> list[KernelTime]:
     An operation may launch several kernels: what it costs is counted for the longest.
     """
     longest: dict[int, Work] = {}
-    for each in (w.work for w in work):
-        known = longest.get(each.number)
-        if known is None or each.end - each.start > known.end - known.start:
-            longest[each.number] = each
+    for piece in (each.work for each in work):
+        known = longest.get(piece.number)
+        if known is None or piece.end - piece.start > known.end - known.start:
+            longest[piece.number] = piece
     groups: dict[tuple[str, str, str, str], list[Work]] = defaultdict(list)
     for each in work:
         operation = each.work.operation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -24,9 +25,7 @@ def measure_rates(device: torch.device) -> DeviceRates:
         # Normal numbers, not zeros: the power that switching bits draws limits the clock.
         left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(left)
-        products[name] = (
-            2 * side**3 / _seconds(device, lambda a=left, b=right, o=out: torch.mm(a, b, out=o))
-        )  # type: ignore[misc]
+        products[name] = 2 * side**3 / _seconds(device, partial(torch.mm, left, right, out=out))
     source = torch.zeros(elements, device=device)
     target = torch.empty_like(source)
     moved = 2 * source.numel() * source.element_size()
