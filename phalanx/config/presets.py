@@ -145,6 +145,28 @@ SMOLLM3_3B = Model(
     tied_embedding=True,
 )
 
+# Every second layer has a window; scores and logits are capped.
+GEMMA2_9B = Model(
+    preset="gemma2-9b",
+    dim=3584,
+    layers=42,
+    heads=16,
+    kv_heads=8,
+    head_dim=256,
+    ffn=14336,
+    vocab=256000,
+    mlp="geglu",
+    norm="sandwich",
+    norm_eps=1e-6,
+    norm_offset=True,
+    rope_theta=10_000.0,
+    window=Window(size=4096, full_every=2),
+    attention_softcap=50.0,
+    logit_softcap=30.0,
+    embedding_scale=math.sqrt(3584),
+    tied_embedding=True,
+)
+
 # Gemma 3's text models: five layers with a window to one without, which alone are scaled.
 GEMMA3_1B = Model(
     preset="gemma3-1b",
@@ -294,6 +316,7 @@ PRESETS: dict[str, Model] = {
         QWEN25_7B,
         QWEN3_8B,
         SMOLLM3_3B,
+        GEMMA2_9B,
         GEMMA3_1B,
         GEMMA3_27B,
         OLMO2_7B,

@@ -98,8 +98,8 @@ def _context_method(job: Job, model: Model) -> str:
         return axes.context_method
     heads = model.heads if model.latent is not None else model.kv_heads
     fits = heads % (axes.tensor * axes.context) == 0
-    masked = job.data.document_mask or model.window is not None  # the ring has no such masks
-    return "ulysses" if axes.context > 1 and (fits or masked) else "ring"
+    whole = job.data.document_mask or not ring_computes(model)
+    return "ulysses" if axes.context > 1 and (fits or whole) else "ring"
 
 
 def is_gated(model: Model) -> bool:
@@ -111,6 +111,16 @@ def has_window(model: Model, layer: int) -> bool:
     """Whether a layer sees the nearest tokens only."""
     window = model.window
     return window is not None and not _is_each(layer, window.full_every)
+
+
+def ring_computes(model: Model) -> bool:
+    """Whether ring attention can: it has neither masks nor scores of another form."""
+    return model.window is None and not reforms_scores(model)
+
+
+def reforms_scores(model: Model) -> bool:
+    """Whether attention is more than the softmax of scaled scores that fused kernels know."""
+    return model.attention_softcap > 0
 
 
 def rotated_width(model: Model, layer: int) -> int:

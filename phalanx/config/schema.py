@@ -168,6 +168,10 @@ class Model(Section, frozen=True, kw_only=True):
     """Biases on queries, keys and values."""
     attention_scale: NonNegative = 0.0
     """Factor on the scores of attention; 0: 1 / sqrt(head_dim)."""
+    attention_softcap: NonNegative = 0.0
+    """Scores of attention stay below this by a tanh (Gemma 2); 0: no cap."""
+    logit_softcap: NonNegative = 0.0
+    """Logits of the output head stay below this by a tanh (Gemma 2); 0: no cap."""
     embedding_scale: Positive = 1.0
     """Factor on token vectors."""
     residual_scale: Positive = 1.0

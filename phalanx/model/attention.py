@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from phalanx.config import Model, has_window, rotated_width
 from phalanx.model.layers import BiasedLinear, ForwardContext, Linear, Windowed, make_norm
-from phalanx.model.ops import apply_rope, split_heads, split_rope
+from phalanx.model.ops import apply_rope, soft_cap, split_heads, split_rope
 
 # cuDNN is the fastest on Hopper; flash is the deterministic one; the others are fallbacks.
 CUDA_BACKENDS = [
@@ -54,11 +54,16 @@ def document_mask(documents: Tensor, window: int = 0) -> Tensor | BlockMask:
 
 
 @functools.lru_cache(maxsize=8)
-def window_mask(window: int, sequence: int, device: torch.device) -> Tensor | BlockMask | None:
-    """Causal mask of the nearest tokens; None where they are all. Made once, not once a step."""
-    if window >= sequence:
+def window_mask(
+    window: int, sequence: int, device: torch.device, blocks: bool = False
+) -> Tensor | BlockMask | None:
+    """Causal mask of the nearest tokens; None where they are all, or their blocks on CUDA where
+    attention needs some. Made once, not once a step.
+    """
+    cuda = device.type == "cuda"
+    if window >= sequence and not (blocks and cuda):
         return None
-    if device.type != "cuda":
+    if not cuda:
         return _band(window, sequence, device)
 
     def visible(_b: Tensor, _h: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -76,12 +81,39 @@ def _band(window: int, sequence: int, device: torch.device) -> Tensor:
     return lower.triu(1 - window)
 
 
-class CausalAttention(nn.Module):
-    """The core: softmax(q k^T) v over [batch, seq, heads, head_dim] tensors."""
+@functools.cache
+def capped(softcap: float) -> Callable[..., Tensor]:
+    """What FlexAttention does with each score; one function for all layers of a cap."""
 
-    def __init__(self, scale: float = 0.0) -> None:
+    def cap(score: Tensor, _b: Tensor, _h: Tensor, _query: Tensor, _key: Tensor) -> Tensor:
+        return soft_cap(score, softcap)
+
+    return cap
+
+
+def plain_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float
+) -> Tensor:
+    """By the textbook, every score held: for what fused kernels of the CPU do not know."""
+    scores = (q @ k.mT).float() * scale
+    if softcap:
+        scores = soft_cap(scores, softcap)
+    if mask is None:
+        mask = _band(q.shape[2], q.shape[2], q.device)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
+class CausalAttention(nn.Module):
+    """The core: softmax(q k^T) v over [batch, seq, heads, head_dim] tensors.
+
+    On CUDA, scores of another form than a softmax of products need a mask of blocks.
+    """
+
+    def __init__(self, scale: float = 0.0, softcap: float = 0.0) -> None:
         super().__init__()
         self.scale = scale  # of the scores; 0: by the width of a head
+        self.softcap = softcap  # of the scores; 0: none
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
         key_dim, value_dim = q.shape[-1], v.shape[-1]
@@ -99,13 +131,17 @@ class CausalAttention(nn.Module):
             # Uncompiled it would hold every score of the whole sequence, forward and backward.
             inside = torch.compiler.is_compiling()  # of a block that is compiled as a whole
             attend: Any = flex_attention if inside else compiled(flex_attention)
-            out: Tensor = attend(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
+            form = capped(self.softcap) if self.softcap else None
+            out: Tensor = attend(q, k, v, form, block_mask=mask, scale=scale, enable_gqa=grouped)
         elif q.is_cuda:
+            assert not self.softcap, "a cap needs a mask of blocks"
             backends = CUDA_BACKENDS[1:] if deterministic() else CUDA_BACKENDS
             with sdpa_kernel(backends, set_priority=True):
                 out = F.scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
                 )
+        elif self.softcap:
+            out = plain_attention(q, k, v, mask, scale, self.softcap)
         else:
             out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale)
         return out.transpose(1, 2)[..., :value_dim]
@@ -136,7 +172,7 @@ class GroupedQueryAttention(nn.Module):
         wide = (config.heads, config.kv_heads) if self.norms_all else (1, 1)
         norms = [make_norm(config, n * config.head_dim) if config.qk_norm else None for n in wide]
         self.q_norm, self.k_norm = norms
-        self.core = CausalAttention(config.attention_scale)
+        self.core = CausalAttention(config.attention_scale, config.attention_softcap)
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         return self.attend(self.qkv(x), context)
@@ -187,7 +223,7 @@ class LatentAttention(nn.Module):
         kv_rows = config.heads * (self.content + self.value)
         self.kv_up = Linear(self.key_value_rank, kv_rows)
         self.out = Linear(config.heads * self.value, config.dim)
-        self.core = CausalAttention(config.attention_scale)
+        self.core = CausalAttention(config.attention_scale, config.attention_softcap)
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         low = self.q_norm(self.q_down(x)) if self.q_down and self.q_norm else x

@@ -11,6 +11,7 @@ from torch import Tensor
 from phalanx.model import ops
 
 _CHUNK_BYTES = 2 << 30  # logits that exist at once: few chunks for fast matmuls, little memory
+_CAPPED_BYTES = 8  # of fp32 beside a logit that is capped: its derivative, and a product
 
 
 class VocabSlice(NamedTuple):
@@ -26,7 +27,8 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     Gradients are made in the forward pass, while a chunk's logits exist, so that neither
     logits nor their gradient are ever stored for the whole batch. Those of the weight add up
-    in fp32 over the chunks. Labels below zero weigh nothing.
+    in fp32 over the chunks. Labels below zero weigh nothing. With a ``softcap`` the logits are
+    softcap * tanh(logits / softcap).
     """
 
     @staticmethod
@@ -37,22 +39,26 @@ class LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,  # [tokens]
         scale: Tensor,  # []
         vocab: VocabSlice | None,
+        softcap: float,
     ) -> Tensor:
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden = torch.empty_like(hidden) if wanted else None
         grad_weight: Tensor | None = None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        tokens = max(1, _CHUNK_BYTES // (weight.shape[0] * hidden.element_size()))
+        width = hidden.element_size() + (_CAPPED_BYTES if softcap else 0)
+        tokens = max(1, _CHUNK_BYTES // (weight.shape[0] * width))
         for start in range(0, hidden.shape[0], tokens):
             part = slice(start, start + tokens)
             x = hidden[part]
-            logits = x @ weight.t()
+            logits, steepness = _capped(x @ weight.t(), softcap)
             loss, slope = _cross_entropy(logits, labels[part], scale, vocab, wanted)
             total += loss
+            if slope is not None and steepness is not None:
+                slope.mul_(steepness)
             if grad_hidden is not None and slope is not None:
                 torch.mm(slope, weight, out=grad_hidden[part])
                 grad_weight = _added(grad_weight, slope.t() @ x)
-            del logits, slope  # before the next chunk's exist
+            del logits, slope, steepness  # before the next chunk's exist
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
         ctx.gradients, ctx.applied = (grad_hidden, grad_weight), None
@@ -65,7 +71,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         factor = grad if ctx.applied is None else grad / ctx.applied
         ctx.applied = grad.clone()
         grad_hidden, grad_weight = (_scaled(g, factor) for g in ctx.gradients)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _capped(logits: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:
+    """The logits that count, and their derivative by those given; None: they are the same."""
+    if not softcap:
+        return logits, None
+    squashed = logits.float().div_(softcap).tanh_()
+    return (squashed * softcap).to(logits.dtype), squashed.square_().neg_().add_(1)
 
 
 def _added(total: Tensor | None, part: Tensor) -> Tensor:
@@ -133,10 +147,15 @@ def _cross_entropy_in_place(
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, vocab: VocabSlice | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    vocab: VocabSlice | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Loss sum over real labels, times scale. hidden: [..., dim], labels: [...]."""
     flat: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden.flatten(0, -2), weight, labels.flatten(), scale, vocab
+        hidden.flatten(0, -2), weight, labels.flatten(), scale, vocab, softcap
     )
     return flat

@@ -112,6 +112,11 @@ class _SwiGLU(torch.autograd.Function):
         return kernels.swiglu_backward(slope.contiguous(), pairs, ctx.width), None
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Values squashed into (-cap, cap)."""
+    return torch.tanh(x / cap) * cap
+
+
 def split_rope(
     packed: Tensor, cos: Tensor, sin: Tensor, queries: int, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:

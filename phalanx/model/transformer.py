@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.config import Model
+from phalanx.config import Model, reforms_scores
 from phalanx.model.attention import (
     GroupedQueryAttention,
     LatentAttention,
@@ -18,6 +18,7 @@ from phalanx.model.attention import (
 from phalanx.model.layers import ForwardContext, RMSNorm, Windowed, dense_mlp, make_norm
 from phalanx.model.loss import linear_cross_entropy
 from phalanx.model.moe import MoeLayer
+from phalanx.model.ops import soft_cap
 from phalanx.model.rope import rope_tables
 
 
@@ -100,15 +101,22 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Projects to the vocabulary: logits, or the loss when labels are given."""
 
-    def __init__(self, dim: int, vocab: int) -> None:
+    def __init__(self, dim: int, vocab: int, softcap: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, dim))
+        self.softcap = softcap  # of the logits; 0: none
 
     def forward(self, x: Tensor, labels: Tensor | None, token_weight: Tensor) -> Tensor:
         if labels is None:
-            return F.linear(x, self.weight)
+            return self.logits(x)
+        loss = linear_cross_entropy(x, self.weight, labels, token_weight, softcap=self.softcap)
         # Not a view: FSDP hooks onto what a module returns.
-        return torch.stack((linear_cross_entropy(x, self.weight, labels, token_weight),))
+        return torch.stack((loss,))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of the vocabulary rows that are here."""
+        logits = F.linear(x, self.weight)
+        return soft_cap(logits, self.softcap) if self.softcap else logits
 
 
 class Transformer(nn.Module):
@@ -132,7 +140,7 @@ class Transformer(nn.Module):
         indices = range(config.layers) if layers is None else layers
         self.layers = nn.ModuleDict({str(i): make_block(config, i) for i in indices})
         self.norm = make_norm(config, config.dim) if head else None
-        self.head = Head(config.dim, config.vocab) if head else None
+        self.head = Head(config.dim, config.vocab, config.logit_softcap) if head else None
         if config.tied_embedding and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.weight
         self.token_weight: Tensor
@@ -161,7 +169,7 @@ class Transformer(nn.Module):
         context = ForwardContext(
             cos=self.cos,
             sin=self.sin,
-            mask=None if documents is None else document_mask(documents),
+            mask=self._mask(documents),
             real=None if labels is None else labels >= 0,
             token_weight=self.token_weight,
             windowed=self._windowed(documents),
@@ -177,6 +185,14 @@ class Transformer(nn.Module):
         out: Tensor = self.head(self.norm(x), labels, self.token_weight)
         return out
 
+    def _mask(self, documents: Tensor | None) -> Tensor | object | None:
+        if documents is not None:
+            return document_mask(documents)
+        if not reforms_scores(self.config):
+            return None
+        sequence = len(self.cos) * self.sequence_parts
+        return window_mask(sequence, sequence, self.cos.device, blocks=True)
+
     def _windowed(self, documents: Tensor | None) -> Windowed | None:
         if (window := self.config.window) is None:
             return None
@@ -184,5 +200,6 @@ class Transformer(nn.Module):
             mask = document_mask(documents, window.size)
             return Windowed(self.window_cos, self.window_sin, mask)
         sequence = len(self.window_cos) * self.sequence_parts
-        mask_of_all = window_mask(window.size, sequence, self.window_cos.device)
+        blocks = reforms_scores(self.config)
+        mask_of_all = window_mask(window.size, sequence, self.window_cos.device, blocks)
         return Windowed(self.window_cos, self.window_sin, mask_of_all)

@@ -33,19 +33,23 @@ def local_positions(method: str, sequence: int, rank: int, size: int) -> Tensor:
 
 def apply_context_parallel(part: Transformer, group: dist.ProcessGroup, method: str) -> None:
     """Replace the attention core of every block."""
-    core = UlyssesAttention if method == "ulysses" else RingAttention
     if method == "ulysses":
         part.sequence_parts = group.size()
     for block in part.layers.values():
         attention = cast(Any, block).attention
-        attention.core = core(group, attention.core.scale)
+        core = attention.core
+        if method == "ulysses":
+            attention.core = UlyssesAttention(group, core.scale, core.softcap)
+        else:
+            assert not core.softcap, "configuration refuses the ring for other scores"
+            attention.core = RingAttention(group, core.scale)
 
 
 class UlyssesAttention(CausalAttention):
     """Whole sequence, some heads."""
 
-    def __init__(self, group: dist.ProcessGroup, scale: float = 0.0) -> None:
-        super().__init__(scale)
+    def __init__(self, group: dist.ProcessGroup, scale: float, softcap: float) -> None:
+        super().__init__(scale, softcap)
         self.group, self.size = group, group.size()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:

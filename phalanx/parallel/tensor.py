@@ -136,11 +136,12 @@ class VocabParallelHead(Head):
     def forward(self, x: Tensor, labels: Tensor | None, token_weight: Tensor) -> Tensor:
         x = gather(x, 1, self.group)
         if labels is None:
-            return gather(F.linear(x, self.weight), 2, self.group)
+            return gather(self.logits(x), 2, self.group)
         first = dist.get_rank(self.group) * self.weight.shape[0]
         vocab = VocabSlice(first, self._max, self._sum)
+        loss = linear_cross_entropy(x, self.weight, labels, token_weight, vocab, self.softcap)
         # Not a view: FSDP hooks onto what a module returns.
-        return torch.stack((linear_cross_entropy(x, self.weight, labels, token_weight, vocab),))
+        return torch.stack((loss,))
 
     def _max(self, x: Tensor) -> Tensor:
         dist.all_reduce(x, dist.ReduceOp.MAX, self.group)

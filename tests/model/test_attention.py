@@ -88,6 +88,28 @@ def test_blocks_of_documents_are_attended_by_what_is_compiled(
     torch.testing.assert_close(found, CausalAttention()(q, q, q, None))
 
 
+@pytest.mark.parametrize("mask", ["causal", "window"])
+def test_capped_scores_are_those_of_the_textbook_by_either_way(
+    mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held in full, and by what FlexAttention does with each score."""
+    monkeypatch.setattr(attention, "compiled", lambda function: function)
+    near = 20 if mask == "window" else 128
+    blocks = create_block_mask(
+        lambda b, h, q, k: (q >= k) & (q - k < near), 1, None, 128, 128, device="cpu"
+    )
+    q, k, v = (3 * torch.randn(1, 128, heads, 16) for heads in (4, 2, 2))
+    scores = q.transpose(1, 2) @ k.repeat_interleave(2, 2).permute(0, 2, 3, 1) * 16**-0.5
+    scores = 1.5 * torch.tanh(scores / 1.5)
+    seen = torch.ones(128, 128, dtype=torch.bool).tril().triu(1 - near)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = (weights @ v.repeat_interleave(2, 2).transpose(1, 2)).transpose(1, 2)
+    core = CausalAttention(softcap=1.5)
+    torch.testing.assert_close(core(q, k, v, seen if mask == "window" else None), expected)
+    torch.testing.assert_close(core(q, k, v, blocks), expected)
+    assert not torch.allclose(CausalAttention()(q, k, v, blocks), expected, atol=0.1)
+
+
 def test_no_token_sees_a_later_one() -> None:
     model = built(small_model(), 12)
     sample = tokens(4, 12)

@@ -52,6 +52,7 @@ GEMMA = {
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+SOFTCAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}
 DEEPSEEK = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 4,
@@ -87,6 +88,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "pad_token_id": None}),
     "smollm3-other-pattern": ("SmolLM3", {"no_rope_layers": [1, 0], "pad_token_id": None}),
+    "gemma2": ("Gemma2", {**GEMMA, **SOFTCAPS}),
+    "gemma2-uncapped-pattern": (
+        "Gemma2",
+        {
+            "num_hidden_layers": 5,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "attn_logit_softcapping": None,
+            "rope_parameters": {**LINEAR_ROPE, "rope_theta": 1e4},
+        },
+    ),
     "gemma3": ("Gemma3", GEMMA),
     "gemma3-five-to-one": ("Gemma3", {"sliding_window": 8, "num_hidden_layers": 7, "head_dim": 16}),
     "gemma3-scaled-beyond-the-window": (

@@ -33,22 +33,26 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, labels
 
 
-def reference() -> tuple[Tensor, Tensor, Tensor]:
+def reference(softcap: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, gradient of the hidden states, gradient of the head."""
     hidden, weight, labels = inputs()
     hidden.requires_grad_()
     weight.requires_grad_()
-    expected = F.cross_entropy(hidden @ weight.t(), labels, reduction="sum") * SCALE
+    logits = hidden @ weight.t()
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    expected = F.cross_entropy(logits, labels, reduction="sum") * SCALE
     return expected, *torch.autograd.grad(expected, (hidden, weight))
 
 
-def test_value_and_gradients_equal_cross_entropy_over_real_labels() -> None:
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+def test_value_and_gradients_equal_cross_entropy_over_real_labels(softcap: float) -> None:
     hidden, weight, labels = inputs()
     hidden.requires_grad_()
     weight.requires_grad_()
-    found = linear_cross_entropy(hidden, weight, labels, torch.tensor(SCALE))
+    found = linear_cross_entropy(hidden, weight, labels, torch.tensor(SCALE), softcap=softcap)
     gradients = torch.autograd.grad(3.0 * found, (hidden, weight))
-    expected, *slopes = reference()
+    expected, *slopes = reference(softcap)
     torch.testing.assert_close(found, expected)
     for gradient, slope in zip(gradients, slopes, strict=True):
         torch.testing.assert_close(gradient, 3.0 * slope)
@@ -155,7 +159,8 @@ class Meeting:
         return result
 
 
-def test_slices_of_the_vocabulary_combine_to_the_whole() -> None:
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+def test_slices_of_the_vocabulary_combine_to_the_whole(softcap: float) -> None:
     hidden, weight, labels = inputs()
     cut = VOCAB // 2
     meeting = Meeting(2)
@@ -169,7 +174,7 @@ def test_slices_of_the_vocabulary_combine_to_the_whole() -> None:
             lambda t: meeting.combine(t, lambda s: s.amax(0)),
             lambda t: meeting.combine(t, lambda s: s.sum(0)),
         )
-        losses[first] = linear_cross_entropy(x, w, labels, torch.tensor(SCALE), vocab)
+        losses[first] = linear_cross_entropy(x, w, labels, torch.tensor(SCALE), vocab, softcap)
         slopes[first] = torch.autograd.grad(losses[first], (x, w))
 
     parts = [(0, weight[:cut]), (cut, weight[cut:])]
@@ -178,7 +183,7 @@ def test_slices_of_the_vocabulary_combine_to_the_whole() -> None:
         thread.start()
     for thread in threads:
         thread.join(timeout=100)
-    expected, hidden_slope, weight_slope = reference()
+    expected, hidden_slope, weight_slope = reference(softcap)
     torch.testing.assert_close(losses[0], expected)
     torch.testing.assert_close(losses[cut], expected)
     torch.testing.assert_close(slopes[0][0] + slopes[cut][0], hidden_slope)

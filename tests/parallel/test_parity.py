@@ -86,6 +86,8 @@ MODELS: dict[str, dict[str, Any]] = {  # a step on CPUs takes as long as it has 
         "window": {"size": 8, "full_every": 2, "rope_theta": 1e3, "rope_scaled": False},
         "rope_scaling": {"kind": "linear", "factor": 4.0},
         "attention_scale": 0.3,
+        "attention_softcap": 0.5,
+        "logit_softcap": 0.7,
         "embedding_scale": 5.6,
     },
     "mistral": {  # and what no published model has together

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from phalanx.config.errors import ConfigProblem, problem
 from phalanx.config.ramp import batch_ramp
-from phalanx.config.resolve import is_gated
+from phalanx.config.resolve import is_gated, ring_computes
 from phalanx.config.rules.accepted import LEFT_OUT, RANKS, nearest_first
 from phalanx.config.rules.mesh_changes import (
     OTHER_SCHEDULES,
@@ -337,8 +337,8 @@ def _context(job: Job, world_size: int) -> Iterator[ConfigProblem]:
         name = "heads" if model.latent is not None else "kv_heads"
         here = (heads := getattr(model, name)) // axes.tensor
         if here == 0 or here % axes.context:
-            masked = job.data.document_mask or model.window is not None
-            other = "" if masked else ', or parallel.context_method = "ring"'
+            whole = job.data.document_mask or not ring_computes(model)
+            other = "" if whole else ', or parallel.context_method = "ring"'
             yield problem(
                 "parallel.context",
                 axes.context,

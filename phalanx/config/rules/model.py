@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from phalanx.config.errors import ConfigProblem, problem
 from phalanx.config.presets import PRESETS
+from phalanx.config.resolve import ring_computes
 from phalanx.config.rules.numbers import nearest_divisor
 from phalanx.config.schema import Job, LatentAttention, Model, Moe
 
@@ -26,11 +27,14 @@ def form_problems(job: Job) -> Iterator[ConfigProblem]:
             'set it to 1, or model.qk_norm_over = "head"',
             [{"parallel.tensor": 1}],
         )
-    if model.window is not None and axes.context > 1 and axes.context_method == "ring":
+    if axes.context > 1 and axes.context_method == "ring" and not ring_computes(model):
+        rule = "model.window needs the nearest tokens, and the ring shows keys rank by rank"
+        if model.window is None:
+            rule = "model.attention_softcap changes scores, and the ring's kernels know plain ones"
         yield problem(
             "parallel.context_method",
             '"ring"',
-            "model.window needs the nearest tokens, and the ring shows keys rank by rank",
+            rule,
             'set it to "ulysses"',
             [{"parallel.context_method": "ulysses"}],
             [{"parallel.context": 1}],

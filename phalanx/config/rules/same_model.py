@@ -68,6 +68,8 @@ FUNCTION = frozenset(
         "window.rope_scaled",
         "norm_offset",
         "attention_scale",
+        "attention_softcap",
+        "logit_softcap",
         "embedding_scale",
         "residual_scale",
         "moe.top_k",

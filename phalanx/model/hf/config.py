@@ -11,7 +11,13 @@ import torch
 from msgspec import structs
 
 from phalanx.config import LatentAttention, Model, Moe
-from phalanx.model.hf.families import ACTIVATIONS, FAMILIES, latent_scale, obstacles
+from phalanx.model.hf.families import (
+    ACTIVATIONS,
+    FAMILIES,
+    ModelFamily,
+    latent_scale,
+    obstacles,
+)
 from phalanx.model.hf.positions import read_positions, write_positions
 
 LATENT_KEYS = {
@@ -19,6 +25,10 @@ LATENT_KEYS = {
     "content_head_dim": "qk_nope_head_dim",
     "rope_head_dim": "qk_rope_head_dim",
     "value_head_dim": "v_head_dim",
+}
+SOFTCAPS = {
+    "attn_logit_softcapping": "attention_softcap",
+    "final_logit_softcapping": "logit_softcap",
 }
 GEMMA_SCALAR = 256  # query_pre_attn_scalar where a file leaves it out
 DEFAULT_CONTEXT = 8192  # tokens; what is exported when the caller does not say
@@ -84,12 +94,21 @@ def _model(folder: Path, config: dict[str, Any]) -> Model:
         norm_eps=config.get("rms_norm_eps", family.eps),
         attention_scale=0.0 if scalar == head_dim else scalar**-0.5,
         embedding_scale=math.sqrt(dim) if family.scaled_embedding else 1.0,
+        **_read_softcaps(config, family),
         tied_embedding=config.get("tie_word_embeddings", family.tied),
         moe=_moe(folder, config) if family.moe else None,
         **positions,
         **family.has,
     )
     return with_latent(folder, config, model) if family.latent else model
+
+
+def _read_softcaps(config: dict[str, Any], family: ModelFamily) -> dict[str, float]:
+    """Ours of those that a layout has; null is none."""
+    return {
+        SOFTCAPS[key]: float(config.get(key, default) or 0.0)
+        for key, default in family.softcaps.items()
+    }
 
 
 def with_latent(folder: Path, config: dict[str, Any], model: Model) -> Model:
@@ -112,7 +131,8 @@ def with_latent(folder: Path, config: dict[str, Any], model: Model) -> Model:
 
 
 def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
-    moe = FAMILIES[config["model_type"]].moe
+    family = FAMILIES[config["model_type"]]
+    moe = family.moe
     activations = ("silu",) if moe else (None, *ACTIVATIONS)
     only: dict[str, tuple[Any, ...]] = {
         "hidden_act": activations,
@@ -129,7 +149,7 @@ def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
         "rope_interleave": (True,),
     }
     for key, supported in only.items():
-        if config.get(key, supported[0]) not in supported:
+        if key not in family.softcaps and config.get(key, supported[0]) not in supported:
             those = " or ".join(repr(value) for value in supported if value is not None) or "null"
             problem = f"config.json: {key} = {config[key]!r} is not supported, only {those}"
             raise HfError(folder, problem)
@@ -226,6 +246,8 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
         )
     if family.any_scale:
         config["query_pre_attn_scalar"] = _scalar(model)
+    for key in family.softcaps:
+        config[key] = getattr(model, SOFTCAPS[key]) or None
     if moe is not None and model.latent is not None:
         config |= _deepseek_keys(model.latent, moe)
         del config["head_dim"]  # theirs is the width that RoPE rotates

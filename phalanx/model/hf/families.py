@@ -25,9 +25,11 @@ class ModelFamily:
     window: Literal["none", "all", "pattern"] = "none"  # on all layers, or as layer_types says
     full_every: int = 0  # of the pattern where a file leaves it out
     local_theta: float = 0.0  # of layers with the window, likewise; 0: theta
+    one_rope: bool = False  # positions are the same in layers with and without the window
     nope: bool = False
     scaled_embedding: bool = False  # by the root of the width
     any_scale: bool = False  # of attention's scores
+    softcaps: Mapping[str, float] = field(default_factory=dict)  # keys that it may have, likewise
     latent: bool = False  # attention of DeepSeek, and its experts
     activation: str = "silu"
     own_head_dim: bool = True  # else always hidden_size / num_attention_heads
@@ -42,6 +44,18 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen2": ModelFamily("Qwen2ForCausalLM", has={"attention_bias": True}),
     "qwen3": ModelFamily("Qwen3ForCausalLM", has={"qk_norm": True}),
     "smollm3": ModelFamily("SmolLM3ForCausalLM", theta=2e6, tied=True, nope=True),
+    "gemma2": ModelFamily(
+        "Gemma2ForCausalLM",
+        tied=True,
+        has={**GEMMA, "qk_norm": False},
+        window="pattern",
+        full_every=2,
+        one_rope=True,
+        scaled_embedding=True,
+        any_scale=True,
+        softcaps={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        activation="gelu_pytorch_tanh",
+    ),
     "gemma3_text": ModelFamily(
         "Gemma3ForCausalLM",
         theta=1e6,
@@ -94,9 +108,8 @@ def obstacles(model: Model, family: ModelFamily) -> list[str]:
         if getattr(model, name) != family.has.get(name, getattr(default, name))
     ]
     window = model.window
-    apart = window is not None and (
-        window.full_every or window.rope_theta or not window.rope_scaled
-    )
+    apart = window is not None and bool(window.rope_theta or not window.rope_scaled)
+    patterned = window is not None and window.full_every > 0
     scaling = model.rope_scaling
     rounded = scaling is not None and scaling.kind == "yarn" and not scaling.round_bounds
     scale = math.sqrt(model.dim) if family.scaled_embedding else 1.0
@@ -104,13 +117,18 @@ def obstacles(model: Model, family: ModelFamily) -> list[str]:
         f"model.mlp = {model.mlp!r}": not is_gated(model) or (family.moe and model.mlp != "swiglu"),
         "model.latent": (model.latent is not None) != family.latent,
         "model.window": window is not None and family.window == "none",
-        "model.window's pattern or positions": bool(apart) and family.window == "all",
+        "model.window's pattern": patterned and family.window == "all",
+        "model.window's positions": apart and (family.window == "all" or family.one_rope),
         "model.nope_every": bool(model.nope_every) and not family.nope,
         "model.embedding_scale": model.embedding_scale != scale,
         "model.attention_scale": not _has_scale(model, family),
+        "model.attention_softcap": bool(model.attention_softcap) and not family.softcaps,
+        "model.logit_softcap": bool(model.logit_softcap) and not family.softcaps,
         "model.norm_eps": family.latent and model.norm_eps != family.eps,  # inner norms have that
         "model.head_dim": not family.own_head_dim and model.head_dim * model.heads != model.dim,
-        "model.rope_scaling.round_bounds": rounded and family.window == "pattern",
+        "model.rope_scaling.round_bounds": rounded
+        and family.window == "pattern"
+        and not family.one_rope,
         "model.moe": (model.moe is not None) != family.moe,
     }
     found += [setting for setting, present in wrong.items() if present]

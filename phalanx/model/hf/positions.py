@@ -46,6 +46,7 @@ def write_positions(model: Model, family: ModelFamily) -> dict[str, Any]:
         windowed = [has_window(model, layer) for layer in range(model.layers)]
         written["layer_types"] = [SLIDING if near else FULL for near in windowed]
         written["sliding_window"] = None if window is None else window.size
+    if family.window == "pattern" and not family.one_rope:
         theta = (window.rope_theta if window is not None else 0.0) or model.rope_theta
         scaled = window is None or window.rope_scaled
         local = {**(scaling if scaled else {"rope_type": "default"}), "rope_theta": theta}
@@ -66,6 +67,8 @@ def _rope_tables_of(
     full = {**theta, **(rope or old)}
     if family.window != "pattern":
         return full, None
+    if family.one_rope:
+        return full, full
     near = config.get("rope_local_base_freq", family.local_theta or _theta(full, family.theta))
     return full, {"rope_theta": near}
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from phalanx.config import Model, gate_up_groups, is_gated
+from phalanx.config import Model, gate_up_groups, is_gated, ring_computes
 from phalanx.hardware import Cluster
 from phalanx.plan.grid import Bools, Grid, Ints
 from phalanx.plan.memory.offload import PARAMETERS_AWAY
@@ -185,7 +185,7 @@ def _divisions(
                     or data > batch
                     or (pins.data is not None and data != pins.data)
                     or not context_divides(workload.sequence, context, tensor)
-                    or not window_allows(model, context, tensor)
+                    or not heads_allow(model, context, tensor)
                 ):
                     continue
                 experts = list(_experts(model, data * context * tensor, pins))
@@ -209,9 +209,10 @@ def tensor_divides(model: Model, tensor: int) -> bool:
     return not whole_norms and all(size % tensor == 0 for size in parts)
 
 
-def window_allows(model: Model, context: int, tensor: int) -> bool:
-    """Whether a model may be split over its context: windows need whole heads on each rank."""
-    return context == 1 or model.window is None or model.kv_heads % (tensor * context) == 0
+def heads_allow(model: Model, context: int, tensor: int) -> bool:
+    """Whether a model may be split over its context: without the ring ranks need whole heads."""
+    heads = model.heads if model.latent is not None else model.kv_heads
+    return context == 1 or ring_computes(model) or heads % (tensor * context) == 0
 
 
 def context_divides(sequence: int, context: int, tensor: int) -> bool:

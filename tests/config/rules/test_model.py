@@ -22,6 +22,13 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
     ),
     (
         2,
+        ["model.attention_softcap=50", "parallel.context=2", "parallel.context_method=ring"],
+        "parallel.context_method",
+        "model.attention_softcap changes scores",
+        "ulysses",
+    ),
+    (
+        2,
         [*OVER_ALL, "parallel.tensor=2"],
         "parallel.tensor",
         "every head of a token",
@@ -76,6 +83,7 @@ def test_experts_that_cannot_be_are_refused(
     "overrides",
     [
         [WINDOW, "parallel.context=2"],
+        ["model.attention_softcap=50", "model.logit_softcap=30", "parallel.context=2"],
         [WINDOW, "model.window.full_every=4", "parallel.tensor=2"],
         ["model.norm=sandwich", "model.mlp=geglu", "parallel.pipeline=2"],
         [*OVER_ALL, "parallel.context=2"],

@@ -150,6 +150,18 @@ EXPRESSIBLE = {
         embedding_scale=32**0.5,
         moe=None,
     ),
+    "gemma2": msgspec.structs.replace(
+        PLAIN,
+        norm="sandwich",
+        norm_offset=True,
+        rotary_fraction=1.0,
+        window=Window(size=8, full_every=2),
+        rope_scaling=RopeScaling(kind="yarn", round_bounds=False),
+        embedding_scale=32**0.5,
+        attention_softcap=50.0,
+        logit_softcap=30.0,
+        moe=None,
+    ),
     "deepseek_v3": resolve_model(
         msgspec.structs.replace(
             LATENT,

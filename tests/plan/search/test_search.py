@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from phalanx.config import PRESETS, ConfigError, resolve
+from phalanx.config import PRESETS, ConfigError, Window, resolve
 from phalanx.hardware import Cluster, cluster
 from phalanx.plan import Mapping, Pins, Workload, predict, search
 from phalanx.plan.grid import Grid
 from phalanx.plan.memory.peak import memory
 from phalanx.plan.question.emit import job_of
 from phalanx.plan.search.search import Objective
-from phalanx.plan.search.space import Space
+from phalanx.plan.search.space import Space, heads_allow
 from phalanx.plan.workload import Precision, Software
 
 SMALL = Workload(model=PRESETS["llama3-8b"], sequence=8192, global_batch=256)
@@ -186,3 +186,12 @@ def test_gpus_without_a_valid_mapping_are_refused_with_the_rule() -> None:
 def test_a_mapping_larger_than_the_cluster_is_refused() -> None:
     with pytest.raises(ConfigError, match="exceeds"):
         predict(SMALL, Mapping(tensor=8, data=16), cluster("h100-64"))
+
+
+@pytest.mark.parametrize("part", [{"window": Window()}, {"attention_softcap": 50.0}])
+def test_without_the_ring_a_context_axis_needs_whole_heads(part: dict[str, Any]) -> None:
+    plain = PRESETS["llama3-8b"]  # eight key/value heads
+    assert heads_allow(plain, context=8, tensor=2)
+    composed = structs.replace(plain, **part)
+    assert not heads_allow(composed, context=8, tensor=2)
+    assert heads_allow(composed, context=4, tensor=2)
