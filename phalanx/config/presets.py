@@ -246,6 +246,32 @@ MIXTRAL_8X7B = Model(
     moe=Moe(experts=8, top_k=2, ffn=14336, auxiliary_coefficient=0.02),
 )
 
+# The published files hold the experts in MXFP4; the shape is that of the 16-bit model.
+GPT_OSS_20B = Model(
+    preset="gpt-oss-20b",
+    dim=2880,
+    layers=24,
+    heads=64,
+    kv_heads=8,
+    head_dim=64,
+    ffn=2880,
+    vocab=201088,
+    mlp="swiglu-clamped",
+    rope_theta=150_000.0,
+    rope_scaling=RopeScaling(kind="yarn", factor=32.0, original_context=4096, round_bounds=False),
+    window=Window(size=128, full_every=2),
+    attention_bias=True,
+    attention_out_bias=True,
+    attention_sinks=True,
+    moe=Moe(experts=32, top_k=4, ffn=2880, biases=True),
+)
+GPT_OSS_120B = structs.replace(
+    GPT_OSS_20B,
+    preset="gpt-oss-120b",
+    layers=36,
+    moe=Moe(experts=128, top_k=4, ffn=2880, biases=True),
+)
+
 QWEN3_MOE_30B_A3B = Model(
     preset="qwen3-moe-30b-a3b",
     dim=2048,
@@ -322,6 +348,8 @@ PRESETS: dict[str, Model] = {
         OLMO2_7B,
         GPT3_175B,
         MIXTRAL_8X7B,
+        GPT_OSS_20B,
+        GPT_OSS_120B,
         QWEN3_MOE_30B_A3B,
         DEEPSEEK_V3,
         DENSE_1T,

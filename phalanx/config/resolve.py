@@ -120,7 +120,7 @@ def ring_computes(model: Model) -> bool:
 
 def reforms_scores(model: Model) -> bool:
     """Whether attention is more than the softmax of scaled scores that fused kernels know."""
-    return model.attention_softcap > 0
+    return model.attention_softcap > 0 or model.attention_sinks
 
 
 def rotated_width(model: Model, layer: int) -> int:

@@ -121,6 +121,8 @@ class Moe(Section, frozen=True, kw_only=True):
     """Groups that a token visits: those whose two best experts score highest together."""
     z_loss_coefficient: NonNegative = 0.0
     """Weight of the loss on large router logits: the square of their log-sum-exp."""
+    biases: bool = False
+    """Biases on the router and on the matrices of routed experts (gpt-oss)."""
 
 
 class Model(Section, frozen=True, kw_only=True):
@@ -142,8 +144,10 @@ class Model(Section, frozen=True, kw_only=True):
     """Hidden width of the dense MLP."""
     vocab: Vocabulary = 0
     """Rows of the embedding and of the output head."""
-    mlp: Literal["swiglu", "geglu", "geglu-exact", "gelu", "gelu-exact", "relu2"] = "swiglu"
-    """Form of the dense MLP: gated (three matrices) or plain (two); GELU is tanh's or exact."""
+    mlp: Literal[
+        "swiglu", "swiglu-clamped", "geglu", "geglu-exact", "gelu", "gelu-exact", "relu2"
+    ] = "swiglu"
+    """Form of the MLP: gated (three matrices) or plain (two); GELU is tanh's or exact."""
     norm: Literal["pre", "post", "sandwich"] = "pre"
     """Where RMSNorm stands: before a branch, on its result, or both."""
     norm_eps: Positive = 1e-5
@@ -166,6 +170,10 @@ class Model(Section, frozen=True, kw_only=True):
     """What such a norm is taken over: each head, or all heads together."""
     attention_bias: bool = False
     """Biases on queries, keys and values."""
+    attention_out_bias: bool = False
+    """A bias on the output of attention."""
+    attention_sinks: bool = False
+    """A learned logit a head takes part in the softmax of its scores and is dropped (gpt-oss)."""
     attention_scale: NonNegative = 0.0
     """Factor on the scores of attention; 0: 1 / sqrt(head_dim)."""
     attention_softcap: NonNegative = 0.0

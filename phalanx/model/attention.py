@@ -10,7 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 
 from phalanx.config import Model, has_window, rotated_width
 from phalanx.model.layers import BiasedLinear, ForwardContext, Linear, Windowed, make_norm
@@ -92,7 +97,13 @@ def capped(softcap: float) -> Callable[..., Tensor]:
 
 
 def plain_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """By the textbook, every score held: for what fused kernels of the CPU do not know."""
     scores = (q @ k.mT).float() * scale
@@ -101,7 +112,11 @@ def plain_attention(
     if mask is None:
         mask = _band(q.shape[2], q.shape[2], q.device)
     scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1).to(v.dtype) @ v
+    if sinks is None:
+        return scores.softmax(-1).to(v.dtype) @ v
+    column = sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
+    shares = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+    return shares.to(v.dtype) @ v
 
 
 class CausalAttention(nn.Module):
@@ -115,7 +130,14 @@ class CausalAttention(nn.Module):
         self.scale = scale  # of the scores; 0: by the width of a head
         self.softcap = softcap  # of the scores; 0: none
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | BlockMask | None,
+        sinks: Tensor | None = None,  # [heads]
+    ) -> Tensor:
         key_dim, value_dim = q.shape[-1], v.shape[-1]
         scale = self.scale or key_dim**-0.5
         if value_dim < key_dim:  # latent attention: fused kernels want one head size
@@ -126,25 +148,41 @@ class CausalAttention(nn.Module):
             repeat = q.shape[2] // k.shape[2]
             k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        grouped = k.shape[1] != q.shape[1]
         if isinstance(mask, BlockMask):
-            # Uncompiled it would hold every score of the whole sequence, forward and backward.
-            inside = torch.compiler.is_compiling()  # of a block that is compiled as a whole
-            attend: Any = flex_attention if inside else compiled(flex_attention)
-            form = capped(self.softcap) if self.softcap else None
-            out: Tensor = attend(q, k, v, form, block_mask=mask, scale=scale, enable_gqa=grouped)
+            out = self._flex(q, k, v, mask, scale, sinks)
         elif q.is_cuda:
-            assert not self.softcap, "a cap needs a mask of blocks"
+            assert not self.softcap and sinks is None, "they need a mask of blocks"
             backends = CUDA_BACKENDS[1:] if deterministic() else CUDA_BACKENDS
             with sdpa_kernel(backends, set_priority=True):
                 out = F.scaled_dot_product_attention(
-                    q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
+                    q, k, v, is_causal=True, scale=scale, enable_gqa=_grouped(q, k)
                 )
-        elif self.softcap:
-            out = plain_attention(q, k, v, mask, scale, self.softcap)
+        elif self.softcap or sinks is not None:
+            out = plain_attention(q, k, v, mask, scale, self.softcap, sinks)
         else:
             out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale)
         return out.transpose(1, 2)[..., :value_dim]
+
+    def _flex(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float, sinks: Tensor | None
+    ) -> Tensor:
+        """By blocks of scores. A sink takes its share of each row after the fact."""
+        # Uncompiled it would hold every score of the whole sequence, forward and backward.
+        inside = torch.compiler.is_compiling()  # of a block that is compiled as a whole
+        attend: Any = flex_attention if inside else compiled(flex_attention)
+        form = capped(self.softcap) if self.softcap else None
+        options = {"block_mask": mask, "scale": scale, "enable_gqa": _grouped(q, k)}
+        if sinks is None:
+            out: Tensor = attend(q, k, v, form, **options)
+            return out
+        out, found = attend(q, k, v, form, **options, return_aux=AuxRequest(lse=True))
+        kept = torch.sigmoid(found.lse - sinks.float()[:, None])
+        return (out * kept.unsqueeze(-1)).to(v.dtype)
+
+
+def _grouped(q: Tensor, k: Tensor) -> bool:
+    """Whether several of the queries' heads share one of the keys'. [batch, heads, seq, dim]"""
+    return k.shape[1] != q.shape[1]
 
 
 def deterministic() -> bool:
@@ -167,7 +205,9 @@ class GroupedQueryAttention(nn.Module):
         self.queries = config.heads // config.kv_heads  # per key/value head
         rows = (config.heads + 2 * config.kv_heads) * config.head_dim
         self.qkv = (BiasedLinear if config.attention_bias else Linear)(config.dim, rows)
-        self.out = Linear(config.heads * config.head_dim, config.dim)
+        out = BiasedLinear if config.attention_out_bias else Linear
+        self.out = out(config.heads * config.head_dim, config.dim)
+        self.sinks = nn.Parameter(torch.empty(config.heads)) if config.attention_sinks else None
         self.norms_all = config.qk_norm_over == "all"
         wide = (config.heads, config.kv_heads) if self.norms_all else (1, 1)
         norms = [make_norm(config, n * config.head_dim) if config.qk_norm else None for n in wide]
@@ -186,7 +226,7 @@ class GroupedQueryAttention(nn.Module):
             q, k, v = split_heads(packed, self.queries, self.head_dim)
             q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
             q, k = self._rotate(q, seen), self._rotate(k, seen)
-        attended: Tensor = self.out(self.core(q, k, v, seen.mask).flatten(2))
+        attended: Tensor = self.out(self.core(q, k, v, seen.mask, self.sinks).flatten(2))
         return attended
 
     def _normed(self, x: Tensor, norm: nn.Module | None) -> Tensor:

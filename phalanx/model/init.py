@@ -19,7 +19,7 @@ _CHUNK = 1 << 24  # elements drawn at once: bounds the memory of the int64 work
 
 def initial_std(config: Model, name: str) -> float | None:
     """Standard deviation of a parameter's initial values; None for a norm, which starts at one."""
-    if name.endswith(".bias"):
+    if name.endswith((".bias", "_bias")):
         return 0.0
     if "norm" in name.rsplit(".", 2)[-2]:
         return 0.0 if config.norm_offset else None

@@ -106,6 +106,15 @@ class SwiGLU(GatedMlp):
         return hidden
 
 
+class ClampedSwiGLU(GatedMlp):
+    """Gated by the clamped SiLU of gpt-oss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).unflatten(-1, (-1, 2, self.group_width)).unbind(-2)
+        out: Tensor = self.down(ops.clamped_swiglu(gate, up).flatten(-2))
+        return out
+
+
 class GeGLU(GatedMlp):
     """Gated by GELU."""
 
@@ -147,10 +156,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+SWIGLU_FORMS: dict[str, type[GatedMlp]] = {"swiglu": SwiGLU, "swiglu-clamped": ClampedSwiGLU}
+
+
 def dense_mlp(config: Model) -> nn.Module:
     """The feed-forward layer of a dense block."""
-    if config.mlp == "swiglu":
-        return SwiGLU(config.dim, config.ffn)
+    if config.mlp in SWIGLU_FORMS:
+        return SWIGLU_FORMS[config.mlp](config.dim, config.ffn)
     if config.mlp in ACTIVATIONS:
         return PlainMlp(config.dim, config.ffn, ACTIVATIONS[config.mlp])
     return GeGLU(config.dim, config.ffn, "none" if config.mlp == "geglu-exact" else "tanh")

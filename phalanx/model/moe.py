@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.config import Moe
-from phalanx.model.layers import ForwardContext, SwiGLU
+from phalanx.model.layers import SWIGLU_FORMS, ForwardContext
+from phalanx.model.ops import clamped_swiglu
 
 
 class AttachLoss(torch.autograd.Function):
@@ -37,6 +38,7 @@ class Router(nn.Module):
         super().__init__()
         self.moe = moe
         self.weight = nn.Parameter(torch.empty(moe.experts, dim))
+        self.bias = nn.Parameter(torch.empty(moe.experts)) if moe.biases else None
         self.register_buffer("expert_bias", torch.zeros(moe.experts, dtype=torch.float32))
         # Tokens each expert received in the step so far; read and cleared by `update_bias`.
         self.register_buffer(
@@ -47,7 +49,8 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """x: [batch, seq, dim] -> x with balance loss attached, weights and experts [b, s, k]."""
-        logits = F.linear(x.float(), self.weight.float())
+        bias = None if self.bias is None else self.bias.float()
+        logits = F.linear(x.float(), self.weight.float(), bias)
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
         biased = scores + self.expert_bias if self.moe.balance == "bias" else scores
         if self.moe.groups > 1:
@@ -121,35 +124,49 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """All experts as two stacked matrices, applied to tokens sorted by expert."""
 
-    def __init__(self, dim: int, moe: Moe) -> None:
+    def __init__(self, dim: int, moe: Moe, mlp: str = "swiglu") -> None:
         super().__init__()
+        self.clamped = mlp == "swiglu-clamped"
         self.gate_up = nn.Parameter(torch.empty(moe.experts, 2 * moe.ffn, dim))
         self.down = nn.Parameter(torch.empty(moe.experts, dim, moe.ffn))
+        self.gate_up_bias: nn.Parameter | None = None
+        self.down_bias: nn.Parameter | None = None
+        if moe.biases:
+            self.gate_up_bias = nn.Parameter(torch.empty(moe.experts, 2 * moe.ffn))
+            self.down_bias = nn.Parameter(torch.empty(moe.experts, dim))
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: [tokens, dim] sorted by expert; counts: [experts] tokens of each."""
-        gate, up = grouped_linear(x, self.gate_up, counts).chunk(2, dim=-1)
-        return grouped_linear(F.silu(gate) * up, self.down, counts)
+        pairs = grouped_linear(x, self.gate_up, counts, self.gate_up_bias)
+        gate, up = pairs.chunk(2, dim=-1)
+        hidden = clamped_swiglu(gate, up) if self.clamped else F.silu(gate) * up
+        return grouped_linear(hidden, self.down, counts, self.down_bias)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Rows of x times their expert's matrix; one kernel on CUDA, a loop elsewhere."""
+def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Rows of x times their expert's matrix, plus its bias; on CUDA by one kernel."""
     if x.is_cuda and x.dtype == torch.bfloat16:
-        offsets = counts.cumsum(0).to(torch.int32)
-        return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets)
+        ends = counts.cumsum(0)
+        out = F.grouped_mm(x, weight.transpose(1, 2), offs=ends.to(torch.int32))
+        if bias is None:
+            return out
+        # A lookup, whose backward adds up the rows of an expert without a race.
+        rows = torch.arange(x.shape[0], device=x.device)
+        return out + F.embedding(torch.searchsorted(ends, rows, right=True), bias)
     parts = x.split(counts.tolist())
-    return torch.cat([F.linear(part, weight[i]) for i, part in enumerate(parts)])
+    biases = [None] * len(parts) if bias is None else bias.unbind(0)
+    return torch.cat([F.linear(part, weight[i], biases[i]) for i, part in enumerate(parts)])
 
 
 class MoeLayer(nn.Module):
     """Routed experts plus optional shared ones."""
 
-    def __init__(self, dim: int, moe: Moe) -> None:
+    def __init__(self, dim: int, moe: Moe, mlp: str = "swiglu") -> None:
         super().__init__()
         self.router = Router(dim, moe)
-        self.experts = Experts(dim, moe)
+        self.experts = Experts(dim, moe, mlp)
         shared = moe.shared_ffn or moe.shared_experts * moe.ffn
-        self.shared = SwiGLU(dim, shared) if shared else None
+        self.shared = SWIGLU_FORMS[mlp](dim, shared) if shared else None
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         x, weights, experts = self.router(x, context)

@@ -16,6 +16,7 @@ if HAS_KERNELS or TYPE_CHECKING:
     from phalanx.model import kernels as kernels
 
 NARROW_GROUP = 16  # of gates: the kernels take multiples of it
+_CLAMP, _GATE_GAIN = 7.0, 1.702  # of gpt-oss
 _NARROW = 512  # norms of fewer columns (those of a head) are left to torch
 
 
@@ -95,6 +96,12 @@ def swiglu(pairs: Tensor, width: int) -> Tensor:
     gate, up = pairs.unflatten(-1, (-1, 2, width)).unbind(-2)
     hidden: Tensor = F.silu(gate) * up
     return hidden.flatten(-2)
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """The gate of gpt-oss: both halves limited, SiLU with a gain, and one added to ups."""
+    gate, up = gate.clamp(max=_CLAMP), up.clamp(-_CLAMP, _CLAMP)
+    return gate * torch.sigmoid(_GATE_GAIN * gate) * (up + 1)
 
 
 class _SwiGLU(torch.autograd.Function):

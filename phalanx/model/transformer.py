@@ -32,7 +32,7 @@ class Block(nn.Module):
         self.attention = attention(config, index)
         self.mlp_norm = make_norm(config, config.dim)
         sparse = config.moe is not None and index >= config.moe.first_dense_layers
-        self.moe = MoeLayer(config.dim, config.moe) if sparse and config.moe else None
+        self.moe = MoeLayer(config.dim, config.moe, config.mlp) if sparse and config.moe else None
         self.mlp = None if sparse else dense_mlp(config)
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:

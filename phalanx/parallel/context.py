@@ -52,9 +52,18 @@ class UlyssesAttention(CausalAttention):
         super().__init__(scale, softcap)
         self.group, self.size = group, group.size()
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | BlockMask | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         q, k, v = (self._heads_out(t) for t in (q, k, v))
-        return self._sequence_out(super().forward(q, k, v, mask))
+        if sinks is not None:  # those of the heads that are here
+            sinks = sinks.chunk(self.size)[dist.get_rank(self.group)]
+        return self._sequence_out(super().forward(q, k, v, mask, sinks))
 
     def _heads_out(self, x: Tensor) -> Tensor:
         """[batch, seq / n, heads, dim] -> [batch, seq, heads / n, dim]."""
@@ -77,8 +86,16 @@ class RingAttention(nn.Module):
         self.group = group
         self.scale = scale  # of the scores; 0: by the width of a head
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | BlockMask | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         assert mask is None, "ring attention has no mask but its own; configuration refuses others"
+        assert sinks is None, "configuration refuses the ring for other scores"
         value_dim = v.shape[-1]
         if value_dim != q.shape[-1]:
             v = F.pad(v, (0, q.shape[-1] - value_dim))

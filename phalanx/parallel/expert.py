@@ -18,7 +18,8 @@ from phalanx.parallel.collectives import (
     sum_over,
 )
 
-SPREAD = ("gate_up", "down")  # parameters of the experts, stacked by expert
+# Parameters of the experts, stacked by expert; not all have biases.
+SPREAD = ("gate_up", "down", "gate_up_bias", "down_bias")
 
 
 def moe_layers(part: Transformer) -> list[MoeLayer]:
@@ -30,9 +31,10 @@ def moe_layers(part: Transformer) -> list[MoeLayer]:
 def apply_expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Spread the experts of every MoE layer over the ranks of ``mesh``."""
     for layer in moe_layers(part):
-        for name in SPREAD:
+        names = [name for name, _ in layer.experts.named_parameters()]
+        for name in names:
             shard_parameter(layer.experts, name, mesh, Shard(0))
-        if unknown := [n for n, _ in layer.experts.named_parameters() if n not in SPREAD]:
+        if unknown := [name for name in names if name not in SPREAD]:
             raise UnknownParameterError("expert", [f"moe.experts.{name}" for name in unknown])
         base = type(layer.experts)
         namespace = {"group": mesh.get_group()}

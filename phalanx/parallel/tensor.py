@@ -24,7 +24,9 @@ from phalanx.model import (
     RMSNorm,
     Transformer,
     VocabSlice,
+    ops,
 )
+from phalanx.model.layers import BiasedLinear
 from phalanx.model.loss import linear_cross_entropy
 from phalanx.parallel.collectives import (
     UnknownParameterError,
@@ -75,14 +77,22 @@ def _split_block(block: Block, mesh: DeviceMesh, group: dist.ProcessGroup) -> No
                     shard_parameter(module, "bias", mesh, Shard(0))
             elif name in COLUMN_SLICES:
                 shard_parameter(module, "weight", mesh, Shard(1))
+                if isinstance(module, BiasedLinear):
+                    shard_parameter(module, "bias", mesh, Replicate(), partial=True)
+                    share = {"share": float(dist.get_rank(group) == 0)}
+                    module.__class__ = type("FirstRankBias", (FirstRankBias, type(module)), share)
             elif name in WHOLE:
                 shard_parameter(module, "weight", mesh, Replicate(), partial=True)
         _gather_around(branch, group)
+    if getattr(block.attention, "sinks", None) is not None:
+        shard_parameter(block.attention, "sinks", mesh, Shard(0))
     for norm in [child for child in block.children() if isinstance(child, RMSNorm)]:
         shard_parameter(norm, "weight", mesh, Replicate(), partial=True)
     if block.moe is not None:
         # Routed tokens stay where they are: each rank routes its slice of the sequence.
         shard_parameter(block.moe.router, "weight", mesh, Replicate(), partial=True)
+        if block.moe.router.moe.biases:
+            shard_parameter(block.moe.router, "bias", mesh, Replicate(), partial=True)
         if block.moe.shared is not None:
             for linear in (block.moe.shared.gate_up, block.moe.shared.down):
                 shard_parameter(linear, "weight", mesh, Replicate(), partial=True)
@@ -113,6 +123,15 @@ def _slice_real_tokens(moe: nn.Module, group: dist.ProcessGroup) -> None:
         return x, context
 
     moe.register_forward_pre_hook(before)
+
+
+class FirstRankBias(BiasedLinear):
+    """Its results are summed over ranks: the bias is in that of one of them."""
+
+    share: float  # one there, elsewhere zero
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight) + self.bias * self.share
 
 
 class VocabParallelEmbedding(Embedding):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from phalanx.model.attention import CausalAttention, document_mask
+from phalanx.model.attention import CausalAttention, document_mask, plain_attention, window_mask
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,3 +75,17 @@ def test_backward_may_pass_twice_where_a_schedule_splits_it() -> None:
         first = torch.autograd.grad(out, tensors[0], slope, retain_graph=True)
         again = torch.autograd.grad(out, tensors, slope)
     assert torch.equal(first[0], again[0])
+
+
+def test_capped_scores_and_sinks_equal_the_textbook() -> None:
+    tensors = [*inputs(512), torch.randn(HEADS, device="cuda").requires_grad_()]
+    mask = window_mask(512, 512, tensors[0].device, blocks=True)
+    out = CausalAttention(softcap=2.0)(*tensors[:3], mask, tensors[3])
+    found = [out, *torch.autograd.grad(out, tensors, torch.ones_like(out))]
+    wide = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    q, k, v = (tensor.transpose(1, 2) for tensor in wide[:3])
+    k, v = (tensor.repeat_interleave(HEADS // KV_HEADS, 1) for tensor in (k, v))
+    plain = plain_attention(q, k, v, None, WIDTH**-0.5, 2.0, wide[3]).transpose(1, 2)
+    expected = [plain, *torch.autograd.grad(plain, wide, torch.ones_like(plain))]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert float((mine.float() - theirs).norm() / theirs.norm()) < 1e-2

@@ -137,6 +137,19 @@ def test_cross_entropy_in_place_equals_torch(vocab: int, sliced: bool) -> None:
     assert not slope[5].any()
 
 
+def test_capped_logits_have_the_loss_and_gradients_of_the_textbook() -> None:
+    hidden, weight = random(70, 64).requires_grad_(), random(1000, 64).requires_grad_()
+    labels, scale = torch.randint(1000, (70,), device="cuda"), torch.tensor(0.01, device="cuda")
+    found = loss.linear_cross_entropy(hidden, weight, labels, scale, softcap=5.0)
+    slopes = torch.autograd.grad(found, (hidden, weight))
+    wide = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    logits = 5.0 * torch.tanh(wide[0] @ wide[1].t() / 5.0)
+    expected = F.cross_entropy(logits, labels, reduction="sum") * scale
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+    for mine, theirs in zip(slopes, torch.autograd.grad(expected, wide), strict=True):
+        assert error(mine, theirs) < 2e-2
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("skip", [False, True])
 def test_adamw_equals_the_torch_form(dtype: torch.dtype, skip: bool) -> None:

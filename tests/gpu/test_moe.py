@@ -23,12 +23,13 @@ def test_the_grouped_kernel_equals_the_loop() -> None:
     counts = torch.tensor([5, 0, 300, 1, 0, 17, 64, 0], device="cuda")
     x = torch.randn(int(counts.sum()), DIM, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(EXPERTS, FFN, DIM, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(EXPERTS, FFN, device="cuda", dtype=torch.bfloat16)
     slope = torch.randn(len(x), FFN, device="cuda", dtype=torch.bfloat16)
     results = []
     for dtype in (torch.bfloat16, torch.float32):  # fp32 takes the loop
-        a, w = (t.to(dtype).requires_grad_() for t in (x, weight))
-        out = grouped_linear(a, w, counts)
-        results.append((out, *torch.autograd.grad(out, (a, w), slope.to(dtype))))
+        a, w, b = (t.to(dtype).requires_grad_() for t in (x, weight, bias))
+        out = grouped_linear(a, w, counts, b)
+        results.append((out, *torch.autograd.grad(out, (a, w, b), slope.to(dtype))))
     for found, expected in zip(*results, strict=True):
         error = (found.float() - expected).norm() / expected.norm()
         assert error < 5e-3
@@ -37,7 +38,7 @@ def test_the_grouped_kernel_equals_the_loop() -> None:
 @pytest.mark.parametrize("balance", ["auxiliary", "bias", "none"])
 def test_routing_makes_no_host_synchronisation(balance: Any) -> None:
     torch.manual_seed(0)
-    moe = Moe(experts=EXPERTS, top_k=2, ffn=FFN, shared_experts=1, balance=balance)
+    moe = Moe(experts=EXPERTS, top_k=2, ffn=FFN, shared_experts=1, balance=balance, biases=True)
     layer = MoeLayer(DIM, moe).to("cuda", torch.bfloat16)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.1)

@@ -99,17 +99,31 @@ def test_mode_trains_like_the_plain_one(mode: str) -> None:
     assert found == pytest.approx(expected, rel=2e-2 if "fp8" in mode else 5e-3)
 
 
+KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "dense": {},
+    "moe": {"model": {"moe": MOE}},
+    "moe-bias": {"model": {"moe": {**MOE, "balance": "bias", "score": "sigmoid"}}},
+    "latent": {"model": {"latent": LATENT, "kv_heads": 8}},
+    "documents": {"data": {"document_mask": True}},
+    "capped": {"model": {"attention_softcap": 0.5, "logit_softcap": 0.7}},
+    "gpt-oss": {
+        "model": {
+            "mlp": "swiglu-clamped",
+            "window": {"size": 128, "full_every": 2},
+            "attention_bias": True,
+            "attention_out_bias": True,
+            "attention_sinks": True,
+            "moe": {"experts": 8, "top_k": 2, "ffn": 256, "biases": True},
+        }
+    },
+}
+
+
 @pytest.mark.parametrize("compiled", ["off", "on"], ids=["eager", "blocks-compiled"])
-@pytest.mark.parametrize("kind", ["dense", "moe", "moe-bias", "latent", "documents"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_model_on_gpu_agrees_with_fp32_on_cpu(kind: str, compiled: str) -> None:
     sections: dict[str, dict[str, Any]] = {"train": {"steps": 3, "compile": compiled}}
-    sections |= {
-        "dense": {},
-        "moe": {"model": {"moe": MOE}},
-        "moe-bias": {"model": {"moe": {**MOE, "balance": "bias", "score": "sigmoid"}}},
-        "latent": {"model": {"latent": LATENT, "kv_heads": 8}},
-        "documents": {"data": {"document_mask": True}},
-    }[kind]
+    sections |= KINDS[kind]
     found = losses(job_with(**sections))
     sections["train"] = {"steps": 3, "compile": "off", "cpu_threads": 8}
     job = job_with(**sections, precision={"compute": "float32"})

@@ -88,26 +88,53 @@ def test_blocks_of_documents_are_attended_by_what_is_compiled(
     torch.testing.assert_close(found, CausalAttention()(q, q, q, None))
 
 
-@pytest.mark.parametrize("mask", ["causal", "window"])
-def test_capped_scores_are_those_of_the_textbook_by_either_way(
-    mask: str, monkeypatch: pytest.MonkeyPatch
+def textbook(q: Tensor, k: Tensor, v: Tensor, near: int, cap: float, sinks: Tensor) -> Tensor:
+    """Each query by itself: its scores, capped, beside the sink of its head."""
+    out = torch.zeros_like(q)
+    for head in range(q.shape[2]):
+        keys, values = k[0, :, head // 2], v[0, :, head // 2]
+        for at in range(q.shape[1]):
+            seen = slice(max(0, at - near + 1), at + 1)
+            scores = keys[seen] @ q[0, at, head] * q.shape[-1] ** -0.5
+            if cap:
+                scores = cap * torch.tanh(scores / cap)
+            weights = scores.exp() / (scores.exp().sum() + sinks[head].exp())
+            out[0, at, head] = weights @ values[seen]
+    return out
+
+
+@pytest.mark.parametrize("near", [128, 20])
+@pytest.mark.parametrize(("cap", "sunk"), [(1.5, False), (0.0, True), (1.5, True)])
+def test_capped_scores_and_sinks_are_those_of_the_textbook_by_either_way(
+    near: int, cap: float, sunk: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Held in full, and by what FlexAttention does with each score."""
     monkeypatch.setattr(attention, "compiled", lambda function: function)
-    near = 20 if mask == "window" else 128
     blocks = create_block_mask(
         lambda b, h, q, k: (q >= k) & (q - k < near), 1, None, 128, 128, device="cpu"
     )
-    q, k, v = (3 * torch.randn(1, 128, heads, 16) for heads in (4, 2, 2))
-    scores = q.transpose(1, 2) @ k.repeat_interleave(2, 2).permute(0, 2, 3, 1) * 16**-0.5
-    scores = 1.5 * torch.tanh(scores / 1.5)
-    seen = torch.ones(128, 128, dtype=torch.bool).tril().triu(1 - near)
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    expected = (weights @ v.repeat_interleave(2, 2).transpose(1, 2)).transpose(1, 2)
-    core = CausalAttention(softcap=1.5)
-    torch.testing.assert_close(core(q, k, v, seen if mask == "window" else None), expected)
-    torch.testing.assert_close(core(q, k, v, blocks), expected)
-    assert not torch.allclose(CausalAttention()(q, k, v, blocks), expected, atol=0.1)
+    q, k, v = (2 * torch.randn(1, 128, heads, 16) for heads in (4, 2, 2))
+    sinks = torch.tensor([-1.0, 0.0, 2.0, 5.0])
+    expected = textbook(q, k, v, near, cap, sinks if sunk else sinks - torch.inf)
+    core, given = CausalAttention(softcap=cap), sinks if sunk else None
+    plain = None if near == 128 else window_mask(near, 128, q.device)
+    torch.testing.assert_close(core(q, k, v, plain, given), expected)
+    torch.testing.assert_close(core(q, k, v, blocks, given), expected)
+
+
+def test_sinks_learn_from_what_they_take() -> None:
+    """The gradient of a sink, by a small step."""
+    model = built(small_model(attention_sinks=True), 12)
+    sinks = model.get_parameter("layers.0.attention.sinks")
+    sample, step = tokens(4, 12), torch.tensor([0.0, 0.05, 0.0, 0.0])
+    loss = model(sample).square().mean()
+    (gradient,) = torch.autograd.grad(loss, sinks)
+    with torch.no_grad():
+        sinks += step
+        above = model(sample).square().mean()
+        sinks -= 2 * step
+        below = model(sample).square().mean()
+    assert float(gradient[1]) == pytest.approx(float(above - below) / 0.1, rel=2e-2)
 
 
 def test_no_token_sees_a_later_one() -> None:

@@ -52,6 +52,12 @@ GEMMA = {
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+GPT_OSS = {
+    **MIXTRAL,
+    "head_dim": 32,
+    "sliding_window": 8,
+    "rope_parameters": {**YARN_ROPE, "truncate": False},
+}
 SOFTCAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}
 DEEPSEEK = {
     "num_hidden_layers": 3,
@@ -85,6 +91,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-no-window": ("Mistral", {"sliding_window": None}),
     "mixtral": ("Mixtral", MIXTRAL),
     "mixtral-window": ("Mixtral", {**MIXTRAL, "sliding_window": 8}),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss-plain-rope": (
+        "GptOss",
+        {**GPT_OSS, "num_hidden_layers": 3, "rope_parameters": LOCAL},
+    ),
     "qwen2": ("Qwen2", {}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "pad_token_id": None}),
     "smollm3-other-pattern": ("SmolLM3", {"no_rope_layers": [1, 0], "pad_token_id": None}),
@@ -280,6 +291,16 @@ def test_export_rounds_to_the_asked_type(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
+def test_a_round_trip_of_16_bits_changes_none(tmp_path: Path) -> None:
+    theirs("gpt-oss").bfloat16().save_pretrained(tmp_path / "source")
+    config, state = config_from_hf(tmp_path / "source"), dict(load_hf(tmp_path / "source"))
+    export_hf(state, config, tmp_path / "out", torch.bfloat16)
+    before, after = (load_file(tmp_path / f / "model.safetensors") for f in ("source", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(tensor.dtype == torch.bfloat16 for tensor in after.values())
+
+
 def test_the_tied_head_comes_from_the_embedding(tmp_path: Path) -> None:
     folder = saved("llama-tied", tmp_path / "source")
     state, config = dict(load_hf(folder)), config_from_hf(folder)
@@ -326,6 +347,12 @@ def edit_config(folder: Path, **changes: Any) -> None:
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ({"vocab_size": None}, "has no vocab_size"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "in mxfp4 form.*save them in 16 bits"),
+        ({"model_type": "gpt_oss", "attention_bias": False}, "attention_bias = False"),
+        (
+            {"model_type": "gpt_oss", "attention_bias": True, "swiglu_limit": 5.0},
+            "swiglu_limit = 5.0",
+        ),
     ],
 )
 def test_a_model_we_cannot_compute_is_refused(

@@ -116,3 +116,17 @@ def test_every_parameter_of_every_kind_of_layer_has_a_rule() -> None:
     assert {name for name, std in stds.items() if std is None} == {
         name for name in names if "norm" in name
     }
+
+
+def test_biases_start_at_zero_and_sinks_do_not() -> None:
+    config = small_model(
+        attention_bias=True,
+        attention_out_bias=True,
+        attention_sinks=True,
+        moe=Moe(experts=4, top_k=2, ffn=16, biases=True),
+    )
+    found = dict(built(config, 4).named_parameters())
+    biases = {name for name in found if name.endswith("bias")}
+    assert len(biases) == 2 * 5
+    assert not any(found[name].any() for name in biases)
+    assert all(found[f"layers.{layer}.attention.sinks"].all() for layer in range(2))

@@ -95,6 +95,17 @@ def test_geglu_pairs_gates_and_ups_by_group(mlp: str, approximate: str) -> None:
     torch.testing.assert_close(layer(x), expected)
 
 
+def test_clamped_swiglu_limits_both_halves_and_adds_one_to_ups() -> None:
+    layer = randomized(dense_mlp(small_model(mlp="swiglu-clamped", ffn=64)))
+    x = 20 * hidden(5, 32)
+    rows = layer.gate_up.weight.unflatten(0, (gate_up_groups(64), 2, -1))
+    gate, up = (x @ rows[:, i].flatten(0, 1).t() for i in range(2))
+    assert gate.max() > 7 and up.min() < -7, "else nothing is clamped"
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    expected = (gate * torch.sigmoid(1.702 * gate) * (up + 1)) @ layer.down.weight.t()
+    torch.testing.assert_close(layer(x), expected)
+
+
 @pytest.mark.parametrize(
     ("mlp", "activation"),
     [("gelu-exact", F.gelu), ("relu2", lambda x: x.clamp(min=0) ** 2)],

@@ -89,6 +89,22 @@ def test_every_token_reaches_its_experts(score: str, normalize: bool) -> None:
         torch.testing.assert_close(gradient, slope)
 
 
+def test_biases_of_router_and_experts_take_part() -> None:
+    moe = layer(biases=True)
+    gate_up, down, x = moe.experts.gate_up_bias, moe.experts.down_bias, hidden()
+    assert moe.router.bias is not None and gate_up is not None and down is not None
+    scores = (x @ moe.router.weight.t() + moe.router.bias).softmax(-1)
+    weights, experts = scores.topk(TOP_K, -1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    expected = torch.zeros_like(x)
+    for where in torch.cartesian_prod(torch.arange(BATCH), torch.arange(SEQUENCE)).tolist():
+        for share, e in zip(weights[*where], experts[*where], strict=True):
+            pairs = moe.experts.gate_up[e] @ x[*where] + gate_up[e]
+            inner = F.silu(pairs[:FFN]) * pairs[FFN:]
+            expected[*where] += share * (moe.experts.down[e] @ inner + down[e])
+    torch.testing.assert_close(moe.eval()(x, context()), expected)
+
+
 def test_no_token_is_dropped_when_all_want_the_same_experts() -> None:
     moe = layer()
     x = hidden()[:, :1].expand(-1, SEQUENCE, -1)

@@ -71,6 +71,12 @@ SAME: dict[str, Case] = {
         {"expert": 2},
         {},
     ),
+    "muon-biases-of-experts": (
+        {"optimizer": {"kind": "muon"}, "model": MODELS["gpt-oss-moe"]},
+        2,
+        {"expert": 2},
+        {},
+    ),
     "tied-ddp": ({"model": {"tied_embedding": True}}, 2, {"zero": 0}, {}),
     "tied-fsdp": ({"model": {"tied_embedding": True}}, 2, {}, {}),
     "tied-tp-fsdp": ({"model": {"tied_embedding": True}}, 4, {"tensor": 2}, {}),
@@ -178,6 +184,7 @@ RESHAPES: dict[str, tuple[str, tuple[int, dict[str, Any]], tuple[int, dict[str, 
     "pp2-to-ddp3": ("dense", (2, {"pipeline": 2}), (3, {"zero": 0})),
     "zero-bubble-to-fsdp2": ("dense", (2, {"pipeline": 2, "schedule": "zero-bubble"}), (2, {})),
     "ep2-to-fsdp2": ("moe", (2, {"expert": 2}), (2, {})),
+    "gpt-oss-tp2-to-ep2": ("gpt-oss-moe", (2, {"tensor": 2}), (2, {"expert": 2})),
     "moe-tp2-to-ep2": ("moe-bias", (2, {"tensor": 2}), (2, {"expert": 2})),
 }
 

@@ -13,7 +13,15 @@ from phalanx.config.schema import Job, LatentAttention, Model, Moe
 SHAPE = ("dim", "layers", "heads", "vocab")
 MOST_PARAMETERS = 10**16  # ten thousand times the largest preset
 # Settings of grouped-query attention, with the value that means nothing.
-GROUPED_ONLY = {"window": None, "nope_every": 0, "rotary_fraction": 1.0, "attention_bias": False}
+GROUPED_ONLY = {
+    "window": None,
+    "nope_every": 0,
+    "rotary_fraction": 1.0,
+    "attention_bias": False,
+    "attention_out_bias": False,
+    "attention_sinks": False,
+}
+EXPERT_FORMS = ("swiglu", "swiglu-clamped")
 
 
 def form_problems(job: Job) -> Iterator[ConfigProblem]:
@@ -30,7 +38,8 @@ def form_problems(job: Job) -> Iterator[ConfigProblem]:
     if axes.context > 1 and axes.context_method == "ring" and not ring_computes(model):
         rule = "model.window needs the nearest tokens, and the ring shows keys rank by rank"
         if model.window is None:
-            rule = "model.attention_softcap changes scores, and the ring's kernels know plain ones"
+            form = "attention_sinks" if model.attention_sinks else "attention_softcap"
+            rule = f"model.{form} changes the softmax, and the ring's kernels know the plain one"
         yield problem(
             "parallel.context_method",
             '"ring"',
@@ -164,8 +173,9 @@ def _moe(model: Model, moe: Moe) -> Iterator[ConfigProblem]:
             "needs shared experts",
             "set model.moe.shared_experts = 1",
         )
-    if model.mlp != "swiglu":
-        yield problem("model.mlp", f'"{model.mlp}"', "experts are swiglu", 'set it to "swiglu"')
+    if model.mlp not in EXPERT_FORMS:
+        rule = "experts are swiglu or swiglu-clamped"
+        yield problem("model.mlp", f'"{model.mlp}"', rule, 'set it to "swiglu"')
 
 
 def _groups(moe: Moe) -> Iterator[ConfigProblem]:

@@ -30,6 +30,8 @@ SHAPE = frozenset(
         "qk_norm",
         "qk_norm_over",
         "attention_bias",
+        "attention_out_bias",
+        "attention_sinks",
         "tied_embedding",
         "latent",
         "latent.query_rank",
@@ -42,6 +44,7 @@ SHAPE = frozenset(
         "moe.ffn",
         "moe.shared_ffn",
         "moe.first_dense_layers",
+        "moe.biases",
     }
 )
 # The same tensors compute something else: refused unless somebody wants just that.
@@ -136,7 +139,7 @@ def _without_effect(model: Model) -> set[str]:
     """Settings that this model has no use for."""
     keys: set[str] = set()
     if model.moe is not None and not model.moe.first_dense_layers:
-        keys |= {"ffn", "mlp"}  # no layer has a dense MLP
+        keys |= {"ffn"}  # no layer has a dense MLP
     if model.latent is not None:
         keys |= {
             "kv_heads",

@@ -90,7 +90,6 @@ def _model(folder: Path, config: dict[str, Any]) -> Model:
         head_dim=head_dim,
         ffn=_required(folder, config, "intermediate_size"),
         vocab=_required(folder, config, "vocab_size"),
-        mlp=ACTIVATIONS[activation or family.activation],
         norm_eps=config.get("rms_norm_eps", family.eps),
         attention_scale=0.0 if scalar == head_dim else scalar**-0.5,
         embedding_scale=math.sqrt(dim) if family.scaled_embedding else 1.0,
@@ -98,12 +97,12 @@ def _model(folder: Path, config: dict[str, Any]) -> Model:
         tied_embedding=config.get("tie_word_embeddings", family.tied),
         moe=_moe(folder, config) if family.moe else None,
         **positions,
-        **family.has,
+        **{"mlp": ACTIVATIONS[activation or family.activation], **family.has},
     )
     return with_latent(folder, config, model) if family.latent else model
 
 
-def _read_softcaps(config: dict[str, Any], family: ModelFamily) -> dict[str, float]:
+def _read_softcaps(config: dict[str, Any], family: ModelFamily) -> dict[str, Any]:
     """Ours of those that a layout has; null is none."""
     return {
         SOFTCAPS[key]: float(config.get(key, default) or 0.0)
@@ -137,17 +136,23 @@ def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
     only: dict[str, tuple[Any, ...]] = {
         "hidden_act": activations,
         "hidden_activation": activations,
-        "attention_bias": (False,),
+        "attention_bias": (family.has.get("attention_out_bias", False),),
+        "swiglu_limit": (7.0,),
+        "swiglu_alpha": (1.702,),
         "mlp_bias": (False,),
         "partial_rotary_factor": (1.0,),
         "decoder_sparse_step": (1,),
-        "quantization_config": (None,),
         "use_sliding_window": (False, None),
         "attn_logit_softcapping": (None,),
         "final_logit_softcapping": (None,),
         "use_bidirectional_attention": (False, None),
         "rope_interleave": (True,),
     }
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        rule = f"weights in {method or 'quantised'} form are not read"
+        fix = "save them in 16 bits (transformers: from_pretrained with dequantize, then save)"
+        raise HfError(folder, f"config.json: quantization_config: {rule}; {fix}")
     for key, supported in only.items():
         if key not in family.softcaps and config.get(key, supported[0]) not in supported:
             those = " or ".join(repr(value) for value in supported if value is not None) or "null"
@@ -156,21 +161,23 @@ def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _moe(folder: Path, config: dict[str, Any]) -> Moe:
-    mixtral = config["model_type"] == "mixtral"
+    family = FAMILIES[config["model_type"]]
     dense = sorted(config.get("mlp_only_layers") or [])
     if dense != list(range(len(dense))):
         problem = f"config.json: mlp_only_layers = {dense}: dense layers must come first"
         raise HfError(folder, problem)
-    if FAMILIES[config["model_type"]].latent:
+    if family.latent:
         return _deepseek_moe(folder, config)
     experts = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    width = "intermediate_size" if family.one_ffn else "moe_intermediate_size"
     return Moe(
         experts=_required(folder, config, experts),
         top_k=_required(folder, config, "num_experts_per_tok"),
-        ffn=_required(folder, config, "intermediate_size" if mixtral else "moe_intermediate_size"),
+        ffn=_required(folder, config, width),
         first_dense_layers=len(dense),
-        normalize_top_k=mixtral or config.get("norm_topk_prob", False),
+        normalize_top_k=family.one_ffn or config.get("norm_topk_prob", False),
         auxiliary_coefficient=config.get("router_aux_loss_coef", 0.001),
+        biases=family.expert_biases,
     )
 
 
@@ -208,9 +215,9 @@ def kind_of(model: Model) -> str:
     if found[kind]:
         settings, known = " and ".join(found[kind]), ", ".join(FAMILIES)
         raise HfError(None, f"{settings}: has no place in the layouts {known}")
-    unlike_mixtral = moe is not None and (not moe.normalize_top_k or moe.first_dense_layers)
-    if kind == "mixtral" and unlike_mixtral:
-        rule = "needs model.qk_norm = true (qwen3_moe): mixtral cannot express it"
+    unlike = moe is not None and (not moe.normalize_top_k or moe.first_dense_layers)
+    if FAMILIES[kind].one_ffn and unlike:
+        rule = f"needs model.qk_norm = true (qwen3_moe): {kind} cannot express it"
         raise HfError(None, f"model.moe.normalize_top_k = false or first_dense_layers > 0 {rule}")
     return kind
 
@@ -219,7 +226,7 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
     """The content of config.json for a resolved model, for transformers 4 and 5."""
     kind = kind_of(model)
     family, moe = FAMILIES[kind], model.moe
-    activation = next(name for name, mlp in ACTIVATIONS.items() if mlp == model.mlp)
+    activation = next((name for name, mlp in ACTIVATIONS.items() if mlp == model.mlp), "silu")
     if model.rope_scaling is not None:
         context = context or int(model.rope_scaling.factor * model.rope_scaling.original_context)
     config: dict[str, Any] = {
@@ -230,13 +237,13 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
-        "intermediate_size": moe.ffn if moe and kind == "mixtral" else model.ffn,
+        "intermediate_size": moe.ffn if moe and family.one_ffn else model.ffn,
         "vocab_size": model.vocab,
         "max_position_embeddings": context or DEFAULT_CONTEXT,
         "hidden_activation" if family.any_scale else "hidden_act": activation,
         "rms_norm_eps": model.norm_eps,
         "tie_word_embeddings": model.tied_embedding,
-        "attention_bias": False,
+        "attention_bias": model.attention_out_bias,
         **write_positions(model, family),
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
@@ -258,7 +265,7 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
     if moe is not None:
         config["num_experts_per_tok"] = moe.top_k
         config["router_aux_loss_coef"] = moe.auxiliary_coefficient
-        config["num_local_experts" if kind == "mixtral" else "num_experts"] = moe.experts
+        config["num_local_experts" if family.one_ffn else "num_experts"] = moe.experts
     if moe is not None and kind == "qwen3_moe":
         config["moe_intermediate_size"] = moe.ffn
         config["norm_topk_prob"] = moe.normalize_top_k

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from phalanx.config import Model, Moe, is_gated
+from phalanx.config import Model, Moe
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class ModelFamily:
         default_factory=dict
     )  # settings of ours that differ from Model's
     moe: bool = False
+    one_ffn: bool = False  # of experts: there are no dense layers, and chosen scores sum to one
+    expert_biases: bool = False
     window: Literal["none", "all", "pattern"] = "none"  # on all layers, or as layer_types says
     full_every: int = 0  # of the pattern where a file leaves it out
     local_theta: float = 0.0  # of layers with the window, likewise; 0: theta
@@ -37,6 +39,12 @@ class ModelFamily:
 
 OLMO = {"norm": "post", "qk_norm": True, "qk_norm_over": "all"}
 GEMMA = {"norm": "sandwich", "norm_offset": True, "qk_norm": True}
+GPT_OSS = {
+    "mlp": "swiglu-clamped",
+    "attention_bias": True,
+    "attention_out_bias": True,
+    "attention_sinks": True,
+}
 # A model that several express is exported as the first of them.
 FAMILIES: dict[str, ModelFamily] = {
     "llama": ModelFamily("LlamaForCausalLM"),
@@ -78,7 +86,21 @@ FAMILIES: dict[str, ModelFamily] = {
         full_every=4,
         own_head_dim=False,
     ),
-    "mixtral": ModelFamily("MixtralForCausalLM", theta=1e6, eps=1e-5, moe=True, window="all"),
+    "mixtral": ModelFamily(
+        "MixtralForCausalLM", theta=1e6, eps=1e-5, moe=True, one_ffn=True, window="all"
+    ),
+    "gpt_oss": ModelFamily(
+        "GptOssForCausalLM",
+        theta=150_000.0,
+        eps=1e-5,
+        has=GPT_OSS,
+        moe=True,
+        one_ffn=True,
+        expert_biases=True,
+        window="pattern",
+        full_every=2,
+        one_rope=True,
+    ),
     "deepseek_v3": ModelFamily("DeepseekV3ForCausalLM", moe=True, latent=True),
     "qwen3_moe": ModelFamily("Qwen3MoeForCausalLM", has={"qk_norm": True}, moe=True),
 }
@@ -94,6 +116,8 @@ FORMS = (
     "qk_norm",
     "qk_norm_over",
     "attention_bias",
+    "attention_out_bias",
+    "attention_sinks",
     "rotary_fraction",
     "residual_scale",
 )
@@ -114,7 +138,7 @@ def obstacles(model: Model, family: ModelFamily) -> list[str]:
     rounded = scaling is not None and scaling.kind == "yarn" and not scaling.round_bounds
     scale = math.sqrt(model.dim) if family.scaled_embedding else 1.0
     wrong = {
-        f"model.mlp = {model.mlp!r}": not is_gated(model) or (family.moe and model.mlp != "swiglu"),
+        f"model.mlp = {model.mlp!r}": not _has_mlp(model, family),
         "model.latent": (model.latent is not None) != family.latent,
         "model.window": window is not None and family.window == "none",
         "model.window's pattern": patterned and family.window == "all",
@@ -133,6 +157,12 @@ def obstacles(model: Model, family: ModelFamily) -> list[str]:
     }
     found += [setting for setting, present in wrong.items() if present]
     return found + (_expert_obstacles(model.moe, family) if model.moe is not None else [])
+
+
+def _has_mlp(model: Model, family: ModelFamily) -> bool:
+    if family.moe:
+        return bool(model.mlp == family.has.get("mlp", "swiglu"))
+    return model.mlp in ACTIVATIONS.values()
 
 
 def _has_scale(model: Model, family: ModelFamily) -> bool:
@@ -166,4 +196,5 @@ def _expert_obstacles(moe: Moe, family: ModelFamily) -> list[str]:
             "model.moe.groups": moe.groups > 1,
             f"model.moe.balance = {moe.balance!r}": moe.balance == "bias",
         }
+    wrong["model.moe.biases"] = moe.biases != family.expert_biases
     return [setting for setting, present in wrong.items() if present]

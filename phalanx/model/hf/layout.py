@@ -66,7 +66,9 @@ def _layer_rules(model: Model, kind: str, layer: int) -> Iterator[Rule]:
         yield from _latent_rules(model, model.latent, ours + "attention.", attention)
     else:
         yield from _grouped_rules(model, ours, attention)
-    if model.moe is not None and layer >= model.moe.first_dense_layers:
+    if kind == "gpt_oss":
+        yield from _gpt_oss_rules(model, ours + "moe.", theirs + "mlp.")
+    elif model.moe is not None and layer >= model.moe.first_dense_layers:
         yield from _moe_rules(model, kind, ours + "moe.", theirs)
     else:
         yield from _gated(ours + "mlp.", theirs + "mlp.", model.ffn, dim)
@@ -84,6 +86,10 @@ def _grouped_rules(model: Model, ours: str, attention: str) -> Iterator[Rule]:
             yield _same(f"{ours}attention.{name}.weight", f"{attention}{name}.weight", width)
     out_shape = (dim, model.heads * head_dim)
     yield _same(ours + "attention.out.weight", attention + "o_proj.weight", out_shape)
+    if model.attention_out_bias:
+        yield _same(ours + "attention.out.bias", attention + "o_proj.bias", (dim,))
+    if model.attention_sinks:
+        yield _same(ours + "attention.sinks", attention + "sinks", (model.heads,))
 
 
 def _latent_rules(model: Model, latent: LatentAttention, ours: str, theirs: str) -> Iterator[Rule]:
@@ -150,6 +156,45 @@ def _moe_rules(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Rule
         yield from _gated(
             ours + "shared.", theirs + "mlp.shared_experts.", model.moe.shared_ffn, dim
         )
+
+
+def _gpt_oss_rules(model: Model, ours: str, theirs: str) -> Iterator[Rule]:
+    """Experts are stacked with inputs before outputs; gates and ups take turns."""
+    assert model.moe is not None
+    experts, ffn, dim = model.moe.experts, model.moe.ffn, model.dim
+    yield _same(ours + "router.weight", theirs + "router.weight", (experts, dim))
+    yield _same(ours + "router.bias", theirs + "router.bias", (experts,))
+    name = theirs + "experts.gate_up_proj"
+    gate_up = TensorSource(
+        ((name, (experts, dim, 2 * ffn)),),
+        lambda parts: _gates_first(parts[0].mT, ffn),
+        lambda whole: [_gates_in_turn(whole, ffn).mT],
+    )
+    biases = TensorSource(
+        ((name + "_bias", (experts, 2 * ffn)),),
+        lambda parts: _gates_first(parts[0], ffn),
+        lambda whole: [_gates_in_turn(whole, ffn)],
+    )
+    down = TensorSource(
+        ((theirs + "experts.down_proj", (experts, ffn, dim)),),
+        lambda parts: parts[0].mT,
+        lambda whole: [whole.mT],
+    )
+    yield Rule(ours + "experts.gate_up", (experts, 2 * ffn, dim), (gate_up,))
+    yield Rule(ours + "experts.gate_up_bias", (experts, 2 * ffn), (biases,))
+    yield Rule(ours + "experts.down", (experts, dim, ffn), (down,))
+    yield _same(ours + "experts.down_bias", theirs + "experts.down_proj_bias", (experts, dim))
+
+
+def _gates_first(rows: Tensor, ffn: int) -> Tensor:
+    """[experts, 2 ffn, ...] of a gate, its up, the next gate: all gates, then all ups."""
+    ordered: Tensor = rows.unflatten(1, (ffn, 2)).transpose(1, 2).flatten(1, 2)
+    return ordered
+
+
+def _gates_in_turn(rows: Tensor, ffn: int) -> Tensor:
+    ordered: Tensor = rows.unflatten(1, (2, ffn)).transpose(1, 2).flatten(1, 2)
+    return ordered
 
 
 def _alone(name: str, shape: tuple[int, ...]) -> TensorSource:

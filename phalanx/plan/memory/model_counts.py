@@ -62,8 +62,9 @@ def parameters(model: Model) -> ParameterCount:
 
 def layer_parameters(model: Model, layer: int, active: bool = False) -> int:
     """Parameters of one block, of a resolved model; ``active`` counts only visited experts."""
-    norms = (4 if model.norm == "sandwich" else 2) * model.dim + _attention_vectors(model)
-    return _attention_weights(model) + _mlp_weights(model, layer, active) + norms
+    norms = (4 if model.norm == "sandwich" else 2) * model.dim
+    vectors = norms + _attention_vectors(model) + _expert_biases(model, layer, active)
+    return _attention_weights(model) + _mlp_weights(model, layer, active) + vectors
 
 
 def flops_per_token(
@@ -119,8 +120,18 @@ def _attention_vectors(model: Model) -> int:
     if model.latent is not None:
         return model.latent.query_rank + model.latent.key_value_rank
     biases = (model.heads + 2 * model.kv_heads) * model.head_dim if model.attention_bias else 0
+    biases += model.dim if model.attention_out_bias else 0
+    biases += model.heads if model.attention_sinks else 0
     heads = model.heads + model.kv_heads if model.qk_norm_over == "all" else 2
     return biases + (heads * model.head_dim if model.qk_norm else 0)
+
+
+def _expert_biases(model: Model, layer: int, active: bool) -> int:
+    moe = model.moe
+    if moe is None or not moe.biases or layer < moe.first_dense_layers:
+        return 0
+    visited = moe.top_k if active else moe.experts
+    return moe.experts + visited * (2 * moe.ffn + model.dim)
 
 
 def _mlp_weights(model: Model, layer: int, active: bool) -> int:

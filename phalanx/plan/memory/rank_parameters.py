@@ -77,9 +77,13 @@ def _attention_tensors(model: Model) -> tuple[Tensor, ...]:
     latent = model.latent
     if latent is None:
         rows = (model.heads + 2 * model.kv_heads) * model.head_dim
-        biases = (Tensor(rows, 1, "rows"),) if model.attention_bias else ()
+        vectors = (
+            Tensor(rows if model.attention_bias else 0, 1, "rows"),
+            Tensor(model.dim if model.attention_out_bias else 0, 1),
+            Tensor(model.heads if model.attention_sinks else 0, 1, "rows"),
+        )
         return (
-            *biases,
+            *(each for each in vectors if each.rows),
             Tensor(rows, model.dim, "rows"),
             Tensor(model.dim, model.heads * model.head_dim, "columns"),
         )
@@ -99,11 +103,17 @@ def _feed_forward(model: Model, moe: bool) -> tuple[Tensor, ...]:
     if moe:
         experts = model.moe
         assert experts is not None
-        routed = (
+        routed: tuple[Tensor, ...] = (
             Tensor(experts.experts, model.dim),  # router
             Tensor(experts.experts, 2 * experts.ffn * model.dim, "expert"),
             Tensor(experts.experts, model.dim * experts.ffn, "expert"),
         )
+        if experts.biases:
+            routed += (
+                Tensor(experts.experts, 1),
+                Tensor(experts.experts, 2 * experts.ffn, "expert"),
+                Tensor(experts.experts, model.dim, "expert"),
+            )
         if not experts.shared_ffn:
             return routed
         shared = (

@@ -96,7 +96,7 @@ class AdamW:
             beta1=settings.beta1,
             beta2=settings.beta2,
             eps=settings.eps,
-            weight_decay=settings.weight_decay if weight.parameter.ndim > 1 else 0.0,
+            weight_decay=settings.weight_decay if _is_matrix(weight) else 0.0,
             step=self.step_count,
             multiplier=verdict.multiplier.to(master.device),
             skip=verdict.skip.to(master.device),
@@ -211,11 +211,14 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     return evened
 
 
+def _is_matrix(weight: Weight) -> bool:
+    """Whether it multiplies: biases of experts are stacked, and still none."""
+    return weight.parameter.ndim > 1 and not weight.name.endswith("_bias")
+
+
 def _is_hidden_matrix(weight: Weight) -> bool:
     return (
-        weight.parameter.ndim >= 2
-        and weight.name.startswith("layers.")
-        and ".router." not in weight.name
+        _is_matrix(weight) and weight.name.startswith("layers.") and ".router." not in weight.name
     )
 
 

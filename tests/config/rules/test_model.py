@@ -24,7 +24,14 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         2,
         ["model.attention_softcap=50", "parallel.context=2", "parallel.context_method=ring"],
         "parallel.context_method",
-        "model.attention_softcap changes scores",
+        "model.attention_softcap changes the softmax",
+        "ulysses",
+    ),
+    (
+        2,
+        ["model.attention_sinks=true", "parallel.context=2", "parallel.context_method=ring"],
+        "parallel.context_method",
+        "model.attention_sinks changes the softmax",
         "ulysses",
     ),
     (
@@ -46,6 +53,7 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
     (1, [*LATENT, WINDOW], "model.window", "grouped-query", "leave it out"),
     (1, [*LATENT, "model.nope_every=2"], "model.nope_every", "grouped-query", "leave it out"),
     (1, [*LATENT, "model.attention_bias=true"], "model.attention_bias", "grouped-query", "leave"),
+    (1, [*LATENT, "model.attention_sinks=true"], "model.attention_sinks", "grouped-query", "leave"),
     (
         1,
         ["model.rope_scaling.kind=yarn", "model.rope_scaling.slow_rotations=40"],

@@ -162,6 +162,16 @@ EXPRESSIBLE = {
         logit_softcap=30.0,
         moe=None,
     ),
+    "gpt_oss": msgspec.structs.replace(
+        PLAIN,
+        mlp="swiglu-clamped",
+        rotary_fraction=1.0,
+        window=Window(size=8, full_every=2),
+        attention_bias=True,
+        attention_out_bias=True,
+        attention_sinks=True,
+        moe=Moe(experts=4, top_k=2, ffn=64, biases=True),
+    ),
     "deepseek_v3": resolve_model(
         msgspec.structs.replace(
             LATENT,

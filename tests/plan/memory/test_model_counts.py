@@ -30,6 +30,9 @@ TOTALS = {
     "gemma3-1b": (1.000, 1.000),
     "gemma3-27b": (27.009, 27.009),  # 27.432 published, with a vision tower of 0.423
     "olmo2-7b": (7.299, 7.299),
+    # Published: 20.91 and 116.83 in all; 3.61 and 5.13 active, which leave out the embedding.
+    "gpt-oss-20b": (20.915, 4.187),
+    "gpt-oss-120b": (116.829, 5.712),
     "mixtral-8x7b": (46.703, 12.880),
     "qwen3-moe-30b-a3b": (30.532, 3.353),
     "deepseek-v3": (671.026, 37.552),
@@ -59,7 +62,13 @@ VARIANTS = {
         preset="tiny", window=Window(size=16, full_every=2), attention_bias=True, nope_every=2
     ),
     "wide-heads": Model(preset="tiny", head_dim=32),
+    "sinks-and-out-bias": Model(preset="tiny", attention_sinks=True, attention_out_bias=True),
     "moe": Model(preset="tiny-moe"),
+    "moe-biases": Model(
+        preset="tiny",
+        mlp="swiglu-clamped",
+        moe=Moe(experts=4, top_k=2, ffn=64, first_dense_layers=1, biases=True),
+    ),
     "moe-shared": Model(
         preset="tiny",
         moe=Moe(experts=4, top_k=2, ffn=64, shared_experts=2, first_dense_layers=1),

@@ -19,11 +19,12 @@ SHAPES = {
     "layers.0.attention.qkv.weight": (12, 8),
     "layers.0.mlp.down.weight": (8, 20),
     "layers.0.moe.experts.gate_up": (3, 6, 8),
+    "layers.0.moe.experts.gate_up_bias": (3, 6),
     "layers.0.moe.router.weight": (3, 8),
     "layers.0.mlp_norm.weight": (8,),
 }
 HIDDEN = {name for name in SHAPES if name.startswith("layers.0.") and "norm" not in name}
-HIDDEN -= {"layers.0.moe.router.weight"}
+HIDDEN -= {"layers.0.moe.router.weight", "layers.0.moe.experts.gate_up_bias"}
 
 
 def verdict(*, multiplier: float = 1.0, skip: bool = False) -> GradientVerdict:
@@ -60,9 +61,12 @@ def state(optimizer: AdamW | Muon, found: list[Weight]) -> dict[str, Tensor]:
 def torch_adamw(found: list[Weight], settings: Optimizer) -> torch.optim.AdamW:
     """torch's optimizer over copies of the masters; decay on matrices only."""
     copies = [nn.Parameter(weight.master.clone()) for weight in found]
+    flat = [w.parameter.ndim == 1 or w.name.endswith("bias") for w in found]
+    decayed = [p for p, no in zip(copies, flat, strict=True) if not no]
+    kept = [p for p, no in zip(copies, flat, strict=True) if no]
     groups = [
-        {"params": [p for p in copies if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in copies if p.ndim == 1], "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": kept, "weight_decay": 0.0},
     ]
     made = torch.optim.AdamW(
         groups,
