@@ -20,6 +20,7 @@ from phalanx import __version__
 PANELS = {
     "Train": {
         "train": "Run a training job, or show what it would need.",
+        "tune": "Find the fastest settings of a job, by real steps.",
         "config": "Show, explain and check configurations.",
         "demo": "Train a small model on four CPU ranks, start to end.",
     },

@@ -77,6 +77,19 @@ TRAINING = (
         needs=QUIET,
     ),
     Claim(
+        name="tune",
+        says="From bad settings of the demo's job `phalanx tune` comes near those tuned by hand.",
+        command="python -m benchmarks.tune",
+        figures=(
+            Figure("of_hand_tuned", "speed, of that tuned by hand", "x", at_least=0.9),
+            Figure("of_original", "speed, of that before", "x", at_least=1.0),
+            Figure("trials", "trials", at_most=40, timed=False),
+            Figure("minutes", "minutes of trials", at_most=10.0),
+        ),
+        minutes=12,
+        needs=QUIET,
+    ),
+    Claim(
         name="overlap",
         says="Communication hides behind compute: DDP's buckets and FSDP's prefetched gathers.",
         command="python -m benchmarks.overlap --rounds 5",

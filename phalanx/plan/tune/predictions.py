@@ -16,7 +16,7 @@ from phalanx.plan.evidence.published import PublishedRun
 from phalanx.plan.machine import family_of
 from phalanx.plan.question.emit import mapping_of, workload_of
 from phalanx.plan.tune.settings import Choice, Setting, changed, runs
-from phalanx.plan.tune.trials import Predicted
+from phalanx.plan.tune.trials import PredictedStep
 from phalanx.plan.workload import Software, usual_software
 
 # How far constants of one machine may be from the shipped ones, in log units.
@@ -44,16 +44,16 @@ class Refit(Struct, frozen=True, kw_only=True):
 
 def predictor(
     job: Job, settings: Sequence[Setting], ranks: int, on: Cluster | None, constants: Constants
-) -> Callable[[Choice], Predicted | None]:
+) -> Callable[[Choice], PredictedStep | None]:
     """Says of a choice what its steps would take; without a known device only whether it runs."""
 
-    def predicted(choice: Choice) -> Predicted | None:
+    def predicted(choice: Choice) -> PredictedStep | None:
         keys = (setting.key for setting in settings)
         asked = changed(job, dict(zip(keys, choice, strict=True)))
         if not runs(asked, ranks):
             return None
         if on is None:
-            return Predicted()
+            return PredictedStep()
         asked = resolve(asked, ranks)
         try:
             found = predict(
@@ -64,9 +64,9 @@ def predictor(
                 software=software_of(asked, on),
             )
         except ConfigError:
-            return Predicted()
+            return PredictedStep()
         limit = 0.0 if on.gpu.family == "cpu" else found.memory_limit
-        return Predicted(found.step_seconds, found.memory_bytes, limit)
+        return PredictedStep(found.step_seconds, found.memory_bytes, limit)
 
     return predicted
 

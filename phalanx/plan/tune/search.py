@@ -18,11 +18,11 @@ from phalanx.plan.tune.comparison import Comparison, compare
 from phalanx.plan.tune.settings import Choice, Setting, Value
 from phalanx.plan.tune.surrogate import Belief, Observation, Surrogate
 from phalanx.plan.tune.trials import (
-    Failure,
     NextTrial,
     Phase,
-    Predicted,
+    PredictedStep,
     Trial,
+    TrialFailure,
     TuningBudget,
     TuningOutcome,
 )
@@ -39,18 +39,18 @@ DISTURBED = 0.25  # a trial that is so much slower than its choice's others: it 
 FAILED_PENALTY = 0.7  # of log seconds: what settings that fail are taken for, so that kin rank low
 
 
-class Search:
+class SettingSearch:
     """Looks for the fastest choice. ``predict`` gives None of one that the rules refuse."""
 
     def __init__(
         self,
         settings: Sequence[Setting],
         original: Choice,
-        predict: Callable[[Choice], Predicted | None],
+        predict: Callable[[Choice], PredictedStep | None],
         budget: TuningBudget,
     ) -> None:
         self.settings, self.original, self.budget = tuple(settings), original, budget
-        self._predict, self._known = predict, dict[Choice, Predicted | None]()
+        self._predict, self._known = predict, dict[Choice, PredictedStep | None]()
         self.trials: list[Trial] = []
         self._seen: dict[Choice, list[Trial]] = {}
         self._chosen: Choice | None = None
@@ -71,7 +71,7 @@ class Search:
         """The choice by the keys of its settings."""
         return {setting.key: value for setting, value in zip(self.settings, choice, strict=True)}
 
-    def predicted(self, choice: Choice) -> Predicted | None:
+    def predicted(self, choice: Choice) -> PredictedStep | None:
         """What the planner says of it."""
         if choice not in self._known:
             self._known[choice] = self._predict(choice)
@@ -200,7 +200,7 @@ class Search:
         held = [
             found.held_bytes
             for choice, trials in self._seen.items()
-            if any(trial.failure is Failure.MEMORY for trial in trials)
+            if any(trial.failure is TrialFailure.MEMORY for trial in trials)
             and (found := self.predicted(choice)) is not None
             and found.held_bytes
         ]
@@ -330,7 +330,7 @@ class Search:
             Observation(choice, worst, variance)
             for choice, trials in self._seen.items()
             for trial in trials
-            if trial.failure is Failure.OTHER
+            if trial.failure is TrialFailure.OTHER
         ]
         return seen + failed
 

@@ -46,7 +46,7 @@ class Setting(Struct, frozen=True, kw_only=True):
         return not any(isinstance(value, str | bool) for value in self.values)
 
 
-class Machine(Struct, frozen=True, kw_only=True):
+class TunedMachine(Struct, frozen=True, kw_only=True):
     """What the choice of values depends on beside the job."""
 
     cuda: bool
@@ -54,7 +54,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     ranks: int
 
 
-def settings_of(job: Job, on: Machine) -> tuple[Setting, ...]:
+def settings_of(job: Job, on: TunedMachine) -> tuple[Setting, ...]:
     """What can be tuned of a job on this machine: settings with more than one value."""
     axes = resolve(job, on.ranks).parallel
     wanted: dict[str, tuple[tuple[Value, ...], bool]] = {}
@@ -97,7 +97,7 @@ def _micro_batches(job: Job, replicas: int) -> tuple[int, ...]:
     return (*(1 << power for power in range(most.bit_length())), most)
 
 
-def _threads(on: Machine) -> tuple[int, ...]:
+def _threads(on: TunedMachine) -> tuple[int, ...]:
     most = max(1, on.cores // on.ranks)
     return (*(1 << power for power in range(most.bit_length())), most)
 

@@ -21,7 +21,7 @@ class Phase(StrEnum):
     COMPARE = "compare"
 
 
-class Failure(StrEnum):
+class TrialFailure(StrEnum):
     """Why a trial measured nothing."""
 
     NONE = ""
@@ -36,7 +36,7 @@ class Trial(Struct, frozen=True, kw_only=True):
     phase: Phase
     values: dict[str, Value]
     step_seconds: tuple[float, ...] = ()  # without those of warming up
-    failure: Failure = Failure.NONE
+    failure: TrialFailure = TrialFailure.NONE
     reason: str = ""  # of the failure, in words
     predicted_seconds: float | None = None
     took_seconds: float  # of the budget
@@ -47,7 +47,7 @@ class Trial(Struct, frozen=True, kw_only=True):
         return statistics.median(self.step_seconds)
 
 
-class Predicted(NamedTuple):
+class PredictedStep(NamedTuple):
     """What the planner says of a choice that can run; zeros: nothing."""
 
     seconds: float = 0.0

@@ -150,7 +150,7 @@ def _be_rank(
         die_with_parent(launcher)
         os.setsid()  # Ctrl-C reaches the ranks through the launcher, once
         redirect_output(folder.log(rank))
-        _set_environment(rank, world_size, listener)
+        _set_environment(job, rank, world_size, listener)
         watcher = PipeSink(reports) if rank == 0 else None
         if rank != 0:
             os.close(reports)
@@ -202,9 +202,9 @@ def _open_log(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", line_buffering=True)
 
 
-def _set_environment(rank: int, world_size: int, listener: socket.socket) -> None:
+def _set_environment(job: Job, rank: int, world_size: int, listener: socket.socket) -> None:
     host, port = listener.getsockname()
-    os.environ |= {
+    os.environ |= job.backend.environment | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),

@@ -6,9 +6,9 @@ import itertools
 import math
 import random
 
-from phalanx.plan.tune.search import Search
+from phalanx.plan.tune.search import SettingSearch
 from phalanx.plan.tune.settings import Choice, Setting
-from phalanx.plan.tune.trials import Failure, Phase, Predicted, Trial, TuningBudget
+from phalanx.plan.tune.trials import Phase, PredictedStep, Trial, TrialFailure, TuningBudget
 
 SETTINGS = (
     Setting(key="train.micro_batch", values=(1, 2, 4, 8, 16), planned=True),
@@ -39,12 +39,12 @@ class PlayedMachine:
         self.broken = self.random.choice(("NVLS", "none such"))
         self.clock = 0
 
-    def predict(self, choice: Choice) -> Predicted | None:
+    def predict(self, choice: Choice) -> PredictedStep | None:
         """The planner's word: few micro-batches start fewer kernels, recompute costs a forward."""
         batch, recompute, compiled = int(choice[0]), choice[1], choice[2]
         seconds = (1 + 0.6 / batch) * {"none": 1.0, "selective": 1.1, "full": 1.33}[str(recompute)]
         held = 20 + batch * {"none": 12.0, "selective": 7.0, "full": 1.5}[str(recompute)]
-        return Predicted(seconds * (1.3 if compiled == "off" else 1.0), held, LIMIT)
+        return PredictedStep(seconds * (1.3 if compiled == "off" else 1.0), held, LIMIT)
 
     def fits(self, choice: Choice) -> bool:
         found = self.predict(choice)
@@ -67,7 +67,7 @@ class PlayedMachine:
         every = itertools.product(*(setting.values for setting in SETTINGS))
         return min(self.true_seconds(c) for c in every if self.fits(c) and self.broken not in c)
 
-    def trial(self, search: Search, choice: Choice, phase: Phase, steps: int = 8) -> Trial:
+    def trial(self, search: SettingSearch, choice: Choice, phase: Phase, steps: int = 8) -> Trial:
         """What a trial of it would report."""
         self.clock += 1
         shared = {
@@ -77,9 +77,9 @@ class PlayedMachine:
             "took_seconds": 10.0,
         }
         if not self.fits(choice):
-            return Trial(**shared, failure=Failure.MEMORY, reason="out of memory")
+            return Trial(**shared, failure=TrialFailure.MEMORY, reason="out of memory")
         if self.broken in choice:
-            return Trial(**shared, failure=Failure.OTHER, reason="NCCL error")
+            return Trial(**shared, failure=TrialFailure.OTHER, reason="NCCL error")
         drift = 0.04 * math.sin(self.clock / 7 + self.seed)
         shift = drift + self.random.gauss(0, self.noise)
         if self.random.random() < self.outliers:
@@ -91,9 +91,9 @@ class PlayedMachine:
 
 def searched(
     machine: PlayedMachine, original: Choice = WORST, budget: TuningBudget | None = None
-) -> Search:
+) -> SettingSearch:
     """A search on a played machine, to its end."""
-    search = Search(SETTINGS, original, machine.predict, budget or TuningBudget())
+    search = SettingSearch(SETTINGS, original, machine.predict, budget or TuningBudget())
     while (asked := search.next()) is not None:
         search.add(machine.trial(search, asked.choice, asked.phase))
     return search

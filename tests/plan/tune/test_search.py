@@ -7,15 +7,15 @@ import statistics
 import pytest
 
 from phalanx.plan.tune.comparison import compare
-from phalanx.plan.tune.search import Search
+from phalanx.plan.tune.search import SettingSearch
 from phalanx.plan.tune.settings import Choice
-from phalanx.plan.tune.trials import Failure, Phase, Predicted, Trial, TuningBudget
+from phalanx.plan.tune.trials import Phase, PredictedStep, Trial, TrialFailure, TuningBudget
 from tests.plan.tune.played_machine import SETTINGS, WORST, PlayedMachine, searched
 
 SEEDS = 24
 
 
-def chosen(search: Search) -> Choice:
+def chosen(search: SettingSearch) -> Choice:
     values = search.outcome().values
     return tuple(values[setting.key] for setting in SETTINGS)
 
@@ -56,7 +56,7 @@ def test_a_search_that_was_killed_goes_on_with_what_its_journal_has() -> None:
     machine = PlayedMachine(3)
     whole = searched(machine)
     for cut in (1, 5, len(whole.trials) - 3):
-        again = Search(SETTINGS, WORST, machine.predict, TuningBudget())
+        again = SettingSearch(SETTINGS, WORST, machine.predict, TuningBudget())
         for trial in whole.trials[:cut]:
             again.add(trial)
         asked = again.next()
@@ -67,7 +67,7 @@ def test_a_search_that_was_killed_goes_on_with_what_its_journal_has() -> None:
 
 def test_what_holds_as_much_as_something_that_did_not_fit_is_not_tried() -> None:
     machine = PlayedMachine(0)
-    search = Search(SETTINGS, WORST, machine.predict, TuningBudget())
+    search = SettingSearch(SETTINGS, WORST, machine.predict, TuningBudget())
     search.add(machine.trial(search, WORST, Phase.BASELINE))
     full = (8, "selective", "auto", *WORST[3:])
     assert full in search.candidates(WORST)
@@ -75,7 +75,7 @@ def test_what_holds_as_much_as_something_that_did_not_fit_is_not_tried() -> None
         number=1,
         phase=Phase.EXPLORE,
         values=search.values_of((4, "none", "auto", *WORST[3:])),
-        failure=Failure.MEMORY,
+        failure=TrialFailure.MEMORY,
         took_seconds=5.0,
     )
     search.add(failed)
@@ -87,10 +87,10 @@ def test_what_holds_as_much_as_something_that_did_not_fit_is_not_tried() -> None
 def test_what_the_rules_refuse_is_not_tried() -> None:
     machine = PlayedMachine(0)
 
-    def predict(choice: Choice) -> Predicted | None:
+    def predict(choice: Choice) -> PredictedStep | None:
         return None if choice[1] == "none" else machine.predict(choice)
 
-    search = Search(SETTINGS, WORST, predict, TuningBudget())
+    search = SettingSearch(SETTINGS, WORST, predict, TuningBudget())
     search.add(machine.trial(search, WORST, Phase.BASELINE))
     assert search.candidates(WORST)
     assert not any(choice[1] == "none" for choice in search.candidates(WORST))

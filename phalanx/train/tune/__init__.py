@@ -1,0 +1,1 @@
+"""Trials of ``phalanx tune``: real steps of a job with other settings, and the journal of them."""
