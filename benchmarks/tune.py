@@ -42,7 +42,7 @@ def step_seconds(job: Path, values: tuple[str, ...], runs: Path) -> float:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     records = [json.loads(line) for line in done.stdout.splitlines()]
     steps = [record["step_seconds"] for record in records if record.get("kind") == "step"]
-    return statistics.median(steps[3:])
+    return float(statistics.median(steps[3:]))
 
 
 def main() -> int:

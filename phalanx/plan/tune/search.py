@@ -105,7 +105,9 @@ class SettingSearch:
         if best is None:
             return self._unchanged("no trial could run")
         if best == self.original:
-            return self._unchanged("nothing that was tried is faster")
+            alone = len(self._seen) == 1 and len(self.settings) > 0
+            told = "the budget was too small to try anything else" if alone else "nothing is faster"
+            return self._unchanged(told)
         if not self._runs(self.original):
             values = self.values_of(best)
             reason = "the original settings cannot run"
@@ -300,7 +302,8 @@ class SettingSearch:
         """For the last comparison."""
         if not self._runs(self.original):
             return 0.0
-        return LEAST_PAIRS * (self._cost(self.original) + self._cost(self.best() or self.original))
+        pair = self._cost(self.original) + self._cost(self.best() or self.original)
+        return min(LEAST_PAIRS * pair, (1 - EXPLORED_SHARE) * self.budget.seconds)
 
     def _belief(
         self, choices: Sequence[Choice], seen: Sequence[Observation] | None = None

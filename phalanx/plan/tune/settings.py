@@ -87,7 +87,7 @@ def settings_of(job: Job, on: TunedMachine) -> tuple[Setting, ...]:
 
 def _with_present(values: tuple[Value, ...], present: Value) -> tuple[Value, ...]:
     every = dict.fromkeys((*values, present))
-    return tuple(every) if isinstance(present, str) else tuple(sorted(every))  # type: ignore[type-var]
+    return tuple(every) if isinstance(present, str) else tuple(sorted(every))
 
 
 def _micro_batches(job: Job, replicas: int) -> tuple[int, ...]:

@@ -108,6 +108,14 @@ def test_a_budget_that_ends_before_the_comparison_changes_nothing() -> None:
     assert not search.outcome().changed
 
 
+def test_a_budget_of_a_few_trials_is_still_spent_on_trying() -> None:
+    search = searched(PlayedMachine(1), budget=TuningBudget(trials=40, seconds=60))
+    assert len({str(trial.values) for trial in search.trials}) >= 2
+    assert searched(PlayedMachine(1), budget=TuningBudget(seconds=12)).outcome().reason == (
+        "the budget was too small to try anything else"
+    )
+
+
 @pytest.mark.parametrize(("after", "faster"), [(0.5, True), (0.97, False), (1.0, False)])
 def test_pairs_are_told_apart_beyond_noise_only(after: float, faster: bool) -> None:
     noise = (1.03, 0.97, 1.0, 1.02)
