@@ -37,9 +37,17 @@ def reference(kind: str, scenario: Scenario, trace: Trace) -> Outcome:
         bound = limit + grace if limit else float("inf")
         jobs.append(WaitingJob(number, played, spec, run + start, bound))
     backfill = {"fifo": "none", "easy": "easy"}.get(kind, "greedy")
-    order = (lambda job: job.hold) if kind == "shortest" else (lambda job: job.played.submit)
+    order = _length if kind == "shortest" else _arrival
     Reference(make_fleet(scenario), order, backfill).run(jobs)
     return outcome_of([job.played for job in jobs], scenario.fleet.gpus)
+
+
+def _length(job: WaitingJob) -> float:
+    return job.hold
+
+
+def _arrival(job: WaitingJob) -> float:
+    return job.played.submit
 
 
 def show(name: str, found: Outcome) -> None:

@@ -139,11 +139,11 @@ class PendingJobs:
         del lane.entries[bisect_left(lane.entries, entry)]
         if not lane.entries:
             del self.lanes[(lane.team, lane.qos, lane.base)]
-        for asking in (demand, group):
-            entries = asking.lanes[lane]
+        for lanes in (demand.lanes, group.lanes):
+            entries = lanes[lane]
             del entries[bisect_left(entries, entry)]
             if not entries:
-                del asking.lanes[lane]
+                del lanes[lane]
         if not demand.lanes:
             del self.demands[demand.key]
             if not group.lanes:
