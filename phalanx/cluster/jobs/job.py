@@ -58,9 +58,7 @@ class GangShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
     def slots(self, replicas: int) -> int:
         """Slots (so: nodes) that this many replicas need."""
-        if not self.slot_gpus:
-            return replicas
-        return -(-self.replica_ranks * replicas // self.slot_gpus)
+        return -(-self.replica_ranks * replicas // self.slot_gpus) if self.slot_gpus else replicas
 
     def gpus(self, replicas: int) -> int:
         """GPUs that this many replicas occupy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ def draw_study(report: StudyReport, path: Path) -> None:
 
 
 def _bars(
-    axes: Axes, rows: dict[str, tuple[float, ...]], labels: tuple[str, ...], title: str
+    axes: Axes, rows: Mapping[str, tuple[float, ...]], labels: tuple[str, ...], title: str
 ) -> None:
     height = 0.8 / len(labels)
     for index, label in enumerate(labels):
