@@ -59,7 +59,7 @@ def slow_host(
     """Ranks whose hosts give their devices work slowly, where devices wait for it.
 
     ``launch_ns``: [steps, ranks], what that takes a host; ``host_ns``: of ``compute_ns``, what a
-    device did at its host's pace. A host that is slow and yet ahead of its device harms nobody,
+    device did at its host's pace. A host that is slow and yet ahead of its device holds up nobody,
     one that its device hides in part costs only what the rank itself takes longer, and what a
     rank takes longer for another reason is not its host's fault.
     """
@@ -70,10 +70,10 @@ def slow_host(
     for slow in _outliers(launch_ns, stages, "host"):
         longer = _excess(own, slow.rank, stages)
         usual = int(own[slow.rank]) - longer
-        harm = min(longer, _excess(paced, slow.rank, stages)) * MILLION // max(1, usual)
+        lost_ppm = min(longer, _excess(paced, slow.rank, stages)) * MILLION // max(1, usual)
         waits = 2 * _excess(paced, slow.rank, stages) >= _excess(launch, slow.rank, stages)
-        if waits and harm > LEAST_SLOWDOWN_PPM:
-            ppm = min(slow.slowdown_ppm, harm)
+        if waits and lost_ppm > LEAST_SLOWDOWN_PPM:
+            ppm = min(slow.slowdown_ppm, lost_ppm)
             found.append(Straggler(slow.rank, "host", ppm))
     return found
 
