@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.policy_references import Reference, WaitingJob
-from phalanx.simulate.policies.outcome import Outcome, PlayedJob, outcome_of
+from phalanx.simulate.policies.outcome import PlayedJob, PolicyOutcome, outcome_of
 from phalanx.simulate.policies.study import TraceAsked, asked_trace, study
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import make_fleet, make_policy
@@ -25,7 +25,7 @@ REFERENCES = ("fifo", "easy", "greedy", "shortest")
 NAME = "PHALANX_TRACE"
 
 
-def reference(kind: str, scenario: Scenario, trace: Trace) -> Outcome:
+def reference(kind: str, scenario: Scenario, trace: Trace) -> PolicyOutcome:
     """A textbook scheduler on the same jobs, limits and packing."""
     grace = make_policy(scenario).queue.grace_ns / 1e9
     start = scenario.restart.start_seconds + scenario.restart.form_seconds
@@ -50,7 +50,7 @@ def _arrival(job: WaitingJob) -> float:
     return job.played.submit
 
 
-def show(name: str, found: Outcome) -> None:
+def show(name: str, found: PolicyOutcome) -> None:
     waits = found.wait_hours
     print(
         f"  {name:14}{waits.mean:9.3f}{waits.p50:9.3f}{waits.p95:9.3f}{waits.p99:9.3f}"
@@ -58,7 +58,7 @@ def show(name: str, found: Outcome) -> None:
     )
 
 
-def compare(asked: TraceAsked, names: list[str]) -> dict[str, Outcome]:
+def compare(asked: TraceAsked, names: list[str]) -> dict[str, PolicyOutcome]:
     """Policies of the core and the references side by side."""
     scenario, trace = asked_trace(asked)
     print(f"\n{len(trace.jobs):,} jobs on {asked.gpus} GPUs, hours")

@@ -24,7 +24,7 @@ from phalanx.checkpoint.keeper.messages import (
     Data,
     Detail,
     Details,
-    Fence,
+    FenceReplicas,
     Fetch,
     Inventory,
     Noted,
@@ -247,7 +247,7 @@ def test_after_a_fence_replicas_of_older_generations_are_refused(tmp_path: Path)
         connection.sendall(content)
         expect(connection, Taken)
     with keeper_connection(path) as agent:
-        send(agent, Fence(1))
+        send(agent, FenceReplicas(1))
         ask(agent, Ask(), Inventory)  # it has read what came before
     with connect(place) as connection:
         send(connection, put)

@@ -15,9 +15,9 @@ import torch
 
 from phalanx.config import Job, job_from_table, resolve
 from phalanx.hardware import count_cuda
-from phalanx.observe.profile.advice import Cause
+from phalanx.observe.profile.advice import SlowCause
 from phalanx.observe.profile.advise import advise
-from phalanx.observe.profile.profile import Profile
+from phalanx.observe.profile.profile import JobProfile
 from phalanx.train.callback import Callback, TrainingRun
 from phalanx.train.profile.facts import PowerReading
 from phalanx.train.profile.power import parse_power
@@ -76,55 +76,55 @@ def planted_job(folder: Path, ranks: int = 1, **settings: object) -> Job:
     return resolve(job_from_table({**TABLE, "runs": str(folder)}, given), ranks)
 
 
-def causes(profile: Profile) -> set[Cause]:
+def causes(profile: JobProfile) -> set[SlowCause]:
     return {advice.cause for advice in advise(profile)}
 
 
 def profile_of(
     folder: Path, job: Job, *callbacks: Callback, ranks: int = 1, capped: bool = False
-) -> Profile:
+) -> JobProfile:
     recorder = ProfileRecorder(4, 1, CappedCard) if capped else ProfileRecorder(4, 1)
     return profiled(job, ranks, folder / "out", recorder, callbacks)
 
 
 def test_a_healthy_job_and_a_power_cap(tmp_path: Path) -> None:
     profile = profile_of(tmp_path, planted_job(tmp_path), capped=True)
-    assert causes(profile) == {Cause.POWER_CAP}
+    assert causes(profile) == {SlowCause.POWER_CAP}
 
 
 def test_a_slow_loader(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus", 400_000, vocab=8192)
     corpus = {"data__source": '"shards"', "data__path": f'"{tmp_path / "corpus"}"'}
     profile = profile_of(tmp_path, planted_job(tmp_path, **corpus), SlowCorpus(0.3))
-    assert Cause.SLOW_LOADER in causes(profile)
+    assert SlowCause.SLOW_LOADER in causes(profile)
 
 
 def test_a_host_sync_in_the_loop(tmp_path: Path) -> None:
     profile = profile_of(tmp_path, planted_job(tmp_path), ReadsLoss())
-    assert Cause.HOST_SYNC in causes(profile)
+    assert SlowCause.HOST_SYNC in causes(profile)
     assert any("test_profile.py" in sync.where for sync in profile.syncs)
 
 
 def test_fp32_products_and_too_much_recompute(tmp_path: Path) -> None:
     settings = {"precision__compute": '"float32"', "memory__recompute": '"full"'}
     profile = profile_of(tmp_path, planted_job(tmp_path, **settings))
-    assert {Cause.FP32_MATMUL, Cause.RECOMPUTE} <= causes(profile)
+    assert {SlowCause.FP32_MATMUL, SlowCause.RECOMPUTE} <= causes(profile)
 
 
 def test_a_small_micro_batch(tmp_path: Path) -> None:
     small = {"train__micro_batch": 1, "train__global_batch": 16, "data__sequence": 256}
     profile = profile_of(tmp_path, planted_job(tmp_path, **small))
-    assert Cause.SMALL_MICRO_BATCH in causes(profile)
+    assert SlowCause.SMALL_MICRO_BATCH in causes(profile)
 
 
 def test_fragmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "PYTORCH_ALLOC_CONF", "expandable_segments:False")
     profile = profile_of(tmp_path, planted_job(tmp_path), Fragments())
-    assert Cause.FRAGMENTATION in causes(profile)
+    assert SlowCause.FRAGMENTATION in causes(profile)
 
 
 def test_tiny_buckets(tmp_path: Path) -> None:
     small = {"model__dim": 64, "model__layers": 2, "model__ffn": 256, "data__sequence": 32}
     ddp = {"parallel__zero": 0, "parallel__ddp_bucket_mb": 0.001, "train__device": '"cpu"'}
     profile = profile_of(tmp_path, planted_job(tmp_path, 2, **small, **ddp), ranks=2)
-    assert Cause.TINY_BUCKETS in causes(profile)
+    assert SlowCause.TINY_BUCKETS in causes(profile)

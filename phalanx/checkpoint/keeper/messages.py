@@ -77,7 +77,7 @@ class Pair(msgspec.Struct, frozen=True, tag=True):
     spare: bool = False  # of a node that stands by: without it, snapshots are safe here alone
 
 
-class Fence(msgspec.Struct, frozen=True, tag=True):
+class FenceReplicas(msgspec.Struct, frozen=True, tag=True):
     """Take no replicas of older generations any more: this one goes on from what is here."""
 
     generation: int
@@ -282,8 +282,8 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 
 ToKeeper = (
-    Hello | Flush | Filled | Pair | Fence | Bye | Release | Ask | Watch | Save | Shelve | Detail
-    | Fetch | Put | Condemn | Ping
+    Hello | Flush | Filled | Pair | FenceReplicas | Bye | Release | Ask | Watch | Save | Shelve
+    | Detail | Fetch | Put | Condemn | Ping
 )  # fmt: skip
 FromKeeper = (
     Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated | Archived

@@ -23,7 +23,7 @@ from phalanx.checkpoint.keeper.messages import (
     Committed,
     Durable,
     Failed,
-    Fence,
+    FenceReplicas,
     Filled,
     Flush,
     Hello,
@@ -142,7 +142,7 @@ class WorkerPeer(KeeperPeer):
             case Pair():
                 self._buddy = message
                 self._leave_buddy()
-            case Fence():
+            case FenceReplicas():
                 self.snapshots.fence(message.generation)
             case Release():
                 self.keeper.release()

@@ -18,7 +18,7 @@ from phalanx.train.rank.threads import keep_single_threaded
 
 if TYPE_CHECKING:
     from phalanx.config import Job
-    from phalanx.observe.profile.profile import Profile
+    from phalanx.observe.profile.profile import JobProfile
     from phalanx.observe.tracker.report import ReportSection
 
 
@@ -148,7 +148,7 @@ def compare(before: Kept, after: Kept, html: Page = None, json: Json = False) ->
         show_sections(comparison_sections(found))
 
 
-def _read(path: Path) -> Profile:
+def _read(path: Path) -> JobProfile:
     from phalanx.observe.profile.profile import read_profile
 
     with exit_on(ValueError):

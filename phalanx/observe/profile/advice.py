@@ -8,13 +8,13 @@ from enum import StrEnum
 import msgspec
 
 from phalanx.config import Job
-from phalanx.observe.profile.profile import Profile
+from phalanx.observe.profile.profile import JobProfile
 
 GIB = 1 << 30
 LEAST_GAIN = 0.02  # of a step: less is not worth a change
 
 
-class Cause(StrEnum):
+class SlowCause(StrEnum):
     """Why a step is slower than it could be."""
 
     SLOW_LOADER = "slow loader"
@@ -34,7 +34,7 @@ class Cause(StrEnum):
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to change."""
 
-    cause: Cause
+    cause: SlowCause
     title: str
     gain: float  # expected, as a share of the step; 0: it frees memory instead
     evidence: list[str]
@@ -43,7 +43,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     command: str  # that explains or checks it
 
 
-Rule = Callable[[Profile, Job], Advice | None]
+Rule = Callable[[JobProfile, Job], Advice | None]
 
 
 def explain(setting: str) -> str:

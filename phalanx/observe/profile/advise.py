@@ -7,7 +7,7 @@ import msgspec
 from phalanx.config import Job
 from phalanx.observe.profile import step_rules, traffic_rules
 from phalanx.observe.profile.advice import Advice, Rule
-from phalanx.observe.profile.profile import Profile
+from phalanx.observe.profile.profile import JobProfile
 
 RULES: tuple[Rule, ...] = (
     step_rules.slow_loader,
@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def advise(profile: Profile) -> list[Advice]:
+def advise(profile: JobProfile) -> list[Advice]:
     """All that applies, the largest gain first."""
     job = msgspec.convert(profile.job, Job)
     found = (rule(profile, job) for rule in RULES)

@@ -15,7 +15,7 @@ from phalanx.observe.profile.costs import (
     format_of,
     kind_of,
 )
-from phalanx.observe.profile.events import Inside, Message, StepEvents, Work
+from phalanx.observe.profile.events import Inside, StepEvents, TracedMessage, TracedWork
 from phalanx.observe.profile.profile import AxisTime, KernelTime, MemorySample
 from phalanx.train.measure.intervals import Interval, intersect, merge, subtract, total
 
@@ -28,7 +28,7 @@ NEAR = 50e-6  # seconds between the end of a wait and the gap that it leaves
 class ClassedWork(NamedTuple):
     """Work with what it belongs to."""
 
-    work: Work
+    work: TracedWork
     kind: Kind
     recomputed: bool
 
@@ -135,7 +135,7 @@ def axis_times(
     events: StepEvents, busy: Sequence[Interval], count: int, only_axis: str
 ) -> list[AxisTime]:
     """Messages by axis and collective, the most exposed first."""
-    groups: dict[tuple[str, str], list[Message]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[TracedMessage]] = defaultdict(list)
     for message in events.messages:
         groups[axis_of(message.group, only_axis), message.name].append(message)
     rows = []
@@ -161,12 +161,12 @@ def kernel_times(work: Sequence[ClassedWork], count: int) -> list[KernelTime]:
 
     An operation may launch several kernels: what it costs is counted for the longest.
     """
-    longest: dict[int, Work] = {}
+    longest: dict[int, TracedWork] = {}
     for piece in (each.work for each in work):
         known = longest.get(piece.number)
         if known is None or piece.end - piece.start > known.end - known.start:
             longest[piece.number] = piece
-    groups: dict[tuple[str, str, str, str], list[Work]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[TracedWork]] = defaultdict(list)
     for each in work:
         operation = each.work.operation
         shapes = " x ".join(str(list(dims)) for dims in operation.dims if dims)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from phalanx.observe.profile.profile import Profile
+from phalanx.observe.profile.profile import JobProfile
 from phalanx.observe.tracker.runs import flat
 
 LEAST = 0.01  # of a step, that a change must take or give to be told
@@ -33,7 +33,7 @@ class FactChange(msgspec.Struct, frozen=True, kw_only=True):
     after: str
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class ProfileComparison(msgspec.Struct, frozen=True, kw_only=True):
     """What changed from one profile to another."""
 
     before_seconds: float  # of an undisturbed step
@@ -59,13 +59,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return f"{abs(self.change):.1%} {word}{because}"
 
 
-def compare(before: Profile, after: Profile) -> Comparison:
+def compare(before: JobProfile, after: JobProfile) -> ProfileComparison:
     """Parts by how much they changed, the most first.
 
     Traced steps are longer than undisturbed ones: parts are told as shares of the latter.
     """
     scales = [p.times.median_seconds / p.traced_seconds for p in (before, after)]
-    return Comparison(
+    return ProfileComparison(
         before_seconds=before.times.median_seconds,
         after_seconds=after.times.median_seconds,
         facts=list(_facts(before, after)),
@@ -76,7 +76,7 @@ def compare(before: Profile, after: Profile) -> Comparison:
 
 
 def _changes(
-    one: dict[str, float], two: dict[str, float], scales: list[float], before: Profile
+    one: dict[str, float], two: dict[str, float], scales: list[float], before: JobProfile
 ) -> list[PartChange]:
     made = [
         PartChange(
@@ -90,7 +90,7 @@ def _changes(
     return sorted(told, key=lambda each: -abs(each.seconds))
 
 
-def _kernels(profile: Profile) -> dict[str, float]:
+def _kernels(profile: JobProfile) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for kernel in profile.kernels:
         name = f"{kernel.name} {kernel.shapes}".strip()
@@ -98,11 +98,11 @@ def _kernels(profile: Profile) -> dict[str, float]:
     return seconds
 
 
-def _axes(profile: Profile) -> dict[str, float]:
+def _axes(profile: JobProfile) -> dict[str, float]:
     return {f"{row.collective} of {row.axis}": row.exposed_seconds for row in profile.axes}
 
 
-def _facts(before: Profile, after: Profile) -> Iterator[FactChange]:
+def _facts(before: JobProfile, after: JobProfile) -> Iterator[FactChange]:
     """Machine, code and versions first, then settings."""
     pairs = [
         ("device", before.device_name, after.device_name),
@@ -119,6 +119,6 @@ def _facts(before: Profile, after: Profile) -> Iterator[FactChange]:
             yield FactChange(name=name, before=one, after=two)
 
 
-def _commit(profile: Profile) -> str:
+def _commit(profile: JobProfile) -> str:
     origin = profile.origin
     return origin.commit[:12] + ("+changes" if origin.changed and origin.commit else "")

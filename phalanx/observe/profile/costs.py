@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from phalanx.observe.profile.events import WIDTHS, Operation, Work, numbers, operand_bytes
+from phalanx.observe.profile.events import WIDTHS, Operation, TracedWork, numbers, operand_bytes
 
 
 class Kind(StrEnum):
@@ -37,7 +37,7 @@ _COPIES = (
 _WAITS = ("c10d::", "_c10d_functional::", "record_param_comms")
 
 
-def kind_of(work: Work) -> Kind:
+def kind_of(work: TracedWork) -> Kind:
     """The class of a piece of work; what the optimizer launches is told by when it did."""
     name, kernel = work.operation.name, work.name.lower()
     if name.startswith(_WAITS):

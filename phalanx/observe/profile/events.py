@@ -33,7 +33,7 @@ class Operation(NamedTuple):
     values: tuple[str, ...] = ()
 
 
-class Work(NamedTuple):
+class TracedWork(NamedTuple):
     """Something that was calculated or copied, in seconds of the trace's clock."""
 
     name: str
@@ -45,7 +45,7 @@ class Work(NamedTuple):
     copies: bool = False  # it moves memory and calculates nothing
 
 
-class Message(NamedTuple):
+class TracedMessage(NamedTuple):
     """A collective, or a message to one rank."""
 
     name: str
@@ -78,8 +78,8 @@ class StepEvents:
     device: str
     steps: list[Interval] = field(default_factory=list)
     phases: dict[str, list[Interval]] = field(default_factory=dict)
-    work: list[Work] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
+    work: list[TracedWork] = field(default_factory=list)
+    messages: list[TracedMessage] = field(default_factory=list)
     waits: list[HostWait] = field(default_factory=list)
     reads: list[Interval] = field(default_factory=list)  # ``.item()`` and its like
     recomputed: list[Interval] = field(default_factory=list)  # of the host, in backward
@@ -187,7 +187,7 @@ def _memory(events: Iterable[Event], device: str) -> list[MemoryPoint]:
 
 def _on_cuda(
     kernels: Iterable[Event], operations: Iterable[Event], spans: Iterable[Event]
-) -> tuple[list[Work], list[Message]]:
+) -> tuple[list[TracedWork], list[TracedMessage]]:
     by_number = {
         _arguments(e)["External id"]: e for e in operations if "External id" in _arguments(e)
     }
@@ -208,31 +208,33 @@ def _on_cuda(
         launched = launches.get(arguments.get("correlation"), start)
         operation = _operation(asked) if asked is not None else Operation("")
         copies = kernel["cat"] != "kernel"
-        work.append(Work(name, start, end, launched, operation, number, copies))
+        work.append(TracedWork(name, start, end, launched, operation, number, copies))
     return work, messages
 
 
 _SIZES = {"BFloat16": 2, "Half": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4, "Byte": 1}
 
 
-def _nccl_message(name: str, start: float, end: float, arguments: dict[str, Any]) -> Message:
+def _nccl_message(name: str, start: float, end: float, arguments: dict[str, Any]) -> TracedMessage:
     size = _SIZES.get(str(arguments.get("dtype", "")), 4)
     count = max(arguments.get("In msg nelems", 0) or 0, arguments.get("Out msg nelems", 0) or 0)
     group = str(arguments.get("Process Group Description", ""))
-    return Message(
+    return TracedMessage(
         str(arguments.get("Collective name", name)), start, end, group, int(count) * size
     )
 
 
 def _on_cpu(
     operations: Iterable[Event], spans: Iterable[Event]
-) -> tuple[list[Work], list[Message]]:
+) -> tuple[list[TracedWork], list[TracedMessage]]:
     threads = Counter(e.get("tid") for e in operations if e["name"].startswith("aten::"))
     if not threads:
         return [], []
     ((main, _),) = threads.most_common(1)
     messages = [
-        Message(e["name"].removeprefix(_GLOO), *_interval(e), "", operand_bytes(_operation(e)))
+        TracedMessage(
+            e["name"].removeprefix(_GLOO), *_interval(e), "", operand_bytes(_operation(e))
+        )
         for e in spans
         if e["name"].startswith(_GLOO)
     ]
@@ -268,12 +270,12 @@ def operand_bytes(operation: Operation) -> int:
 _CALCULATES = ("aten::", "phalanx::", "Torch-Compiled Region", "c10d::", "_c10d_functional::")
 
 
-def _innermost(operations: Iterable[Event]) -> list[Work]:
+def _innermost(operations: Iterable[Event]) -> list[TracedWork]:
     """One thread's time as pieces, each under its innermost operation.
 
     Where that is a node of autograd's graph, only Python runs: such time is nobody's.
     """
-    pieces: list[Work] = []
+    pieces: list[TracedWork] = []
     open_: list[tuple[float, Event, Operation]] = []  # with its end; outermost first
     at = 0.0
 
@@ -285,7 +287,7 @@ def _innermost(operations: Iterable[Event]) -> list[Work]:
                 open_[-1],
             )
             number = _arguments(event).get("External id", -1)
-            pieces.append(Work(event["name"], at, until, at, operation, number))
+            pieces.append(TracedWork(event["name"], at, until, at, operation, number))
         at = max(at, until)
 
     for event in sorted(operations, key=lambda e: (e["ts"], -e["dur"])):

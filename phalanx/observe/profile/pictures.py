@@ -8,14 +8,14 @@ from html import escape
 
 from phalanx.observe.profile.advice import size
 from phalanx.observe.profile.costs import Kind
-from phalanx.observe.profile.profile import KernelTime, Profile
+from phalanx.observe.profile.profile import JobProfile, KernelTime
 
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 800, 320, 64, 12, 22, 34
 TONES = {Kind.MATMUL: "good", Kind.ATTENTION: "rank"}  # of points
 GIB = 1 << 30
 
 
-class Scale:
+class AxisScale:
     """A logarithmic or linear axis onto pixels."""
 
     def __init__(self, least: float, most: float, first: float, last: float, log: bool) -> None:
@@ -29,7 +29,7 @@ class Scale:
         return self._first + (self._last - self._first) * share
 
 
-def roofline(profile: Profile) -> str:
+def roofline(profile: JobProfile) -> str:
     """Kernels with FLOPs under the measured roof; a point is as large as its share of a step."""
     points = [k for k in profile.kernels if k.flops and k.bytes and k.seconds]
     bandwidth = profile.rates.memory_bytes_per_second
@@ -41,8 +41,8 @@ def roofline(profile: Profile) -> str:
     least = min(0.1, *(p.intensity / 2 for p in points))
     top = max(*peaks.values(), *(p.flops_per_second for p in points)) * 2
     low = min(least * bandwidth, *(p.flops_per_second for p in points)) / 2
-    across = Scale(least, most, LEFT, WIDE - RIGHT, log=True)
-    up = Scale(low, top, HIGH - BOTTOM, TOP, log=True)
+    across = AxisScale(least, most, LEFT, WIDE - RIGHT, log=True)
+    up = AxisScale(low, top, HIGH - BOTTOM, TOP, log=True)
     parts = [_decades(across, up, least, most, low, top)]
     for name, peak in peaks.items():
         corner = min(max(peak / bandwidth, least), most)
@@ -56,7 +56,9 @@ def roofline(profile: Profile) -> str:
     return _figure("FLOP/s over FLOP a byte, under the measured roof", parts)
 
 
-def _decades(across: Scale, up: Scale, least: float, most: float, low: float, top: float) -> str:
+def _decades(
+    across: AxisScale, up: AxisScale, least: float, most: float, low: float, top: float
+) -> str:
     parts = []
     for power in range(math.ceil(math.log10(least)), math.floor(math.log10(most)) + 1):
         x = across.at(10.0**power)
@@ -73,7 +75,7 @@ def _decades(across: Scale, up: Scale, least: float, most: float, low: float, to
     return "".join(parts)
 
 
-def _point(profile: Profile, kernel: KernelTime, across: Scale, up: Scale) -> str:
+def _point(profile: JobProfile, kernel: KernelTime, across: AxisScale, up: AxisScale) -> str:
     share = kernel.seconds / profile.traced_seconds
     words = (
         f"{kernel.name} {kernel.shapes}: {kernel.flops_per_second / 1e9:,.0f} GFLOP/s, "
@@ -87,14 +89,14 @@ def _point(profile: Profile, kernel: KernelTime, across: Scale, up: Scale) -> st
     )
 
 
-def memory_line(profile: Profile) -> str:
+def memory_line(profile: JobProfile) -> str:
     """Bytes in use over the traced steps, and what the allocator held."""
     points = profile.memory_line
     if len(points) < 2:
         return ""
     most = max(max(point.used, point.reserved) for point in points) or 1
-    across = Scale(0.0, points[-1].seconds or 1.0, LEFT, WIDE - RIGHT, log=False)
-    up = Scale(0.0, float(most), HIGH - BOTTOM, TOP, log=False)
+    across = AxisScale(0.0, points[-1].seconds or 1.0, LEFT, WIDE - RIGHT, log=False)
+    up = AxisScale(0.0, float(most), HIGH - BOTTOM, TOP, log=False)
     lines = "".join(
         f'<line x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{up.at(v):.1f}" y2="{up.at(v):.1f}"/>'
         f'<text x="{LEFT - 8}" y="{up.at(v) + 4:.1f}" text-anchor="end">{size(v)}</text>'

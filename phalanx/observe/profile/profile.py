@@ -103,7 +103,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Where a step of a job goes."""
 
     version: int = VERSION
@@ -139,18 +139,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return self.kinds.get(kind, 0.0) / self.traced_seconds if self.traced_seconds else 0.0
 
 
-def write_profile(profile: Profile, folder: Path) -> Path:
+def write_profile(profile: JobProfile, folder: Path) -> Path:
     """Keep a profile in a folder."""
     path = folder / FILE
     path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
     return path
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path) -> JobProfile:
     """A profile by its file or its folder; ValueError says what is wrong with it."""
     path = path / FILE if path.is_dir() else path
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Profile)
+        return msgspec.json.decode(path.read_bytes(), type=JobProfile)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except msgspec.MsgspecError as error:

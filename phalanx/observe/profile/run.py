@@ -14,7 +14,7 @@ from phalanx.config import Data, Job, Schedule
 from phalanx.hardware import lookup
 from phalanx.observe.profile.analyse import analyse
 from phalanx.observe.profile.events import read_events
-from phalanx.observe.profile.profile import Origin, Profile, StepTimes
+from phalanx.observe.profile.profile import JobProfile, Origin, StepTimes
 from phalanx.observe.profile.syncs import host_syncs
 from phalanx.observe.tracker.runs import load_folder
 from phalanx.observe.tracker.traces import trace_of
@@ -44,7 +44,7 @@ def profile_job(
     *,
     callbacks: Sequence[Callback] = (),
     say: Callable[[str], None] = lambda _: None,
-) -> Profile:
+) -> JobProfile:
     """Profile a resolved job; its runs lie below ``out``. ``callbacks`` are the job's own."""
     short = shortened(job, recorder.steps, out)
     say(f"{recorder.steps} steps on {ranks} ranks")
@@ -66,7 +66,7 @@ def profile_job(
     facts = files.read_facts()
     times = step_times(real, recorder)
     peak, mfu = model_flops_share(job, facts, times)
-    return Profile(
+    return JobProfile(
         name=job.name,
         origin=origin_of(real),
         device=facts.device,

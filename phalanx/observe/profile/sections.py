@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.observe.profile.advice import Advice, milliseconds, size
-from phalanx.observe.profile.compare import Comparison, PartChange
-from phalanx.observe.profile.profile import KernelTime, Profile
+from phalanx.observe.profile.compare import PartChange, ProfileComparison
+from phalanx.observe.profile.profile import JobProfile, KernelTime
 from phalanx.observe.tracker.report import ReportSection
 
 ROOFLINE, MEMORY = "Top kernels against the roofline", "Memory"  # titles
 
 
-def sections(profile: Profile, advice: Sequence[Advice]) -> list[ReportSection]:
+def sections(profile: JobProfile, advice: Sequence[Advice]) -> list[ReportSection]:
     """The report of a profile."""
     made = [
         ReportSection("What to change, by expected gain", lines=_advice_lines(advice)),
@@ -38,7 +38,7 @@ def _advice_lines(advice: Sequence[Advice]) -> list[str]:
     return lines or ["nothing that these rules know of"]
 
 
-def _step_lines(profile: Profile) -> list[str]:
+def _step_lines(profile: JobProfile) -> list[str]:
     times, origin = profile.times, profile.origin
     commit = f", commit {origin.commit[:12]}" if origin.commit else ""
     lines = [
@@ -58,12 +58,12 @@ def _step_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def _shares(profile: Profile) -> dict[str, float]:
+def _shares(profile: JobProfile) -> dict[str, float]:
     ordered = sorted(profile.kinds.items(), key=lambda each: -each[1])
     return {str(kind): seconds / profile.traced_seconds for kind, seconds in ordered}
 
 
-def _axis_table(profile: Profile) -> list[list[str]]:
+def _axis_table(profile: JobProfile) -> list[list[str]]:
     rows = [
         [
             row.axis,
@@ -80,13 +80,13 @@ def _axis_table(profile: Profile) -> list[list[str]]:
     return [head, *rows] if rows else []
 
 
-def _kernel_table(profile: Profile) -> list[list[str]]:
+def _kernel_table(profile: JobProfile) -> list[list[str]]:
     head = ["kernel", "kind", "calls", "of a step", "GFLOP/s", "GB/s", "FLOP/B", "of the roof"]
     rows = [_kernel_row(profile, kernel) for kernel in profile.kernels[:12]]
     return [head, *rows] if rows else []
 
 
-def _kernel_row(profile: Profile, kernel: KernelTime) -> list[str]:
+def _kernel_row(profile: JobProfile, kernel: KernelTime) -> list[str]:
     roof = kernel.roof(profile.rates)
     return [
         f"{kernel.name} {kernel.shapes}"[:72].strip(),
@@ -100,7 +100,7 @@ def _kernel_row(profile: Profile, kernel: KernelTime) -> list[str]:
     ]
 
 
-def _host_lines(profile: Profile) -> list[str]:
+def _host_lines(profile: JobProfile) -> list[str]:
     rates = profile.rates
     lines = [
         f"{profile.gaps} launch gaps a step, the longest "
@@ -123,7 +123,7 @@ def _host_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def _memory_lines(profile: Profile) -> list[str]:
+def _memory_lines(profile: JobProfile) -> list[str]:
     held = profile.memory
     state = ", ".join(f"{name} {size(count)}" for name, count in held.state.items())
     lines = [f"peak {size(held.peak_bytes)} of {size(held.limit_bytes)}; {state}"]
@@ -136,7 +136,7 @@ def _memory_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def comparison_sections(found: Comparison) -> list[ReportSection]:
+def comparison_sections(found: ProfileComparison) -> list[ReportSection]:
     """The report of a comparison."""
     head = ["part", "before", "after", "change"]
     facts = [["what", "before", "after"], *([f.name, f.before, f.after] for f in found.facts)]

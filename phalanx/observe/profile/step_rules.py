@@ -8,13 +8,13 @@ from phalanx.config import Job
 from phalanx.observe.profile.advice import (
     LEAST_GAIN,
     Advice,
-    Cause,
+    SlowCause,
     explain,
     milliseconds,
     size,
 )
 from phalanx.observe.profile.costs import COMPUTE, Kind
-from phalanx.observe.profile.profile import Profile
+from phalanx.observe.profile.profile import JobProfile
 from phalanx.observe.profile.syncs import LOOP_WAIT
 from phalanx.plan.grid import grid_of
 from phalanx.plan.memory.peak import memory
@@ -29,7 +29,7 @@ IDLE_SHARE = 0.15  # of a step without work on the device, from which on its pie
 FULL_POWER = 0.97  # of the default limit
 
 
-def slow_loader(profile: Profile, job: Job) -> Advice | None:
+def slow_loader(profile: JobProfile, job: Job) -> Advice | None:
     """The same steps without a corpus are faster."""
     plain, times = profile.synthetic, profile.times
     if plain is None or not times.median_seconds:
@@ -40,7 +40,7 @@ def slow_loader(profile: Profile, job: Job) -> Advice | None:
         return None
     deeper = max(4, 2 * job.data.prefetch)
     return Advice(
-        cause=Cause.SLOW_LOADER,
+        cause=SlowCause.SLOW_LOADER,
         title=f"the loader: a step with synthetic data is {share:.0%} shorter",
         gain=share,
         evidence=[
@@ -56,7 +56,7 @@ def slow_loader(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def host_sync(profile: Profile, job: Job) -> Advice | None:
+def host_sync(profile: JobProfile, job: Job) -> Advice | None:
     """The device ran dry while the host waited for it."""
     share = profile.share(Kind.SYNC)
     places = [each for each in profile.syncs if LOOP_WAIT not in each.where]
@@ -64,7 +64,7 @@ def host_sync(profile: Profile, job: Job) -> Advice | None:
         return None
     own = all("phalanx/train/measure" in each.where for each in places)
     return Advice(
-        cause=Cause.HOST_SYNC,
+        cause=SlowCause.HOST_SYNC,
         title=f"the host waits for the device inside a step: {share:.0%} of it is idle after that",
         gain=share,
         evidence=[f"{each.calls:.3g} a step at {each.where or '?'}" for each in places[:5]],
@@ -74,7 +74,7 @@ def host_sync(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def fp32_matmul(profile: Profile, job: Job) -> Advice | None:
+def fp32_matmul(profile: JobProfile, job: Job) -> Advice | None:
     """Products in 32 bits on a device that is faster in 16."""
     rates = profile.rates.matmul_flops
     slow, fast = rates.get("float32", 0.0), rates.get("bfloat16", 0.0)
@@ -85,7 +85,7 @@ def fp32_matmul(profile: Profile, job: Job) -> Advice | None:
     if gain < LEAST_GAIN:
         return None
     return Advice(
-        cause=Cause.FP32_MATMUL,
+        cause=SlowCause.FP32_MATMUL,
         title='precision.compute "float32" → "bfloat16": products in fp32 take '
         f"{share:.0%} of a step",
         gain=gain,
@@ -99,7 +99,7 @@ def fp32_matmul(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def recompute(profile: Profile, job: Job) -> Advice | None:
+def recompute(profile: JobProfile, job: Job) -> Advice | None:
     """Forward is repeated although memory would hold what it keeps."""
     share = profile.recomputed_seconds / profile.traced_seconds
     if job.memory.recompute == "none" or share < LEAST_GAIN:
@@ -111,7 +111,7 @@ def recompute(profile: Profile, job: Job) -> Advice | None:
         )
         if needed <= ROOM * profile.memory.limit_bytes:
             return Advice(
-                cause=Cause.RECOMPUTE,
+                cause=SlowCause.RECOMPUTE,
                 title=f'memory.recompute "{job.memory.recompute}" → "{mode}": '
                 f"{share:.0%} of a step repeats forward",
                 gain=share if mode == "none" else share / 2,
@@ -127,7 +127,7 @@ def recompute(profile: Profile, job: Job) -> Advice | None:
     return None
 
 
-def small_micro_batch(profile: Profile, job: Job) -> Advice | None:
+def small_micro_batch(profile: JobProfile, job: Job) -> Advice | None:
     """Work comes in pieces that neither the host nor the matrix units are efficient at."""
     pieces = job.train.global_batch // (job.parallel.data * job.train.micro_batch)
     rates = profile.rates
@@ -149,7 +149,7 @@ def small_micro_batch(profile: Profile, job: Job) -> Advice | None:
     if gain < LEAST_GAIN:
         return None
     return Advice(
-        cause=Cause.SMALL_MICRO_BATCH,
+        cause=SlowCause.SMALL_MICRO_BATCH,
         title=f"train.micro_batch {job.train.micro_batch} → {larger}: {pieces} micro-batches of "
         f"{tokens} tokens a rank",
         gain=gain,
@@ -164,14 +164,14 @@ def small_micro_batch(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def power_cap(profile: Profile, job: Job) -> Advice | None:
+def power_cap(profile: JobProfile, job: Job) -> Advice | None:
     """Somebody set the card's power limit below its default."""
     power = profile.power
     if power is None or power.limit_watts >= FULL_POWER * power.default_limit_watts:
         return None
     slower = max(0.0, 1 - power.clock_mhz / power.highest_clock_mhz)
     return Advice(
-        cause=Cause.POWER_CAP,
+        cause=SlowCause.POWER_CAP,
         title=f"the power limit is {power.limit_watts:.0f} W of {power.default_limit_watts:.0f} W",
         gain=slower * sum(profile.share(kind) for kind in COMPUTE),
         evidence=[
@@ -182,7 +182,7 @@ def power_cap(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def fragmentation(profile: Profile, job: Job) -> Advice | None:
+def fragmentation(profile: JobProfile, job: Job) -> Advice | None:
     """The allocator holds memory that no tensor can use."""
     held = profile.memory
     wasted = held.reserved_bytes - held.peak_bytes
@@ -198,7 +198,7 @@ def fragmentation(profile: Profile, job: Job) -> Advice | None:
     if held.allocator:
         evidence.append(f"PYTORCH_ALLOC_CONF={held.allocator}: without it segments can grow")
     return Advice(
-        cause=Cause.FRAGMENTATION,
+        cause=SlowCause.FRAGMENTATION,
         title=f"{size(max(0, wasted))} of the device's memory are held in pieces and not used",
         gain=0.0,
         evidence=evidence,
@@ -206,12 +206,12 @@ def fragmentation(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def recompiles(profile: Profile, job: Job) -> Advice | None:
+def recompiles(profile: JobProfile, job: Job) -> Advice | None:
     """Blocks are compiled again after the first steps."""
     if not profile.recompiles:
         return None
     return Advice(
-        cause=Cause.RECOMPILES,
+        cause=SlowCause.RECOMPILES,
         title=f"{profile.recompiles} graphs were compiled after the first steps",
         gain=LEAST_GAIN,
         evidence=[f"{profile.graphs} graphs in all; TORCH_LOGS=recompiles says why"],
@@ -221,14 +221,14 @@ def recompiles(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def _needed(profile: Profile, job: Job, other: Job) -> int:
+def _needed(profile: JobProfile, job: Job, other: Job) -> int:
     """Bytes at the peak with other settings: as measured, and what the planner says they add."""
     grid = grid_of([mapping_of(job), mapping_of(other)])
     kept = memory(workload_of(job), grid, Software()).activations
     return round(profile.memory.peak_bytes + float(kept[1] - kept[0]))
 
 
-def _largest_that_fits(profile: Profile, job: Job, most_times: int) -> int:
+def _largest_that_fits(profile: JobProfile, job: Job, most_times: int) -> int:
     """The largest micro-batch that memory holds, doubled as often as there are micro-batches."""
     best = rows = job.train.micro_batch
     while rows * 2 <= job.train.micro_batch * most_times:

@@ -6,18 +6,18 @@ from phalanx.config import Job
 from phalanx.observe.profile.advice import (
     LEAST_GAIN,
     Advice,
-    Cause,
+    SlowCause,
     explain,
     milliseconds,
     size,
 )
-from phalanx.observe.profile.profile import AxisTime, Profile
+from phalanx.observe.profile.profile import AxisTime, JobProfile
 
 SMALL_MESSAGE = 1 << 20  # bytes: below, a collective costs its latency
 USUAL_BUCKET_MB = 25.0
 
 
-def tiny_buckets(profile: Profile, job: Job) -> Advice | None:
+def tiny_buckets(profile: JobProfile, job: Job) -> Advice | None:
     """DDP reduces gradients in pieces whose latency is their cost."""
     if job.parallel.zero != 0 or job.parallel.ddp_bucket_mb >= USUAL_BUCKET_MB:
         return None
@@ -32,7 +32,7 @@ def tiny_buckets(profile: Profile, job: Job) -> Advice | None:
         return None
     exposed = sum(a.exposed_seconds for a in sums) / profile.traced_seconds
     return Advice(
-        cause=Cause.TINY_BUCKETS,
+        cause=SlowCause.TINY_BUCKETS,
         title=f"parallel.ddp_bucket_mb {job.parallel.ddp_bucket_mb:g} → {USUAL_BUCKET_MB:g}: "
         f"{calls:.0f} reductions a step of {size(moved / calls)} each",
         gain=max(exposed, share) * (1 - wanted / calls),
@@ -46,7 +46,7 @@ def tiny_buckets(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def exposed_gathers(profile: Profile, job: Job) -> Advice | None:
+def exposed_gathers(profile: JobProfile, job: Job) -> Advice | None:
     """FSDP's gathers come later than the layers that need them."""
     gathers = [a for a in profile.axes if "gather" in a.collective]
     share = _exposed(profile, gathers)
@@ -54,7 +54,7 @@ def exposed_gathers(profile: Profile, job: Job) -> Advice | None:
         return None
     depth = job.parallel.prefetch_layers
     return Advice(
-        cause=Cause.EXPOSED_GATHERS,
+        cause=SlowCause.EXPOSED_GATHERS,
         title=f"FSDP prefetch {depth} → {depth + 1}: exposed gathers {share:.0%}",
         gain=share / 2,
         evidence=[_axis(a) for a in gathers[:3]],
@@ -64,7 +64,7 @@ def exposed_gathers(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def exposed_reductions(profile: Profile, job: Job) -> Advice | None:
+def exposed_reductions(profile: JobProfile, job: Job) -> Advice | None:
     """Gradients in fp32 keep the fabric busy after backward."""
     sums = [a for a in profile.axes if "reduce" in a.collective]
     share = _exposed(profile, sums)
@@ -72,7 +72,7 @@ def exposed_reductions(profile: Profile, job: Job) -> Advice | None:
     if share < LEAST_GAIN or not halves:
         return None
     return Advice(
-        cause=Cause.EXPOSED_REDUCTIONS,
+        cause=SlowCause.EXPOSED_REDUCTIONS,
         title=f'parallel.reduce_dtype "float32" → "compute": exposed reductions {share:.0%}',
         gain=share / 2,
         evidence=[_axis(a) for a in sums[:3]] + ["sums of 16 bits: compare the loss of both"],
@@ -82,14 +82,14 @@ def exposed_reductions(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def tensor_traffic(profile: Profile, job: Job) -> Advice | None:
+def tensor_traffic(profile: JobProfile, job: Job) -> Advice | None:
     """Tensor parallelism waits for its gathers."""
     own = [a for a in profile.axes if a.axis == "tensor"]
     share = _exposed(profile, own)
     if job.parallel.async_tensor or profile.device != "cuda" or share < LEAST_GAIN:
         return None
     return Advice(
-        cause=Cause.TENSOR_TRAFFIC,
+        cause=SlowCause.TENSOR_TRAFFIC,
         title=f"parallel.async_tensor: {share:.0%} of a step waits for tensor parallelism",
         gain=share / 2,
         evidence=[_axis(a) for a in own[:3]],
@@ -99,7 +99,7 @@ def tensor_traffic(profile: Profile, job: Job) -> Advice | None:
     )
 
 
-def _exposed(profile: Profile, rows: list[AxisTime]) -> float:
+def _exposed(profile: JobProfile, rows: list[AxisTime]) -> float:
     return sum(row.exposed_seconds for row in rows) / profile.traced_seconds
 
 

@@ -57,7 +57,7 @@ class GroupOutcome(Struct, frozen=True):
     finish_ratio: float  # mean
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class PolicyOutcome(Struct, frozen=True, kw_only=True):
     """One policy on one trace."""
 
     jobs: int
@@ -76,7 +76,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     by_team: dict[str, GroupOutcome]
 
 
-def outcome_of(jobs: Sequence[PlayedJob], gpus: int) -> Outcome:
+def outcome_of(jobs: Sequence[PlayedJob], gpus: int) -> PolicyOutcome:
     """The figures of jobs that shared so many GPUs."""
     ended = [job for job in jobs if job.end >= 0]
     fair = dict(zip(map(id, jobs), fluid_ends(jobs, gpus), strict=True))
@@ -84,7 +84,7 @@ def outcome_of(jobs: Sequence[PlayedJob], gpus: int) -> Outcome:
     sizes = _grouped(ended, lambda job: size_name(job.gpus), ratio)
     teams = _grouped(ended, lambda job: job.team, ratio)
     used, scattered = shares(jobs, gpus)
-    return Outcome(
+    return PolicyOutcome(
         jobs=len(jobs),
         unfinished=len(jobs) - len(ended),
         wait_hours=spread(job.wait / HOUR_SECONDS for job in ended),

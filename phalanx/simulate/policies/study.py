@@ -16,7 +16,7 @@ from phalanx.cluster.policy import DAY_NS, QueuePolicy
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event
 from phalanx.simulate.policies.named import policy_named
-from phalanx.simulate.policies.outcome import Outcome, PlayedJob, outcome_of
+from phalanx.simulate.policies.outcome import PlayedJob, PolicyOutcome, outcome_of
 from phalanx.simulate.scenario.load import scenario_of
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import make_policy, queue_of
@@ -43,7 +43,7 @@ class PolicyResult(Struct, frozen=True, kw_only=True):
     """What one policy gave."""
 
     name: str
-    outcome: Outcome
+    outcome: PolicyOutcome
     decisions: int  # starts, and orders to leave or shrink
     decisions_per_second: float  # of CPU time, the simulated world included
     cpu_seconds: float

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from phalanx.config import Job, job_from_table, resolve
-from phalanx.observe.profile.profile import Origin, Profile, StepTimes
+from phalanx.observe.profile.profile import JobProfile, Origin, StepTimes
 from phalanx.train.profile.facts import STEP_RANGE, DeviceRates, MemoryFacts
 
 Event = dict[str, Any]
@@ -85,7 +85,7 @@ def played_job(**settings: object) -> Job:
     return resolve(job_from_table(table, given), 1)
 
 
-def played_profile(job: Job | None = None, **fields: Any) -> Profile:
+def played_profile(job: Job | None = None, **fields: Any) -> JobProfile:
     """A healthy profile of 100 ms steps on one H200."""
     healthy: dict[str, Any] = {
         "name": "played",
@@ -119,7 +119,7 @@ def played_profile(job: Job | None = None, **fields: Any) -> Profile:
         "graphs": 0,
         "recompiles": 0,
     }
-    return Profile(**{**healthy, **fields})
+    return JobProfile(**{**healthy, **fields})
 
 
 def times(seconds: float, spread: float = 0.001, data: float = 0.0) -> StepTimes:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.config import Job
-from phalanx.observe.profile.profile import Profile, read_profile, write_profile
+from phalanx.observe.profile.profile import JobProfile, read_profile, write_profile
 from phalanx.observe.profile.run import profile_job
 from phalanx.train.callback import Callback, TrainingRun
 from phalanx.train.profile.recorder import ProfileRecorder
@@ -24,7 +24,7 @@ def profiled(
     out: Path,
     recorder: ProfileRecorder,
     callbacks: Sequence[Callback] = (),
-) -> Profile:
+) -> JobProfile:
     """A resolved job's profile; what the launcher printed where it fails."""
     out.mkdir(parents=True)
     log = out / "launcher.txt"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from phalanx.observe.profile.advice import Advice, Cause
+from phalanx.observe.profile.advice import Advice, SlowCause
 from phalanx.observe.profile.advise import advise
-from phalanx.observe.profile.profile import AxisTime, HostSync, KernelTime, Profile
+from phalanx.observe.profile.profile import AxisTime, HostSync, JobProfile, KernelTime
 from phalanx.train.profile.facts import DeviceRates, MemoryFacts
 from phalanx.train.profile.power import parse_power
 from tests.observe.profile.played import GIB, played_job, played_profile, times
@@ -29,7 +29,7 @@ def axis(collective: str, calls: float, moved: float, seconds: float, exposed: f
     )
 
 
-def slow_loader() -> Profile:
+def slow_loader() -> JobProfile:
     return played_profile(
         times=times(0.1, data=0.028),
         synthetic=times(0.07),
@@ -37,7 +37,7 @@ def slow_loader() -> Profile:
     )
 
 
-def host_sync() -> Profile:
+def host_sync() -> JobProfile:
     syncs = [
         HostSync(where="probe.py(12): after_step", calls=1.0),
         HostSync(where="phalanx/train/trainer.py(344): outcome", calls=1.0),
@@ -45,23 +45,23 @@ def host_sync() -> Profile:
     return played_profile(kinds={"matmul": 0.085, "host sync": 0.015}, syncs=syncs)
 
 
-def tiny_buckets() -> Profile:
+def tiny_buckets() -> JobProfile:
     job = played_job(
         parallel__zero=0, parallel__ddp_bucket_mb=0.1, parallel__reduce_dtype="compute"
     )
     return played_profile(job, axes=[axis("allreduce", 400, 400e5, 0.03, 0.012)])
 
 
-def fp32_matmul() -> Profile:
+def fp32_matmul() -> JobProfile:
     job = played_job(precision__compute="float32")
     return played_profile(job, matmul_formats={"float32": 0.06})
 
 
-def too_much_recompute() -> Profile:
+def too_much_recompute() -> JobProfile:
     return played_profile(played_job(memory__recompute="full"), recomputed_seconds=0.02)
 
 
-def small_micro_batch() -> Profile:
+def small_micro_batch() -> JobProfile:
     job = played_job(train__micro_batch=1, data__sequence=512, train__global_batch=32)
     return played_profile(
         job,
@@ -81,11 +81,11 @@ def small_micro_batch() -> Profile:
     )
 
 
-def power_cap() -> Profile:
+def power_cap() -> JobProfile:
     return played_profile(power=parse_power(CAPPED))
 
 
-def fragmentation() -> Profile:
+def fragmentation() -> JobProfile:
     held = MemoryFacts(
         limit_bytes=140 * GIB,
         state={},
@@ -96,20 +96,20 @@ def fragmentation() -> Profile:
     return played_profile(memory=held)
 
 
-PLANTED: dict[Cause, Callable[[], Profile]] = {
-    Cause.SLOW_LOADER: slow_loader,
-    Cause.HOST_SYNC: host_sync,
-    Cause.TINY_BUCKETS: tiny_buckets,
-    Cause.FP32_MATMUL: fp32_matmul,
-    Cause.RECOMPUTE: too_much_recompute,
-    Cause.SMALL_MICRO_BATCH: small_micro_batch,
-    Cause.POWER_CAP: power_cap,
-    Cause.FRAGMENTATION: fragmentation,
+PLANTED: dict[SlowCause, Callable[[], JobProfile]] = {
+    SlowCause.SLOW_LOADER: slow_loader,
+    SlowCause.HOST_SYNC: host_sync,
+    SlowCause.TINY_BUCKETS: tiny_buckets,
+    SlowCause.FP32_MATMUL: fp32_matmul,
+    SlowCause.RECOMPUTE: too_much_recompute,
+    SlowCause.SMALL_MICRO_BATCH: small_micro_batch,
+    SlowCause.POWER_CAP: power_cap,
+    SlowCause.FRAGMENTATION: fragmentation,
 }
 
 
 @pytest.mark.parametrize("cause", PLANTED)
-def test_the_planted_cause_is_named_alone(cause: Cause) -> None:
+def test_the_planted_cause_is_named_alone(cause: SlowCause) -> None:
     (advice,) = advise(PLANTED[cause]())
     assert advice.cause is cause
     assert advice.evidence
@@ -120,7 +120,7 @@ def test_a_healthy_profile_gets_no_advice() -> None:
     assert advise(played_profile()) == []
 
 
-def only(profile: Profile) -> Advice:
+def only(profile: JobProfile) -> Advice:
     (advice,) = advise(profile)
     return advice
 
@@ -141,7 +141,7 @@ def test_what_is_advised_says_setting_value_and_gain() -> None:
     assert "40 GiB" in only(fragmentation()).title
 
 
-def limited(profile: Profile) -> Profile:
+def limited(profile: JobProfile) -> JobProfile:
     """The same on a device that is full already."""
     return structs.replace(
         profile, memory=structs.replace(profile.memory, limit_bytes=profile.memory.peak_bytes)
@@ -149,11 +149,11 @@ def limited(profile: Profile) -> Profile:
 
 
 @pytest.mark.parametrize("planted", [too_much_recompute, small_micro_batch])
-def test_nothing_is_advised_that_memory_does_not_hold(planted: Callable[[], Profile]) -> None:
+def test_nothing_is_advised_that_memory_does_not_hold(planted: Callable[[], JobProfile]) -> None:
     assert advise(limited(planted())) == []
 
 
-UNTOUCHED: dict[str, tuple[Callable[[], Profile], dict[str, Any]]] = {
+UNTOUCHED: dict[str, tuple[Callable[[], JobProfile], dict[str, Any]]] = {
     "a loader within the noise": (slow_loader, {"synthetic": times(0.095)}),
     "steps that differ more than that": (slow_loader, {"times": times(0.1, spread=0.2)}),
     "syncs that leave no gap": (host_sync, {"kinds": {"matmul": 0.1}}),
@@ -194,9 +194,9 @@ def test_exposed_communication_names_its_setting_by_axis() -> None:
 def test_advice_is_ranked_by_its_gain() -> None:
     both = structs.replace(host_sync(), recompiles=2, graphs=5)
     assert [a.cause for a in advise(structs.replace(both, power=parse_power(CAPPED)))] == [
-        Cause.POWER_CAP,
-        Cause.HOST_SYNC,
-        Cause.RECOMPILES,
+        SlowCause.POWER_CAP,
+        SlowCause.HOST_SYNC,
+        SlowCause.RECOMPILES,
     ]
 
 

@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from phalanx.config import Job
-from phalanx.observe.profile.advice import Advice, Cause
+from phalanx.observe.profile.advice import Advice, SlowCause
 from phalanx.observe.profile.advise import advise
-from phalanx.observe.profile.profile import Profile
+from phalanx.observe.profile.profile import JobProfile
 from phalanx.train.callback import Callback, TrainingRun
 from phalanx.train.profile.facts import DeviceRates
 from phalanx.train.profile.recorder import ProfileRecorder
@@ -40,7 +40,7 @@ class ReadsLoss(Callback):
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+def planted(tmp_path_factory: pytest.TempPathFactory) -> JobProfile:
     """Two ranks with four causes at once, and a callback that reads values."""
     folder = tmp_path_factory.mktemp("planted")
     job = small_job(folder, 2, **PLANTED)
@@ -48,7 +48,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Profile:
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+def slow(tmp_path_factory: pytest.TempPathFactory) -> JobProfile:
     """One rank whose corpus is slow."""
     folder = tmp_path_factory.mktemp("slow")
     write_corpus(folder / "corpus", 20_000, vocab=64)
@@ -57,56 +57,56 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     return profiled(job, 1, folder / "out", ProfileRecorder(4, 1), [SlowCorpus(0.2)])
 
 
-def named(profile: Profile) -> dict[Cause, Advice]:
+def named(profile: JobProfile) -> dict[SlowCause, Advice]:
     return {advice.cause: advice for advice in advise(profile)}
 
 
-def test_a_slow_corpus_is_named_by_the_comparison_with_synthetic_data(slow: Profile) -> None:
+def test_a_slow_corpus_is_named_by_the_comparison_with_synthetic_data(slow: JobProfile) -> None:
     assert slow.synthetic is not None
-    advice = named(slow)[Cause.SLOW_LOADER]
+    advice = named(slow)[SlowCause.SLOW_LOADER]
     assert slow.times.median_seconds > 0.15
     assert slow.synthetic.median_seconds < 0.1
     assert advice.gain > 0.4
     assert slow.share("data wait") > 0.1  # while the trace started, the loader read ahead
 
 
-def test_what_was_not_planted_is_not_named(slow: Profile) -> None:
-    assert named(slow).keys() <= {Cause.SLOW_LOADER, Cause.FP32_MATMUL}
+def test_what_was_not_planted_is_not_named(slow: JobProfile) -> None:
+    assert named(slow).keys() <= {SlowCause.SLOW_LOADER, SlowCause.FP32_MATMUL}
     assert slow.recomputed_seconds == 0.0
 
 
-def test_recompute_is_named_with_its_share(planted: Profile) -> None:
-    advice = named(planted)[Cause.RECOMPUTE]
+def test_recompute_is_named_with_its_share(planted: JobProfile) -> None:
+    advice = named(planted)[SlowCause.RECOMPUTE]
     assert (advice.setting, advice.value) == ("memory.recompute", "none")
     assert planted.recomputed_seconds / planted.traced_seconds == pytest.approx(advice.gain)
 
 
-def test_small_micro_batches_are_named(planted: Profile) -> None:
-    advice = named(planted)[Cause.SMALL_MICRO_BATCH]
+def test_small_micro_batches_are_named(planted: JobProfile) -> None:
+    advice = named(planted)[SlowCause.SMALL_MICRO_BATCH]
     assert (advice.setting, advice.value) == ("train.micro_batch", "8")
 
 
-def test_tiny_buckets_are_named(planted: Profile) -> None:
-    advice = named(planted)[Cause.TINY_BUCKETS]
+def test_tiny_buckets_are_named(planted: JobProfile) -> None:
+    advice = named(planted)[SlowCause.TINY_BUCKETS]
     assert advice.setting == "parallel.ddp_bucket_mb"
     assert {row.axis for row in planted.axes} == {"data"}
 
 
-def test_products_in_fp32_are_named_where_16_bits_are_faster(planted: Profile) -> None:
+def test_products_in_fp32_are_named_where_16_bits_are_faster(planted: JobProfile) -> None:
     assert planted.matmul_formats.keys() == {"float32"}
-    found = named(structs.replace(planted, rates=TENSOR_CORES))[Cause.FP32_MATMUL]
+    found = named(structs.replace(planted, rates=TENSOR_CORES))[SlowCause.FP32_MATMUL]
     share = planted.matmul_formats["float32"] / planted.traced_seconds
     assert found.gain == pytest.approx(0.75 * share)
 
 
-def test_reads_are_located_in_the_code(planted: Profile) -> None:
+def test_reads_are_located_in_the_code(planted: JobProfile) -> None:
     """On CPU they wait for nothing: they are told and not advised against."""
     places = [sync.where for sync in planted.syncs]
     assert any("test_run.py" in where and "after_step" in where for where in places), places
-    assert Cause.HOST_SYNC not in named(planted)
+    assert SlowCause.HOST_SYNC not in named(planted)
 
 
-def test_a_profile_says_what_the_step_is_made_of(planted: Profile) -> None:
+def test_a_profile_says_what_the_step_is_made_of(planted: JobProfile) -> None:
     job = small_job(Path("runs"), 2, **PLANTED)
     assert sum(planted.kinds.values()) == pytest.approx(planted.traced_seconds, rel=1e-6)
     assert {"forward", "backward", "optimizer", "data"} <= planted.phases.keys()

@@ -14,7 +14,7 @@ import msgspec
 from phalanx.checkpoint.keeper.frames import LENGTH, framed
 from phalanx.checkpoint.keeper.messages import (
     Ask,
-    Fence,
+    FenceReplicas,
     FromKeeper,
     Inventory,
     Noted,
@@ -93,7 +93,7 @@ class KeeperWatch:
     def fence(self, generation: int) -> None:
         """Replicas of older generations come too late."""
         if self._writer is not None:
-            say(self._writer, Fence(generation))
+            say(self._writer, FenceReplicas(generation))
 
     def close(self) -> None:
         """Listen no more."""
