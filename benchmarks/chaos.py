@@ -19,10 +19,15 @@ JOB = Path(__file__).parent.parent / "examples" / "tiny.toml"
 
 def simulated(seeds: int) -> dict[str, float]:
     """Seeds of the scenario ``chaos``, and the rules that were broken."""
+    from phalanx.simulate.result import SeedResult
     from phalanx.simulate.runner import run_seeds
     from phalanx.simulate.scenario.load import load_scenario
 
-    played = run_seeds(load_scenario("chaos"), range(seeds))
+    def tell(result: SeedResult) -> None:
+        for violation in result.found:
+            print(f"seed {result.seed}: {violation}", flush=True)
+
+    played = run_seeds(load_scenario("chaos"), range(seeds), done=tell)
     print(f"{seeds} seeds: {played.summary.violations} violations")
     return {"seeds": seeds, "violations": played.summary.violations}
 

@@ -48,7 +48,8 @@ def on_scale(ctx: Context, fact: Scale) -> None:
         ctx.queue.on_withdrawn(ctx.view, job)
         ctx.queue.on_pending(ctx.view, job)
         ctx.look_at_queue()
-    resize(ctx, job, fact.replicas, reason("scale", replicas=fact.replicas))
+    if job.own is None:  # else it has so many when it returns to its own mapping
+        resize(ctx, job, fact.replicas, reason("scale", replicas=fact.replicas))
     limit = beyond_limits(ctx.view, job, fact.replicas)
     told = reason("accepted") if limit is None else reason("scaled_in_part", why=str(limit))
     ctx.emit((), Accept(reason=told, request=fact.request, job=job.id))
@@ -56,10 +57,10 @@ def on_scale(ctx: Context, fact: Scale) -> None:
 
 def _cannot_scale(job: Job, replicas: int) -> Reason | None:
     """Why a job cannot have this many replicas; None: it can."""
-    shape, placement = job.spec.gang, job.placement
+    shape, placement = (job.own or job.spec).gang, job.placement
     if not shape.floor <= replicas <= shape.ceiling:
         return reason("not_elastic", job=job.id, least=shape.floor, most=shape.ceiling)
-    if placement is None or replicas == placement.replicas:
+    if placement is None or job.own is not None or replicas == placement.replicas:
         return None
     has, together = placement.replicas, column_replicas(shape, placement.replicas)
     if not together:

@@ -17,6 +17,7 @@ from phalanx.cluster.protocol.events import (
     GangDrained,
     NodeRepaired,
     NodeSilent,
+    Scale,
     Submit,
 )
 from phalanx.cluster.protocol.messages import CheckResult, WorkerExited
@@ -208,6 +209,19 @@ def test_memory_that_is_gone_is_said_and_the_checkpoint_taken() -> None:
     drive.run(job, step=-1)
     assert (drive.last_restore().step, drive.last_restore().source) == (100, "remote")
     assert job.lost_steps == 50
+
+
+def test_another_number_of_replicas_is_judged_by_the_mapping_that_it_returns_to() -> None:
+    drive = Drive(2)
+    two = structs.replace(ONE_STAGE, replicas=2)
+    job = stages(drive, gang=two)
+    lose(drive, job.placement.nodes[1])
+    assert job.own is not None and job.placement.replicas == 1
+    drive.tell(Scale(job=job.id, replicas=1, request="a"))
+    refused = drive.bodies(Refuse)[-1].reason
+    assert (refused.code, refused.facts["least"], refused.facts["most"]) == ("not_elastic", 2, 2)
+    drive.tell(Scale(job=job.id, replicas=2, request="b"))
+    assert job.placement.replicas == 1 and job.wanted == 2, "it has them when it returns"
 
 
 def test_a_job_that_leaves_waits_for_nodes_as_it_was_submitted() -> None:
