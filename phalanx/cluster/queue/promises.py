@@ -38,7 +38,8 @@ class Promises:
         if self.nodes(promise.job) & ~free_index_of(view.fleet).healthy:
             return False
         if promise.asked:
-            return now < promise.start_ns + policy.grace_ns
+            # Also where nobody has grace: those who left may not take their nodes back at once.
+            return now < promise.start_ns + max(policy.grace_ns, policy.replan_ns)
         # A start that is far away need not be known to the second.
         ahead_ns = promise.start_ns - promise.made_ns
         until_ns = promise.made_ns + max(policy.replan_ns, ahead_ns // 64)

@@ -323,7 +323,7 @@ def test_a_job_that_waited_long_overrides_priority() -> None:
 
 
 def test_a_job_returns_to_the_queue_and_keeps_what_is_left_of_its_limit() -> None:
-    site = Site(fleet_of(1), policy_of(qos=URGENT, short_weight=0))
+    site = Site(fleet_of(1), policy_of(qos=URGENT, replan_ns=MINUTE))
     first = site.submit(preemptible=True, run=4 * HOUR, time_limit_ns=5 * HOUR)
     site.look()
     site.view.now_ns += 2 * HOUR
