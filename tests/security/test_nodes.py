@@ -20,7 +20,7 @@ from phalanx import __version__
 from phalanx.cluster.policy import JoinPolicy
 from phalanx.cluster.protocol.messages import Inventory
 from phalanx.control.server.security.auth import Token, Tokens
-from phalanx.control.server.security.joining import Joining
+from phalanx.control.server.security.joining import JoinAsked, Joining
 from phalanx.control.server.store.interface import StoreError, open_store
 from phalanx.control.trust.node_key import KEY_FILE, NodeKey, fingerprint
 from phalanx.control.wire import agent_messages as wire
@@ -281,16 +281,70 @@ def test_revoking_an_agents_token_ends_its_connection(server: ServerProcess) -> 
     play(scenario)
 
 
+def asked(join: Token, number: int, key: str = "") -> JoinAsked:
+    return JoinAsked(join, f"n{number}", f"m{number}", key or f"{number:064x}", connected=False)
+
+
+def join_all(joining: Joining, all_asked: list[JoinAsked]) -> list[Any]:
+    """Tokens of all that join at a time, or the errors."""
+
+    async def come() -> list[Any]:
+        found = await asyncio.gather(*map(joining.join, all_asked), return_exceptions=True)
+        return [each if isinstance(each, BaseException) else each[1] for each in found]
+
+    return asyncio.run(come())
+
+
+def test_nodes_that_join_together_are_stored_together_each_by_its_right(tmp_path: Path) -> None:
+    store = open_store("", tmp_path)
+    store.lead("http://a", "1")
+    tokens = Tokens(store)
+    joining = Joining(tokens, JoinPolicy(), own=False)
+    join = tokens.create("join", "fleet", uses=5)[1]
+    writes = []
+    keep = store.put_tokens
+    store.put_tokens = lambda records: (writes.append(len(records)), keep(records))[1]  # type: ignore[method-assign, func-returns-value]
+    made = join_all(joining, [asked(join, i) for i in range(7)])
+    assert [isinstance(each, Token) for each in made] == [True] * 5 + [False] * 2
+    assert {each.code for each in made[5:]} == {"token_used_up"}
+    assert writes == [6], "five nodes, and how often the join token was used"
+    assert Tokens(store).all() == tokens.all()
+
+    several = tokens.create("join", "fleet")[1]
+    keys = [asked(several, 9, f"{key:064x}") for key in range(8)]
+    found = join_all(joining, keys)  # many machines under one name
+    assert [isinstance(each, Token) for each in found] == [True] * 4 + [False] * 4
+    store.close()
+
+
+def test_a_store_that_fails_leaves_no_node_half_joined(tmp_path: Path) -> None:
+    store = open_store("", tmp_path)
+    store.lead("http://a", "1")
+    tokens = Tokens(store)
+    joining = Joining(tokens, JoinPolicy(), own=False)
+    join = tokens.create("join", "fleet", uses=3)[1]
+    keep, before = store.put_tokens, tokens.all()
+
+    def full(records: object) -> None:
+        raise StoreError("no space left on device")
+
+    store.put_tokens = full  # type: ignore[method-assign]
+    lost = join_all(joining, [asked(join, i) for i in range(3)])
+    assert [type(each) for each in lost] == [StoreError] * 3
+    assert tokens.all() == before and tokens.of_node("n0") == []
+    store.put_tokens = keep  # type: ignore[method-assign]
+    assert all(isinstance(each, Token) for each in join_all(joining, [asked(join, 1)]))
+    store.close()
+
+
 def test_agents_that_come_together_are_stored_together(tmp_path: Path) -> None:
     store = open_store("", tmp_path)
     store.lead("http://a", "1")
     tokens = Tokens(store)
     joining = Joining(tokens, JoinPolicy(), own=False)
     join = tokens.create("join", "fleet")[1]
-    old = joining.join(join, "n0", "m0", "ab" * 32, connected=False)[1]
-    made = [
-        joining.join(join, f"n{i}", f"m{i}", f"{i:064x}", connected=False)[1] for i in range(50)
-    ]
+    (old,) = join_all(joining, [asked(join, 0, "ab" * 32)])
+    made = join_all(joining, [asked(join, i) for i in range(50)])
     writes = []
     keep = store.put_tokens
     store.put_tokens = lambda records: (writes.append(len(records)), keep(records))[1]  # type: ignore[method-assign, func-returns-value]
@@ -316,7 +370,7 @@ def test_a_store_that_fails_is_told_to_every_agent_and_the_next_ones_are_stored(
     tokens = Tokens(store)
     joining = Joining(tokens, JoinPolicy(), own=False)
     join = tokens.create("join", "fleet")[1]
-    made = [joining.join(join, f"n{i}", "m", f"{i:064x}", connected=False)[1] for i in range(3)]
+    made = join_all(joining, [asked(join, i) for i in range(3)])
     keep = store.put_tokens
 
     def full(records: object) -> None:

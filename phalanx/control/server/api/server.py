@@ -16,7 +16,12 @@ from phalanx.control.server.http.endpoints import ADMIN, EVERYBODY, ApiError, Ca
 from phalanx.control.server.http.live import QUIET
 from phalanx.control.server.http.views import notice_out, questions, team_of
 from phalanx.control.server.security.auth import JOIN_HOURS, Token, Tokens
-from phalanx.control.server.security.joining import NameTakenError, is_network, refuse_elsewhere
+from phalanx.control.server.security.joining import (
+    JoinAsked,
+    NameTakenError,
+    is_network,
+    refuse_elsewhere,
+)
 from phalanx.control.trust.node_key import fingerprint, is_public_key
 from phalanx.control.wire import api_types as t
 from phalanx.control.wire.agent_messages import JoinAnswer, JoinRequest
@@ -137,9 +142,8 @@ async def join(call: Call) -> JoinAnswer:
     hub, fleet = call.leading.hub, call.leading.core.view.fleet
     connected = fleet.index.get(name, -1) in hub.connections
     try:
-        secret, token = await call.server.read(
-            call.leading.joining.join, call.token, name, machine, key, connected=connected
-        )
+        asked = JoinAsked(call.token, name, machine, key, connected)
+        secret, token = await call.leading.joining.join(asked)
     except NameTakenError:
         raise ApiError(409, "name_taken", name_taken(name)) from None
     hub.key.agreement.prepare(bytes.fromhex(key))

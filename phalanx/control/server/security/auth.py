@@ -10,7 +10,8 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,6 +80,7 @@ class Tokens:
         self._digests: dict[str, bytes] = {}
         self._of_node: dict[str, dict[str, None]] = {}  # ids of its agents' tokens, oldest first
         self._changing = threading.RLock()
+        self._unstored: dict[bytes, Token | None] | None = None  # within ``together``: as before
         self._spent: set[str] = set()  # login links that are on their way out of the store
         self.reload()
 
@@ -175,11 +177,7 @@ class Tokens:
             if digest is None:
                 return
             self._store.drop_token(number)
-            token = self._by_digest.pop(digest)
-            del self._digests[number]
-            self._spent.discard(number)
-            if token.node in self._of_node:
-                self._of_node[token.node].pop(number, None)
+            self._forget(digest, self._by_digest[digest])
 
     def prune(self) -> int:
         """Forget tokens that have been worthless for a while; how many there were."""
@@ -247,22 +245,56 @@ class Tokens:
             token = parent
         return True
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is made or changed inside is known there, and stored at the end, all or nothing.
+
+        Secrets of new tokens may be handed out after that.
+        """
+        with self._changing:
+            self._unstored = {}
+            try:
+                yield
+                self._put({d: self._by_digest[d] for d in self._unstored if d in self._by_digest})
+            except BaseException:
+                for digest, before in self._unstored.items():
+                    known = self._by_digest.get(digest)
+                    if known is not None and before is None:
+                        self._forget(digest, known)
+                    elif known is not None and before is not None:
+                        self._remember(digest, before)
+                raise
+            finally:
+                self._unstored = None
+
     def _keep(self, tokens: Mapping[bytes, Token]) -> None:
         """Store tokens by their digests, then know them."""
         with self._changing:
-            kept = {
-                token.id: msgspec.msgpack.encode(KeptToken(digest, token))
-                for digest, token in tokens.items()
-            }
-            self._store.put_tokens(kept)
+            if self._unstored is None:
+                self._put(tokens)
             for digest, token in tokens.items():
+                if self._unstored is not None:
+                    self._unstored.setdefault(digest, self._by_digest.get(digest))
                 self._remember(digest, token)
+
+    def _put(self, tokens: Mapping[bytes, Token]) -> None:
+        kept = {
+            token.id: msgspec.msgpack.encode(KeptToken(digest, token))
+            for digest, token in tokens.items()
+        }
+        self._store.put_tokens(kept)
 
     def _remember(self, digest: bytes, token: Token) -> None:
         self._by_digest[digest] = token
         self._digests[token.id] = digest
         if token.node:
             self._of_node.setdefault(token.node, {})[token.id] = None
+
+    def _forget(self, digest: bytes, token: Token) -> None:
+        del self._by_digest[digest], self._digests[token.id]
+        self._spent.discard(token.id)
+        if token.node in self._of_node:
+            self._of_node[token.node].pop(token.id, None)
 
 
 def _digest(secret: str) -> bytes:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from phalanx.cluster.policy import JoinPolicy
 from phalanx.control.server.security.auth import AuthError, Token, Tokens
@@ -18,7 +20,10 @@ UNCONFIRMED_HOURS = 1.0  # for an agent to show that it has the key it joined wi
 PENDING_HOURS = 168.0  # for an administrator to decide
 MOST_WAITING = 4  # keys that wait, or tokens that nobody has confirmed, by node
 MOST_PENDING = 10_000  # of all nodes together
-GATHER_SECONDS = 0.01  # that the first of several confirmations waits for the others
+GATHER_SECONDS = 0.01  # that the first of several waits for the others
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
 
 
 class NameTakenError(Exception):
@@ -49,18 +54,80 @@ def refuse_elsewhere(token: Token, client: str) -> None:
         raise AuthError(403, "wrong_network", text)
 
 
+class JoinAsked(NamedTuple):
+    """An agent that wants a token, with the join token that it showed."""
+
+    join: Token
+    name: str
+    machine: str
+    key: str
+    connected: bool  # an agent is, under this name
+
+
+class Gathered(Generic[Question, Answer]):
+    """Answers questions together: thousands at a time are stored at once, not one by one.
+
+    ``answer_all`` runs in a thread; an error of its own is that of each question.
+    """
+
+    def __init__(
+        self, answer_all: Callable[[list[Question]], Sequence[Answer | Exception]]
+    ) -> None:
+        self._answer_all = answer_all
+        self._asked: list[tuple[Question, asyncio.Future[Answer]]] = []
+        self._answering: asyncio.Task[None] | None = None
+
+    async def ask(self, question: Question) -> Answer:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked.append((question, answer))
+        if self._answering is None:
+            self._answering = asyncio.create_task(self._answer())
+        return await answer
+
+    async def _answer(self) -> None:
+        while self._asked:
+            await asyncio.sleep(GATHER_SECONDS)
+            asked, self._asked = self._asked, []
+            found: Sequence[Answer | Exception]
+            try:
+                found = await asyncio.to_thread(self._answer_all, [each for each, _ in asked])
+            except Exception as error:  # each of them tells whoever asked
+                found = [error] * len(asked)
+            for (_, answer), said in zip(asked, found, strict=True):
+                if answer.done():  # whoever asked may be gone
+                    continue
+                if isinstance(said, Exception):
+                    answer.set_exception(said)
+                else:
+                    answer.set_result(said)
+        self._answering = None
+
+
 class Joining:
     """Decides about agents that join. ``own``: this server's nodes are started with it."""
 
     def __init__(self, tokens: Tokens, policy: JoinPolicy, *, own: bool) -> None:
         self._tokens, self._policy, self._own = tokens, policy, own
-        self._shown: list[tuple[Token, asyncio.Future[Token]]] = []  # keys, not yet stored
-        self._confirming: asyncio.Task[None] | None = None
+        self._joins = Gathered(self._join_all)
+        self._confirmations = Gathered(self._confirm_all)
 
-    def join(
-        self, join: Token, name: str, machine: str, key: str, *, connected: bool
-    ) -> tuple[str, Token]:
+    async def join(self, asked: JoinAsked) -> tuple[str, Token]:
         """A token for an agent; worth nothing before the node has shown its key."""
+        return await self._joins.ask(asked)
+
+    def _join_all(self, asked: list[JoinAsked]) -> list[tuple[str, Token] | Exception]:
+        answers: list[tuple[str, Token] | Exception] = []
+        with self._tokens.together():
+            for each in asked:
+                try:
+                    answers.append(self._join(*each))
+                except (AuthError, NameTakenError) as error:
+                    answers.append(error)
+        return answers
+
+    def _join(
+        self, join: Token, name: str, machine: str, key: str, connected: bool
+    ) -> tuple[str, Token]:
         known = self._tokens.agent_of(name)
         same = known is not None and known.key == key
         if known is not None and not same and connected:
@@ -108,41 +175,19 @@ class Joining:
             raise AuthError(429, "too_many_pending", text)
 
     async def confirm(self, token: Token) -> Token:
-        """A node has shown its key with this token: its older ones are worth nothing now.
+        """A node has shown its key with this token: its older ones are worth nothing now."""
+        return await self._confirmations.ask(token)
 
-        Thousands of agents that come for the first time are stored together, not one by one.
-        """
-        confirmed: asyncio.Future[Token] = asyncio.get_running_loop().create_future()
-        self._shown.append((token, confirmed))
-        if self._confirming is None:
-            self._confirming = asyncio.create_task(self._confirm_shown())
-        return await confirmed
-
-    async def _confirm_shown(self) -> None:
-        while self._shown:
-            await asyncio.sleep(GATHER_SECONDS)
-            shown, self._shown = self._shown, []
-            try:
-                known = await asyncio.to_thread(self._confirm_all, [token for token, _ in shown])
-            except Exception as error:  # each of them tells its agent
-                for _, confirmed in shown:
-                    if not confirmed.done():
-                        confirmed.set_exception(error)
-                continue
-            for token, confirmed in shown:
-                if not confirmed.done():  # its connection may be gone
-                    confirmed.set_result(known.get(token.id, token))
-        self._confirming = None
-
-    def _confirm_all(self, shown: list[Token]) -> dict[str, Token]:
+    def _confirm_all(self, shown: list[Token]) -> list[Token]:
         last = {token.node: token for token in shown}  # of a node that came twice
         for token in last.values():
             for other in self._tokens.of_node(token.node):
                 if other.id != token.id and not other.pending:
                     self._tokens.drop(other.id)
-        return self._tokens.change_all(
+        known = self._tokens.change_all(
             {t.id: {"unconfirmed": False, "expires_ns": 0, "key": t.key} for t in last.values()}
         )
+        return [known.get(token.id, token) for token in shown]
 
     def pending(self) -> list[Token]:
         """Nodes that wait for an administrator, oldest first."""
