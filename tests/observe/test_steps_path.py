@@ -293,9 +293,9 @@ def test_a_node_keeps_as_many_snapshots_as_its_ward_has_ranks() -> None:
         world=5,
         buddy_shift=1,
     )
-    assert ward_ranks(form, (0, 1, 2, 3)) == 1 and ward_ranks(form, (4,)) == 4
-    assert ward_ranks(form, ()) == 0
-    assert ward_ranks(structs.replace(form, buddy_shift=0), (0, 1, 2, 3)) == 0
+    assert ward_ranks(form, 0) == 1 and ward_ranks(form, 1) == 4
+    assert ward_ranks(structs.replace(form, spares=(2,)), 2) == 0
+    assert ward_ranks(structs.replace(form, buddy_shift=0), 0) == 0
 
 
 def test_ranks_that_only_flicker_are_not_called_slow() -> None:

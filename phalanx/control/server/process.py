@@ -233,7 +233,8 @@ class Server:
         if policy is not None:  # before anything is derived from it
             recovered.core.view.policy = policy
         controller = Controller(self.store, recovered, lead.epoch)
-        recorder = Recorder(self.metrics, recovered.core.view.policy.price)
+        with _kept_in(self.options.state):
+            recorder = Recorder(self.metrics, recovered.core.view.policy.price)
         secret = await asyncio.to_thread(self.store.secret, "replicas")
         links = await asyncio.to_thread(self.store.secret, "links")
         key = await asyncio.to_thread(load_server_key, self.store)
