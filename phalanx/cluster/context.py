@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -47,6 +48,7 @@ class KindFailures(Struct, kw_only=True):
     days: list[FailureDay] = []  # within the policy's window, newest last
     running_gpus: int = 0  # of gangs that run now
     running_gpu_ns: int = 0  # the sum over these GPUs of when they began to
+    looked_at: dict[str, int] = {}  # rates by group when jobs were last looked at for a change
 
 
 class NodeRates(Struct, kw_only=True):
@@ -55,6 +57,7 @@ class NodeRates(Struct, kw_only=True):
     sequence: int
     now_ns: int
     by_kind: dict[str, dict[str, int]] = {}  # and group
+    seen: dict[str, Any] = {}  # SeenFailures of a kind
     totals: dict[tuple[int, ...], int] = {}  # over some nodes
     of_nodes: NDArray[np.int64] | None = None  # of every node
 

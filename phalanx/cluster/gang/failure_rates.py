@@ -9,7 +9,6 @@ from __future__ import annotations
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context, FailureDay, KindFailures
 from phalanx.cluster.gang import node_rates, risk_groups
-from phalanx.cluster.gang.seen_failures import seen_of
 from phalanx.cluster.jobs.job import SECOND_NS, Gang, Job
 from phalanx.cluster.policy import DAY_NS, MILLION
 from phalanx.cluster.protocol.commands import FailureRate
@@ -66,6 +65,8 @@ def interrupted(ctx: Context, kind: str, cause: str, node: int) -> None:
         day.aged_failures[group] = day.aged_failures.get(group, 0) + 1
         risk_groups.fails(ctx, node)
     ctx.node_rates = None
+    if not _has_moved(ctx, kind):
+        return  # a storm of failures: not every job is looked at for each
     for job in _running(ctx):
         if job.gang is not None and kind in job.gang.node_groups:
             _tell(ctx, job)
@@ -85,6 +86,19 @@ def look_again(ctx: Context) -> None:
         _tell(ctx, job)
     if ctx.view.active:
         _look_tomorrow(ctx)
+
+
+def _has_moved(ctx: Context, kind: str) -> bool:
+    """Whether jobs on nodes of a kind may have to be told: a rate is another one than it was."""
+    known, prior = ctx.health.failures[kind], ctx.policy.health.failures_per_million_node_days
+    rates, before = node_rates.of_groups(ctx, kind), known.looked_at
+    moved = any(
+        abs(rate - before.get(group, prior)) * MILLION > before.get(group, prior) * TOLD_AGAIN_PPM
+        for group, rate in rates.items()
+    )
+    if moved:
+        known.looked_at = dict(rates)
+    return moved
 
 
 def _running(ctx: Context) -> list[Job]:
@@ -126,7 +140,7 @@ def _tell(ctx: Context, job: Job) -> bool:
 def _order(ctx: Context, job: Job) -> FailureRate:
     assert job.placement is not None and job.gang is not None
     rate, groups = job.gang.told_rate, job.gang.node_groups
-    seen = [seen_of(kind, ctx.health, ctx.policy.health, ctx.now_ns) for kind in groups]
+    seen = [node_rates.seen_now(ctx, kind) for kind in groups]
     failures, days = sum(each.failures for each in seen), sum(each.node_days for each in seen)
     why = reason(
         "failure_rate",

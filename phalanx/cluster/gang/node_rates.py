@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from phalanx.cluster.context import Context, NodeRates
 from phalanx.cluster.gang import risk_groups
-from phalanx.cluster.gang.seen_failures import NODE_GPUS, seen_of
+from phalanx.cluster.gang.seen_failures import NODE_GPUS, SeenFailures, seen_of
 from phalanx.cluster.policy import DAY_NS, MILLION
 
 
@@ -22,9 +22,18 @@ def of_groups(ctx: Context, kind: str) -> dict[str, int]:
     """The rate of nodes of a kind, by group."""
     tables = _worked_out(ctx).by_kind
     if kind not in tables:
-        found = seen_of(kind, ctx.health, ctx.policy.health, ctx.now_ns).groups
+        found = seen_now(ctx, kind).groups
         tables[kind] = {group: each.per_million_node_days for group, each in found.items()}
     return tables[kind]
+
+
+def seen_now(ctx: Context, kind: str) -> SeenFailures:
+    """What is known of a kind of node; many jobs are told of it at a time."""
+    known = _worked_out(ctx).seen
+    if kind not in known:
+        known[kind] = seen_of(kind, ctx.health, ctx.policy.health, ctx.now_ns)
+    found: SeenFailures = known[kind]
+    return found
 
 
 class RatedNodes(Struct, frozen=True):
