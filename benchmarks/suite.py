@@ -1,6 +1,9 @@
 """The test suite's own duration, and how many tests passed.
 
-python -m benchmarks.suite [-m MARK] [PATH …]
+    python -m benchmarks.suite [--gpu]
+
+`--gpu` runs the tests of a CUDA device instead: files side by side, each in a process of its own,
+but for tests that measure time there, which have the device for themselves.
 """
 
 from __future__ import annotations
@@ -10,31 +13,53 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from proof.report import report
 
 COUNT = re.compile(r"([\d,]+) (passed|failed|errors?|skipped)")
+GPU_TESTS = Path(__file__).parent.parent / "tests" / "gpu"
+SIDE_BY_SIDE = 5  # processes that share a device: each holds a context and a small model
+NOTHING_CHOSEN = 5  # pytest's exit code
+SHOWN_LINES = 40
+
+
+def counted(runner: str, *options: str) -> Counter[str]:
+    """How many tests passed and failed in one process; its last lines are printed."""
+    command = [sys.executable, "-m", runner, *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode == NOTHING_CHOSEN:
+        return Counter()
+    print("\n".join(done.stdout.splitlines()[-SHOWN_LINES:]), flush=True)
+    lines = [line for line in done.stdout.splitlines() if COUNT.search(line)]
+    if not lines:
+        raise SystemExit(f"exit code {done.returncode}, and no test was counted: {options}")
+    counts = {word: int(number.replace(",", "")) for number, word in COUNT.findall(lines[-1])}
+    failed = sum(counts.get(word, 0) for word in ("failed", "error", "errors"))
+    return Counter(passed=counts.get("passed", 0), failed=failed)
+
+
+def gpu_suite() -> Counter[str]:
+    """The tests of a CUDA device."""
+    files = sorted(map(str, GPU_TESTS.glob("test_*.py")))
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        shared = list(pool.map(lambda f: counted("pytest", "-m", "gpu and not alone", f), files))
+    return sum([*shared, counted("pytest", "-m", "gpu and alone", *files)], Counter())
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-m", dest="mark", help="tests with this mark instead of the usual ones")
-    parser.add_argument("paths", nargs="*")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpu", action="store_true", help="the tests of a CUDA device")
     asked = parser.parse_args()
-    runner = "pytest" if asked.paths else "tests.run"  # all of them, files side by side
-    command = [sys.executable, "-m", runner, *asked.paths]
-    command += ["-m", asked.mark] if asked.mark else []
     began = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    counts = gpu_suite() if asked.gpu else counted("tests.run")
     minutes = (time.monotonic() - began) / 60
-    print("\n".join(done.stdout.splitlines()[-30:]))
-    lines = [line for line in done.stdout.splitlines() if COUNT.search(line)]
-    if not lines:
-        raise SystemExit(f"exit code {done.returncode}, and no test was counted")
-    counts = {word: int(number.replace(",", "")) for number, word in COUNT.findall(lines[-1])}
-    failed = sum(counts.get(word, 0) for word in ("failed", "error", "errors"))
-    figures = {"passed": counts.get("passed", 0), "failed": failed, "minutes": minutes}
-    return report("gpu-tests" if asked.mark == "gpu" else "suite", figures)
+    figures = {"passed": counts["passed"], "failed": counts["failed"], "minutes": minutes}
+    return report("gpu-tests" if asked.gpu else "suite", figures)
 
 
 if __name__ == "__main__":

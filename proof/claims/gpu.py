@@ -150,7 +150,7 @@ GPU = (
     Claim(
         name="gpu-tests",
         says="The tests that need a CUDA device.",
-        command="python -m benchmarks.suite -m gpu tests/gpu",
+        command="python -m benchmarks.suite --gpu",
         figures=(
             Figure("passed", "tests that passed", at_least=70, timed=False),
             Figure("failed", "tests that failed", at_most=0, timed=False),

@@ -15,6 +15,7 @@ from phalanx.doctor.acceptance.report import AcceptanceRequest
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

@@ -17,7 +17,7 @@ from phalanx.train.trainer import Trainer
 from tests.data.corpora import write_corpus
 from tests.parallel.test_parity import make_job
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 BUSY_CYCLES = 400_000_000  # of the device's clock: a fifth of a second or more
 

@@ -11,7 +11,7 @@ import torch
 
 from phalanx.observe.node.node_sample import Sampler
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(120)]
 
 
 def test_a_working_cards_numbers_are_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from phalanx.plan.cost.constants import constants_toml, read_constants, shipped
 from phalanx.plan.cost.measured import constants_from
 from phalanx.train.calibrate.microbench import measure_device
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def test_a_device_is_measured_below_its_peaks() -> None:

@@ -30,6 +30,7 @@ from tests.observe.profile.test_rules import CAPPED
 # Not torch.cuda: whoever forks ranks must not have asked it.
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(count_cuda() == 0, reason="needs a CUDA device"),
 ]
 

@@ -12,7 +12,7 @@ from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import assert_same, generations, set_options, undisturbed, write_job
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(400)]
 
 STEPS = 300
 SETTINGS = (
