@@ -23,7 +23,7 @@ COUNT = re.compile(r"([\d,]+) (passed|failed|errors?|skipped)")
 GPU_TESTS = Path(__file__).parent.parent / "tests" / "gpu"
 SIDE_BY_SIDE = 5  # processes that share a device: each holds a context and a small model
 NOTHING_CHOSEN = 5  # pytest's exit code
-SHOWN_LINES = 40
+SHOWN_LINES = 80
 
 
 def counted(runner: str, *options: str) -> Counter[str]:

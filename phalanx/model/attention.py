@@ -129,6 +129,7 @@ class CausalAttention(nn.Module):
         super().__init__()
         self.scale = scale  # of the scores; 0: by the width of a head
         self.softcap = softcap  # of the scores; 0: none
+        self.score_form = capped(softcap) if softcap else None
 
     def forward(
         self,
@@ -170,12 +171,11 @@ class CausalAttention(nn.Module):
         # Uncompiled it would hold every score of the whole sequence, forward and backward.
         inside = torch.compiler.is_compiling()  # of a block that is compiled as a whole
         attend: Any = flex_attention if inside else compiled(flex_attention)
-        form = capped(self.softcap) if self.softcap else None
         options = {"block_mask": mask, "scale": scale, "enable_gqa": _grouped(q, k)}
         if sinks is None:
-            out: Tensor = attend(q, k, v, form, **options)
+            out: Tensor = attend(q, k, v, self.score_form, **options)
             return out
-        out, found = attend(q, k, v, form, **options, return_aux=AuxRequest(lse=True))
+        out, found = attend(q, k, v, self.score_form, **options, return_aux=AuxRequest(lse=True))
         kept = torch.sigmoid(found.lse - sinks.float()[:, None])
         return (out * kept.unsqueeze(-1)).to(v.dtype)
 

@@ -17,6 +17,9 @@ from torch.utils.checkpoint import (
 from phalanx.model import Block, ForwardContext, Transformer
 
 _aten, _functional = torch.ops.aten, torch.ops._c10d_functional
+# Graphs of one block's code: forms of layers × training or validation × with or without bit-equal
+# kernels. Past torch's limit of 8 it would fail, or go on uncompiled.
+MOST_GRAPHS = 64
 # Selective: keep what is expensive to make again, recompute the rest.
 EXPENSIVE = frozenset(
     {
@@ -80,6 +83,8 @@ def _offloaded(forward: Callable[..., Tensor], pin: bool) -> Callable[..., Tenso
 
 def apply_compile(part: Transformer) -> None:
     """Compile each block by itself: one graph serves all equal blocks."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, MOST_GRAPHS)
     for block in part.layers.values():
         dense = cast(Block, block).moe is None
         block.compile(fullgraph=dense)

@@ -39,6 +39,7 @@ def group(tmp_path: Path) -> Iterator[None]:
     yield
     dist.destroy_process_group()
     torch.use_deterministic_algorithms(False)
+    torch._dynamo.reset()  # graphs of another test's models are not this process's own
 
 
 def job_with(**sections: dict[str, Any]) -> Job:
