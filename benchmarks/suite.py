@@ -3,7 +3,7 @@
     python -m benchmarks.suite [--gpu]
 
 `--gpu` runs the tests of a CUDA device instead: files side by side, each in a process of its own,
-but for tests that measure time there, which have the device for themselves.
+but for tests that measure time there, which have the device to themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def gpu_suite() -> Counter[str]:
     files = sorted(map(str, GPU_TESTS.glob("test_*.py")))
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         shared = list(pool.map(lambda f: counted("pytest", "-m", "gpu and not alone", f), files))
-    return sum([*shared, counted("pytest", "-m", "gpu and alone", *files)], Counter())
+    alone = [counted("pytest", "-m", "gpu and alone", file) for file in files]
+    return sum([*shared, *alone], Counter())
 
 
 def main() -> int:
