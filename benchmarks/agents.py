@@ -1,6 +1,8 @@
 """Thousands of agents in one process: raw WebSockets on loopback, workers that obey at once.
 
 A frame that goes to many agents is decoded once. Heartbeats are spread evenly over their period.
+What thousands of nodes would do at the same time, each on its own processor, is done before the
+clock starts: making keys, and agreeing on one with the server.
 """
 
 from __future__ import annotations
@@ -112,13 +114,14 @@ class LoadAgent(asyncio.Protocol):
             bytes.fromhex(head[name.encode()].decode())
             for name in (NONCE_HEADER, SERVER_HEADER, AGREEMENT_HEADER)
         )
-        asked, key = NodeClaim(nonce, server, node.name, machine), self.fleet.key(self.index)
+        asked = NodeClaim(nonce, server, node.name, machine)
+        known = self.link or self.fleet.agreed_key(self.index, agreement)
         self.send(
             wire.Register(
                 node=node,
                 machine=machine,
-                key=key.public,
-                proof=claim_proof(self.link, asked) if self.link else key.prove(asked, agreement),
+                key=self.fleet.keys[self.index].public,
+                proof=claim_proof(known, asked),
                 linked=bool(self.link),
                 inventory=self._inventory(),
                 version=__version__,
@@ -176,7 +179,9 @@ class LoadFleet:
         self.reconnect = True
         self._cache: dict[bytes, object] = {}
         self._beats: dict[int, bytes] = {}
-        self._keys: dict[int, NodeKey] = {}
+        seeds = (hashlib.sha256(index.to_bytes(4, "big")).digest() for index in range(count))
+        self.keys = [NodeKey(seed) for seed in seeds]
+        self._agreed: tuple[bytes, list[bytes]] = (b"", [])  # with the server of that public key
         self.rejected: list[str] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self.late_seconds = 0.0  # of the slowest tick of this process itself
@@ -188,12 +193,16 @@ class LoadFleet:
     def machine(self, index: int) -> str:
         return f"machine-{index:05d}"
 
-    def key(self, index: int) -> NodeKey:
-        found = self._keys.get(index)
-        if found is None:
-            seed = hashlib.sha256(index.to_bytes(4, "big")).digest()
-            found = self._keys[index] = NodeKey(seed)
-        return found
+    def agreed_key(self, index: int, server: bytes) -> bytes:
+        """What a node and the server know; the first one who asks makes those of all."""
+        if self._agreed[0] != server:
+            self._agreed = server, [key.agree(server) for key in self.keys]
+        return self._agreed[1][index]
+
+    async def connect_first(self) -> None:
+        """One agent, which learns the server's key for all."""
+        await self.connect(self.agents[0])
+        await self.until(lambda: 0 in self.connected, 60)
 
     def decode(self, data: bytes) -> object:
         found = self._cache.get(data)
@@ -254,7 +263,8 @@ class LoadFleet:
                 while agent.index not in self.connected:
                     await asyncio.sleep(0.01)
 
-        await asyncio.gather(*(one(agent) for agent in self.agents))
+        waiting = [agent for agent in self.agents if agent.index not in self.connected]
+        await asyncio.gather(*map(one, waiting))
 
     async def until(self, true: Callable[[], bool], seconds: float) -> float:
         """Waits for something; returns how long it took."""

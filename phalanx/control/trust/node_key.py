@@ -57,9 +57,13 @@ class NodeKey:
         key = private_key(hmac.digest(self._seed, SIGNING, "sha256"))
         return key.sign(data).hex(), key.public_key().public_bytes_raw().hex()
 
+    def agree(self, server: bytes) -> bytes:
+        """The key that this node and the server with this public key have in common."""
+        return self._agreement.with_peer(server)
+
     def prove(self, asked: NodeClaim, server: bytes) -> bytes:
         """The proof that this node has its key; ``server``: what it agrees with."""
-        return claim_proof(self._agreement.with_peer(server), asked)
+        return claim_proof(self.agree(server), asked)
 
 
 def node_key(state: Path) -> NodeKey:
