@@ -20,7 +20,12 @@ from pathlib import Path
 from proof.report import report
 
 DEMO = Path(__file__).parent.parent / "examples" / "demo.toml"
-SYNTHETIC = ("data.source=synthetic", "data.path=", "data.validation_fraction=0")
+SYNTHETIC = (
+    "data.source=synthetic",
+    "data.path=",
+    "data.validation_fraction=0",
+    "train.validate_every=0",
+)
 BAD = ("train.micro_batch=1", "memory.recompute=full")
 BAD_DEMO = ("parallel.schedule=gpipe", "data.prefetch=0")
 HAND = ("train.micro_batch=8", "memory.recompute=none", "parallel.schedule=1f1b", "data.prefetch=4")

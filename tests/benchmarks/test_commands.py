@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.config import job_from_table
+from benchmarks import tune
+from phalanx.config import check, job_from_table, resolve
 from tests.commands import run_module
 
 ROOT = Path(__file__).parents[2]
@@ -80,3 +81,9 @@ def test_job_files_of_benchmarks_know_the_settings() -> None:
     assert len(texts) >= 2
     for text in texts.values():
         job_from_table(tomllib.loads(text))
+
+
+@pytest.mark.parametrize("settings", [tune.BAD + tune.BAD_DEMO, tune.HAND], ids=["bad", "hand"])
+def test_the_jobs_that_tuning_is_measured_on_can_start(settings: tuple[str, ...]) -> None:
+    table = tomllib.loads(tune.DEMO.read_text())
+    check(resolve(job_from_table(table, [*tune.SYNTHETIC, *settings]), 4), 4)
