@@ -28,7 +28,7 @@ SYNTHETIC = (
 )
 BAD = ("train.micro_batch=1", "memory.recompute=full")
 BAD_DEMO = ("parallel.schedule=gpipe", "data.prefetch=0")
-HAND = ("train.micro_batch=8", "memory.recompute=none", "parallel.schedule=1f1b", "data.prefetch=4")
+HAND = ("train.micro_batch=4", "memory.recompute=none", "parallel.schedule=1f1b", "data.prefetch=4")
 ROUNDS = 3
 STEPS = 16
 
