@@ -296,8 +296,8 @@ def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[ConfigProbl
             batch,
             f"gives {count} micro-batches a replica, and {axes.schedule} over {axes.pipeline} "
             f"ranks needs at least {axes.pipeline}",
-            f"nearest: {(axes.pipeline - 1) * per_micro_batch + 1}",
-            *(other_batches(key, (axes.pipeline - 1) * per_micro_batch + 1)),
+            f"nearest: {axes.pipeline * per_micro_batch}",
+            *other_batches(key, axes.pipeline * per_micro_batch),
             *smaller_micro_batches(job),
         )
     rounds = max(1, count // axes.pipeline)

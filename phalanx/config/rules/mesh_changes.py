@@ -48,5 +48,9 @@ def other_batches(key: str, batch: int) -> list[list[Change]]:
 
 
 def smaller_micro_batches(job: Job) -> list[list[Change]]:
-    sizes = range(job.train.micro_batch - 1, 0, -1)
-    return [[{"train.micro_batch": size} for size in sizes[:64]]]
+    """The largest first; before the others those that leave no part of a batch empty."""
+    share = job.train.global_batch // max(1, job.parallel.data)
+    sizes = range(job.train.micro_batch - 1, 0, -1)[:64]
+    return [
+        [{"train.micro_batch": size} for size in sorted(sizes, key=lambda size: share % size != 0)]
+    ]

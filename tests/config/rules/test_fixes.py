@@ -113,6 +113,13 @@ def test_a_missing_key_says_what_to_add() -> None:
     assert "add top_k = an integer >= 1" in found[0].fix
 
 
+def test_a_batch_that_does_not_fill_a_pipeline_is_mended_without_empty_places() -> None:
+    table = {"model": {"preset": "tiny"}, "parallel": {"data": 2, "pipeline": 2}}
+    (found,) = problems_of(table, "train.micro_batch=8", "train.global_batch=16", world_size=4)
+    assert found.key == "train.global_batch"
+    assert found.fix == "nearest: 32, or set train.micro_batch = 4"
+
+
 # name: settings of which one thing is wrong
 CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "zero-bubble needs two stages a rank, and there is a layer for each rank": {
