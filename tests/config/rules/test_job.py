@@ -98,7 +98,7 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         ["parallel.pipeline=4", "parallel.data=2", "train.global_batch=6"],
         "train.global_batch",
         "3 micro-batches",
-        "nearest: 7",
+        "nearest: 8",
     ),
     (
         2,
