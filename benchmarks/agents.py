@@ -253,7 +253,7 @@ class LoadFleet:
         except OSError:
             self.lost(agent)
 
-    async def connect_all(self, at_once: int = 200) -> None:
+    async def connect_all(self, at_once: int = 1000) -> None:
         """Connects everybody, so many at a time."""
         limit = asyncio.Semaphore(at_once)
 

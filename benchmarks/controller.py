@@ -125,7 +125,7 @@ class ServerUnderTest:
 async def join(server: ServerUnderTest, fleet: LoadFleet) -> float:
     """Every node exchanges the join token for its own."""
     began = time.monotonic()
-    limit = asyncio.Semaphore(16)
+    limit = asyncio.Semaphore(64)
 
     async def one(index: int) -> None:
         async with limit:

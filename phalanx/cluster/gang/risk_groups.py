@@ -7,13 +7,15 @@ beginning nobody saw is old.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from phalanx.cluster.context import Context, FailureDay
 from phalanx.cluster.jobs.job import SECOND_NS, Gang
 from phalanx.cluster.policy import DAY_NS
 
 YOUNG = {"first day": DAY_NS, "first week": 7 * DAY_NS, "first month": 30 * DAY_NS}  # up to
+MATURE_NS = max(YOUNG.values())
 OLDER = "older"
 AGES = (*YOUNG, OLDER)
 FAILED = ("", ", failed once", ", failed more often")  # within the policy's window
@@ -37,16 +39,24 @@ def group_of(ctx: Context, node: int) -> str:
     return _age_of(ctx, node) + _failed_before(ctx, node)
 
 
-def groups_of(ctx: Context, nodes: Iterable[int]) -> dict[str, dict[str, int]]:
+def groups_of(ctx: Context, nodes: Sequence[int]) -> dict[str, dict[str, int]]:
     """How many of some nodes are of each kind and group."""
-    known, young, failed = ctx.fleet.nodes, ctx.health.in_service, ctx.health.failed
-    found: dict[str, dict[str, int]] = {}
-    for node in nodes:
-        plain = node not in young and node not in failed
-        group = OLDER if plain else group_of(ctx, node)
-        of_kind = found.setdefault(known[node].kind, {})
+    known = ctx.fleet.nodes
+    found = {kind: {OLDER: n} for kind, n in Counter(known[node].kind for node in nodes).items()}
+    for node in _among(ctx.health.in_service.keys() | ctx.health.failed.keys(), nodes):
+        group, of_kind = group_of(ctx, node), found[known[node].kind]
+        of_kind[OLDER] -= 1
         of_kind[group] = of_kind.get(group, 0) + 1
-    return found
+    return {
+        kind: {group: number for group, number in numbers.items() if number}
+        for kind, numbers in found.items()
+    }
+
+
+def _among(marked: Collection[int], nodes: Sequence[int]) -> list[int]:
+    """Those nodes that are marked, in the order of ``nodes``; few marked ones cost little."""
+    common = set(marked).intersection(nodes)
+    return [node for node in nodes if node in common] if common else []
 
 
 def _age_of(ctx: Context, node: int) -> str:
@@ -75,9 +85,9 @@ def count_time(ctx: Context, gang: Gang, gpus: int, today: Callable[[str], Failu
                 passed_ns[kind, group] = number * (ctx.now_ns - begin_ns)
             else:
                 aging = True
-    for node in gang.keepers if aging else ():
-        since_ns = ctx.health.in_service.get(node)
-        if since_ns is None or since_ns + max(YOUNG.values()) <= begin_ns:
+    for node in _among(ctx.health.in_service, gang.keepers) if aging else ():
+        since_ns = ctx.health.in_service[node]
+        if since_ns + MATURE_NS <= begin_ns:
             continue  # it is counted with those that are older
         kind, often = ctx.fleet.nodes[node].kind, _failed_before(ctx, node)
         for age, part_ns in _parts(since_ns, begin_ns, ctx.now_ns):
@@ -95,7 +105,7 @@ def forget_old(ctx: Context) -> None:
 
     Failures that are older than the policy's window are forgotten.
     """
-    last_ns, young = ctx.now_ns - max(YOUNG.values()), ctx.health.in_service
+    last_ns, young = ctx.now_ns - MATURE_NS, ctx.health.in_service
     for node in [node for node, since_ns in young.items() if since_ns < last_ns]:
         if not ctx.fleet.held[node]:  # a gang that runs there is still to be counted
             del young[node]
