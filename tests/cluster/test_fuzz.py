@@ -14,7 +14,8 @@ from msgspec import structs
 
 from phalanx.cluster.causes import CAUSES
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec, SpecChange
+from phalanx.cluster.job_relations import Array, Dependency
+from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec, SpecChange
 from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Check, Drain, Form, Restore
 from phalanx.cluster.protocol.events import (

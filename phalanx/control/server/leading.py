@@ -67,6 +67,9 @@ class Leading:
     def _tell(self, kind: str, job: int, body: dict[str, Any]) -> None:
         self.push(LivePush(kind, team_of(self.core, job) if job else "", body))
         self._webhooks.tell(kind, body)
+        known = self.core.view.jobs.get(job)
+        if kind == "job" and known is not None and known.spec.webhook:
+            self._webhooks.tell_job(known.spec.webhook, kind, body)
 
     def push(self, pushed: LivePush) -> None:
         """Something for pages that is not in the log."""

@@ -10,7 +10,8 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.losses import LossNotice
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import Dependency, Job, JobSpec, JobState
+from phalanx.cluster.job_relations import Dependency
+from phalanx.cluster.jobs.job import Job, JobSpec, JobState
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.protocol.commands import Command, Form, Go, Notify
