@@ -139,7 +139,7 @@ class World:
         )
         after = ()
         if rng.random() < 0.2:
-            kind = rng.choice(("afterok", "afterany", "singleton"))
+            kind = rng.choice(("afterok", "afterany", "afternotok", "singleton"))
             after = (Dependency(kind, rng.randrange(1, len(self.drive.core.view.jobs) + 2)),)
         return Submit(
             spec=JobSpec(
@@ -162,6 +162,9 @@ class World:
                 forced=True,
                 array=Array(3, 2) if rng.random() < 0.1 else None,
                 after=after,
+                begin_ns=self.drive.now_ns + 500 * SECOND if rng.random() < 0.1 else 0,
+                deadline_ns=self.drive.now_ns + 4000 * SECOND if rng.random() < 0.1 else 0,
+                held=rng.random() < 0.05,
             )
         )
 
@@ -219,9 +222,9 @@ class World:
         nodes = job.placement.nodes if job.placement else (0,)
         return rng.choice(
             (
-                Cancel(job=number),
+                Cancel(job=number, array=rng.random() < 0.2),
                 Requeue(job=number),
-                Hold(job=number, held=rng.random() < 0.5),
+                Hold(job=number, held=rng.random() < 0.5, array=rng.random() < 0.2),
                 self.replan(job),
                 GangStuck(
                     job=number,

@@ -37,7 +37,7 @@ def ps(
                 state=wanted,
                 after=max(after, 0),
                 limit=1000,
-                fold=not members,
+                fold=not (members or json),
             )
             jobs += page.jobs
             after = page.next_after

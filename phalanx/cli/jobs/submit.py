@@ -31,7 +31,7 @@ from phalanx.cli.options import (
     WorldSize,
 )
 from phalanx.cli.output import exit_on_config_error, print_json
-from phalanx.cli.queue.schedule_options import ScheduleOptions
+from phalanx.cli.queue.schedule_options import ScheduleOptions, describe_schedule
 from phalanx.cli.tables import plain
 from phalanx.cluster.jobs.job import SECOND_NS, JobState
 from phalanx.cluster.plan_record import PlanRecord
@@ -341,6 +341,8 @@ def describe_submission(made: Submission, wanted: RequestedWork, nodes: str) -> 
         + f", {spec.retries} retries of its own failures"
         + (", may be preempted" if spec.preemptible else ""),
     }
+    if schedule := describe_schedule(spec):
+        lines["schedule"] = schedule
     if shape.least_replicas:
         lines["elastic"] = f"{shape.least_replicas} to {shape.most_replicas or shape.replicas}"
     if isinstance(work, Train) and wanted.job is not None:

@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.queue.times import time_ns
+from phalanx.cli.tables import when
 from phalanx.cluster.job_relations import After, Array, Dependency
 from phalanx.config import ConfigError
 from phalanx.control.server.http.submission import Schedule
+from phalanx.control.wire.api_types import JobRequest
 
 MICRO = 1_000_000
 _AFTER = re.compile(r"(?:slurm:)?(\d+)(?::(\w+))?")
@@ -87,6 +89,25 @@ class ScheduleOptions:
             mail=self.mail,
             webhook=self.webhook,
         )
+
+
+def describe_schedule(spec: JobRequest) -> str:
+    """When a job runs, after what and how often, and what it may use; "": as soon as it can."""
+    kinds = {kind: word for word, kind in _KINDS.items()}
+    parts = [f"after job {each.job} ({kinds.get(each.kind, each.kind)})" for each in spec.after]
+    if (array := spec.array) is not None:
+        width = f", {array.width} at a time" if array.width else ""
+        parts.append(f"{array.count} jobs{width}")
+    parts += [f"not before {when(spec.begin_ns)}"] if spec.begin_ns else []
+    parts += [f"ended by {when(spec.deadline_ns)}"] if spec.deadline_ns else []
+    parts += [f"partition {spec.partition}"] if spec.partition else []
+    parts += [f"for project {spec.project}"] if spec.project else []
+    if spec.budget_gpu_seconds:
+        parts.append(f"at most {spec.budget_gpu_seconds / 3600:g} GPU-hours")
+    if spec.budget_micro_dollars:
+        parts.append(f"at most {spec.budget_micro_dollars / MICRO:g} dollars")
+    parts += ["held"] if spec.held else []
+    return ", ".join(parts)
 
 
 def dependency(text: str) -> Dependency:

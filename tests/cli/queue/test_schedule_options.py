@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from phalanx.cli.queue.schedule_options import ScheduleOptions, dependency, indices
+from phalanx.cli.queue.schedule_options import (
+    ScheduleOptions,
+    dependency,
+    describe_schedule,
+    indices,
+)
 from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.config import ConfigError
+from phalanx.control.wire.api_types import JobRequest
 
 NOW = datetime(2026, 11, 18, 9, 30, tzinfo=UTC)
 
@@ -76,6 +82,14 @@ def test_what_names_no_job_is_refused(text: str) -> None:
 def test_what_makes_no_sense_is_named_at_once(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ScheduleOptions(**fields).schedule(NOW)
+
+
+def test_a_schedule_is_told_in_words() -> None:
+    after = (Dependency("afternotok", 3),)
+    spec = JobRequest(name="x", after=after, array=Array(9, 2), held=True, budget_gpu_seconds=5400)
+    told = describe_schedule(spec)
+    assert told == "after job 3 (fail), 9 jobs, 2 at a time, at most 1.5 GPU-hours, held"
+    assert describe_schedule(JobRequest(name="x")) == ""
 
 
 def test_budgets_are_exact() -> None:
