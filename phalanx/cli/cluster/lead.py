@@ -65,7 +65,7 @@ class LeadCommand:
 
         from phalanx.config import resolve
         from phalanx.control.backends.need import need_of
-        from phalanx.control.server.http.submission import RequestedWork, Schedule
+        from phalanx.control.server.http.submission import JobSchedule, RequestedWork
 
         job, argv = None, tuple(self.what)
         if self.what[0].endswith(".toml"):
@@ -91,7 +91,7 @@ class LeadCommand:
                 **variables((), self.env_file or ()),
                 "PHALANX_RUN": self.state.absolute().parent.name,
             },
-            schedule=Schedule(
+            schedule=JobSchedule(
                 budget_gpu_seconds=int(self.budget_gpu_hours * 3600),
                 budget_micro_dollars=int(self.budget_dollars * 1_000_000),
             ),

@@ -13,7 +13,7 @@ from phalanx.cli.queue.times import time_ns
 from phalanx.cli.tables import when
 from phalanx.cluster.job_relations import After, Array, Dependency
 from phalanx.config import ConfigError
-from phalanx.control.server.http.submission import Schedule
+from phalanx.control.server.http.submission import JobSchedule
 from phalanx.control.wire.api_types import JobRequest
 
 MICRO = 1_000_000
@@ -64,7 +64,7 @@ class ScheduleOptions:
         str, typer.Option(metavar="URL", help="The server posts there when it has ended.")
     ] = ""
 
-    def schedule(self, now: datetime) -> Schedule:
+    def schedule(self, now: datetime) -> JobSchedule:
         """What they mean; ConfigError where they make no sense."""
         begin_ns = time_ns("--begin", self.begin, now) if self.begin else 0
         deadline_ns = time_ns("--deadline", self.deadline, now) if self.deadline else 0
@@ -74,7 +74,7 @@ class ScheduleOptions:
         if deadline_ns and deadline_ns <= begin_ns:
             rule = f'is not after --begin "{self.begin}"'
             raise ConfigError("--deadline", f'"{self.deadline}"', rule, "give a later time")
-        return Schedule(
+        return JobSchedule(
             after=tuple(dependency(text) for text in self.after or ()),
             array=indices(self.array) if self.array else None,
             begin_ns=begin_ns,

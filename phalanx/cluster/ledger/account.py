@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from phalanx.cluster.ledger.buckets import Buckets
-from phalanx.cluster.ledger.usage import Owner
+from phalanx.cluster.ledger.usage import UsageOwner
 
 
 class Open(Struct):
@@ -43,6 +43,6 @@ class Account(Struct, kw_only=True, omit_defaults=True):
     by_cause: dict[str, Buckets] = {}  # of the lost ones
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> UsageOwner:
         """Whose time it is."""
-        return Owner(self.team, self.user, self.project)
+        return UsageOwner(self.team, self.user, self.project)

@@ -12,7 +12,7 @@ DAY_NS = 24 * HOUR_NS
 DAYS_KEPT = 800  # of each owner: two years and some weeks
 
 
-class Owner(NamedTuple):
+class UsageOwner(NamedTuple):
     """Whose GPU time it is."""
 
     team: str
@@ -30,25 +30,25 @@ class UsageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_ns: int
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> UsageOwner:
         """Whose it is."""
-        return Owner(self.team, self.user, self.project)
+        return UsageOwner(self.team, self.user, self.project)
 
 
-def owner_of(spec: JobSpec) -> Owner:
+def owner_of(spec: JobSpec) -> UsageOwner:
     """Whose GPU time a job's is."""
-    return Owner(spec.team, spec.user, spec.project)
+    return UsageOwner(spec.team, spec.user, spec.project)
 
 
 class Usage:
     """GPU time by day and owner."""
 
     def __init__(self, rows: list[UsageRow] | None = None) -> None:
-        self._days: dict[int, dict[Owner, int]] = {}
+        self._days: dict[int, dict[UsageOwner, int]] = {}
         for row in rows or ():
             self._days.setdefault(row.day, {})[row.owner] = row.gpu_ns
 
-    def add(self, owner: Owner, from_ns: int, to_ns: int, gpus: int) -> None:
+    def add(self, owner: UsageOwner, from_ns: int, to_ns: int, gpus: int) -> None:
         """Somebody held so many GPUs for a time, which may be days."""
         while gpus and from_ns < to_ns:
             day = from_ns // DAY_NS

@@ -12,14 +12,14 @@ from msgspec import structs
 
 from phalanx.config import Backend, ConfigError, Slurm
 from phalanx.config.errors import written
-from phalanx.control.server.http.submission import RequestedWork, Schedule
+from phalanx.control.server.http.submission import JobSchedule, RequestedWork
 
 T = TypeVar("T", float, str)
 EARLY_SECONDS = 60  # that Slurm may send a warning before its time
 OWN_QUEUE = "orders jobs of a server's queue"
 SERVERS_ONLY = "is for jobs of a server"
 ELSEWHERE = "leave it out, or submit to a server or to Slurm"
-# Of ``Schedule``: what needs a queue that orders jobs.
+# Of ``JobSchedule``: what needs a queue that orders jobs.
 QUEUED = ("after", "array", "begin_ns", "deadline_ns", "held", "time_min")
 # What no engine of this name can carry out: the rule, and what helps.
 REFUSED = {
@@ -58,7 +58,7 @@ REFUSED = {
         "webhook": (SERVERS_ONLY, "leave it out"),
     },
 }
-# Fields of ``Schedule`` as `phalanx submit` is given them, where they are called otherwise.
+# Fields of ``JobSchedule`` as `phalanx submit` is given them, where they are called otherwise.
 SCHEDULE_OPTIONS = {
     "begin_ns": "--begin",
     "deadline_ns": "--deadline",
@@ -84,7 +84,7 @@ def fitted(engine: str, wanted: RequestedWork) -> RequestedWork:
     """The work as this engine carries it out; ConfigError names what it cannot."""
     plain = RequestedWork()
     for name, (rule, fix) in REFUSED[engine].items():
-        of_schedule = name in Schedule.__struct_fields__
+        of_schedule = name in JobSchedule.__struct_fields__
         asked, usual = (wanted.schedule, plain.schedule) if of_schedule else (wanted, plain)
         if (given := getattr(asked, name)) != getattr(usual, name):
             shown = written(given) if isinstance(given, str | int | float) else ""
@@ -124,7 +124,7 @@ def _fitted_to_slurm(wanted: RequestedWork) -> RequestedWork:
     slurm = _scheduled_by_slurm(structs.replace(slurm, qos=qos, constraint=constraint), wanted)
     made = structs.replace(backend, hours=hours, slurm=slurm)
     asked = wanted.schedule
-    budgets = Schedule(
+    budgets = JobSchedule(
         budget_gpu_seconds=asked.budget_gpu_seconds,
         budget_micro_dollars=asked.budget_micro_dollars,
     )
@@ -160,7 +160,7 @@ def _scheduled_by_slurm(slurm: Slurm, wanted: RequestedWork) -> Slurm:
     )
 
 
-def _slurm_options(asked: Schedule) -> Iterator[str]:
+def _slurm_options(asked: JobSchedule) -> Iterator[str]:
     if (array := asked.array) is not None:
         step = f":{array.step}" if array.step > 1 else ""
         width = f"%{array.width}" if array.width else ""

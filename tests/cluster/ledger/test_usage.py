@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import GangShape
-from phalanx.cluster.ledger.usage import DAY_NS, DAYS_KEPT, Owner, Usage
+from phalanx.cluster.ledger.usage import DAY_NS, DAYS_KEPT, Usage, UsageOwner
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.events import Cancel, Tick
 from tests.cluster.drive import SECOND, Drive
 
 ONE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
-ANN = Owner("red", "ann", "vision")
+ANN = UsageOwner("red", "ann", "vision")
 
 
 def by_owner(core: Core) -> dict[tuple[str, str, str], int]:

@@ -17,7 +17,7 @@ from phalanx.config import Backend, ConfigError, Slurm, program_backend
 from phalanx.control.backends.requested import OF_LEAD, REFUSED, fitted, lead_words, option
 from phalanx.control.backends.site import LONGEST_SECONDS, SITE_SECONDS, SiteQuestions
 from phalanx.control.backends.slurm.facts import longest_hours
-from phalanx.control.server.http.submission import RequestedWork, Schedule
+from phalanx.control.server.http.submission import JobSchedule, RequestedWork
 from phalanx.testing.slurm.job import SlurmJob
 from phalanx.testing.slurm.sandbox import Sandbox
 
@@ -122,12 +122,12 @@ def test_every_option_is_used_or_refused(engine: str) -> None:
     scheduled = {"job", "argv", "ranks", "folder", "name", "spares", "slot_gpus", "traffic"}
     carried = {"environment", "program_backend", *OF_LEAD}
     own = {"qos", "constraint", "requeue"} if engine == "slurm" else set()
-    asked = {*RequestedWork.__struct_fields__, *Schedule.__struct_fields__} - {"schedule"}
+    asked = {*RequestedWork.__struct_fields__, *JobSchedule.__struct_fields__} - {"schedule"}
     carried |= {"budget_gpu_seconds", "budget_micro_dollars"}
-    own |= set(Schedule.__struct_fields__) - {"webhook"} if engine == "slurm" else set()
+    own |= set(JobSchedule.__struct_fields__) - {"webhook"} if engine == "slurm" else set()
     assert asked == scheduled | carried | own | set(REFUSED[engine])
     asked = set(RequestedWork.__struct_fields__) - {"schedule"}
-    options = {option(name).removeprefix("--") for name in Schedule.__struct_fields__}
+    options = {option(name).removeprefix("--") for name in JobSchedule.__struct_fields__}
     assert {name.replace("-", "_") for name in options} == set(ScheduleOptions.__dataclass_fields__)
     not_options = {"job", "argv", "ranks", "folder", "traffic", "environment", "program_backend"}
     assert asked - not_options <= set(SubmitOptions.__dataclass_fields__)

@@ -20,7 +20,7 @@ from phalanx.plan import AxisTraffic
 LAUNCHERS = re.compile(r"python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|mpirun|srun|env")
 
 
-class Schedule(Struct, frozen=True, kw_only=True):
+class JobSchedule(Struct, frozen=True, kw_only=True):
     """When work runs, after what and how often, and what it may use."""
 
     after: tuple[Dependency, ...] = ()
@@ -65,7 +65,7 @@ class RequestedWork(Struct, frozen=True, kw_only=True):
     requeue: bool = False  # at its time limit
     traffic: tuple[AxisTraffic, ...] = ()
     environment: dict[str, str] = {}
-    schedule: Schedule = Schedule()
+    schedule: JobSchedule = JobSchedule()
 
     @property
     def backend(self) -> Backend:
