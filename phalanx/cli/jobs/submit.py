@@ -167,6 +167,8 @@ def submit(
     policy, dry_run = options.policy, options.dry_run
     if options.wait and (options.backend or dry_run):
         raise typer.BadParameter("--wait is for jobs of a server: it follows one that was sent")
+    if options.wait and options.array:
+        raise typer.BadParameter("--wait follows one job: look at an array with `phalanx ps`")
     if options.timeout and not options.wait:
         raise typer.BadParameter("--timeout bounds --wait: give both, or --minutes for the job")
     if options.backend:

@@ -20,7 +20,7 @@ OWN_QUEUE = "orders jobs of a server's queue"
 SERVERS_ONLY = "is for jobs of a server"
 ELSEWHERE = "leave it out, or submit to a server or to Slurm"
 # Of ``JobSchedule``: what needs a queue that orders jobs.
-QUEUED = ("after", "array", "begin_ns", "deadline_ns", "held", "time_min")
+ORDERED = ("after", "array", "begin_ns", "deadline_ns", "time_min")
 # What no engine of this name can carry out: the rule, and what helps.
 REFUSED = {
     "slurm": {
@@ -34,7 +34,8 @@ REFUSED = {
         "preemptible": (OWN_QUEUE, "leave it out"),
         "constraint": ("names features of a server's nodes", "start Ray on such nodes alone"),
         "requeue": ("Ray has no queue that the job could go back to", "leave it out"),
-        **dict.fromkeys(QUEUED, ("Ray has no queue: what is submitted starts at once", ELSEWHERE)),
+        **dict.fromkeys(ORDERED, ("Ray has no queue: jobs start at once", ELSEWHERE)),
+        "held": ("Ray has no queue: jobs start at once", ELSEWHERE),
         "partition": ("Ray has no partitions", "start Ray on such nodes alone"),
         "project": ("Ray keeps no accounts", ELSEWHERE),
         "exclusive": ("agents take the nodes that Ray gives them", "leave it out"),
@@ -50,7 +51,7 @@ REFUSED = {
             "set backend.kubernetes.gpu_product or topology",
         ),
         "requeue": ("Kubernetes takes no job back into a queue", "leave it out"),
-        **dict.fromkeys(QUEUED, ("Kubernetes has no such order of jobs", ELSEWHERE)),
+        **dict.fromkeys(ORDERED, ("Kubernetes has no such order of jobs", ELSEWHERE)),
         "partition": ("Kubernetes has no partitions", "set backend.kubernetes.queue"),
         "project": ("Kubernetes keeps no accounts", "set backend.kubernetes.queue"),
         "exclusive": ("agents ask for GPUs, cores and memory of a node", "leave it out"),

@@ -124,7 +124,7 @@ def test_every_option_is_used_or_refused(engine: str) -> None:
     own = {"qos", "constraint", "requeue"} if engine == "slurm" else set()
     asked = {*RequestedWork.__struct_fields__, *JobSchedule.__struct_fields__} - {"schedule"}
     carried |= {"budget_gpu_seconds", "budget_micro_dollars"}
-    own |= set(JobSchedule.__struct_fields__) - {"webhook"} if engine == "slurm" else set()
+    own |= set(JobSchedule.__struct_fields__) - {"webhook"} if engine == "slurm" else {"held"}
     assert asked == scheduled | carried | own | set(REFUSED[engine])
     asked = set(RequestedWork.__struct_fields__) - {"schedule"}
     options = {option(name).removeprefix("--") for name in JobSchedule.__struct_fields__}
