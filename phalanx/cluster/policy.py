@@ -85,6 +85,7 @@ class UserPolicy(PolicySection, frozen=True):
     most_jobs: int = 50_000  # jobs of one user that have not ended
     # Hosts whose webhooks users' jobs may be told to; the server posts there for them. (): none.
     webhook_hosts: tuple[str, ...] = ()
+    mail_domains: tuple[str, ...] = ()  # of addresses that their jobs may mail to; (): none
 
 
 class SparePolicy(PolicySection, frozen=True):

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import socketserver
 import subprocess
 import threading
 import time
@@ -24,6 +25,9 @@ POLICY = """
 micro_dollars_per_gpu_hour = 2_000_000
 ask_above_dollars = 1000
 
+[users]
+mail_domains = ["lab.example"]
+
 [queue.partitions.small]
 teams = ["red"]
 most_time_ns = 3_600_000_000_000
@@ -31,12 +35,47 @@ most_time_ns = 3_600_000_000_000
 GANG = {"slot_gpus": 1}
 
 
+class Relay(socketserver.ThreadingTCPServer):
+    """A mail server that takes everything, and keeps it."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        super().__init__(("127.0.0.1", 0), RelayHandler)
+        self.port = self.server_address[1]
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class RelayHandler(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Relay)
+        self.wfile.write(b"220 relay\r\n")
+        lines: list[str] = []
+        in_data = False
+        for line in map(bytes.decode, self.rfile):
+            lines.append(line.rstrip())
+            word = line[:4].strip().upper()
+            if in_data and lines[-1] != ".":
+                continue
+            answers = {"DATA": b"354 go on", "QUIT": b"221 bye"}
+            self.wfile.write(answers.get(word, b"250 taken") + b"\r\n")
+            in_data = word == "DATA"
+            if word == "QUIT":
+                break
+        self.server.taken.append("\n".join(lines))
+
+
+RELAY = Relay()
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with two nodes of two GPUs, one of them in a partition with rules."""
     folder: Path = tmp_path_factory.mktemp("verbs")
     (folder / "policy.toml").write_text(POLICY)
-    with ServerProcess(folder / "state", "--policy", str(folder / "policy.toml")) as running:
+    options = ("--policy", str(folder / "policy.toml"), "--mail-relay", f"127.0.0.1:{RELAY.port}")
+    with ServerProcess(folder / "state", *options) as running:
         join = (running.state / "join.token").read_text().strip()
 
         async def play() -> None:
@@ -125,7 +164,7 @@ def test_what_a_submission_asks_for_reaches_the_core(server: ServerProcess) -> N
         (("--partition", "smal"), 'did you mean "small"?'),
         (("--partition", "small"), "partition small is for red, not for team default"),
         (("--time-min", "5"), "give fewer --minutes and --requeue"),
-        (("--mail", "ann@example.org"), "give --webhook"),
+        (("--mail", "ann"), "an address like ann@example.org"),
         (("--webhook", "ftp://x"), "a webhook is an address like https://host/path"),
     ],
 )
@@ -169,6 +208,24 @@ def test_what_may_cost_much_is_asked_about(server: ServerProcess) -> None:
     made = submitted(server, *words, "--yes")
     assert made["estimate"]["gpu_hours"] == 1000.0
     said(server, "cancel", "--array", str(made["jobs"][0]))
+
+
+def test_who_is_to_be_told_of_a_jobs_end_is_told(
+    server: ServerProcess, tokens: dict[str, str]
+) -> None:
+    options = ("--hold", "--name", "told", "--mail", "ann@lab.example")
+    elsewhere = ("submit", "--hold", "--mail", "x@else.example", "--", "true")
+    done = phalanx(server, *elsewhere, token=tokens["ann"])
+    assert done.returncode == 1 and "mail to addresses at lab.example" in done.stderr
+    hooked = ("submit", "--hold", "--webhook", "http://169.254.169.254/x", "--", "true")
+    done = phalanx(server, *hooked, token=tokens["ann"])
+    assert done.returncode == 1 and "webhooks of nowhere, not of 169.254.169.254" in done.stderr
+    (number,) = submitted(server, *options, token=tokens["ann"])["jobs"]
+    said(server, "cancel", str(number))
+    until = time.monotonic() + 30
+    while not any(f"Subject: job {number} (told): cancelled" in each for each in RELAY.taken):
+        assert time.monotonic() < until, RELAY.taken
+        time.sleep(0.05)
 
 
 def test_users_may_not_do_what_only_operators_may(

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from phalanx.control.server.webhooks import Webhooks, bad_address
+from phalanx.control.server.webhooks import Webhooks, bad_address, post_there
 from phalanx.observe.prometheus import MOST_JOBS, Family, JobSample, job_families, render
 from tests.control.servers import ServerProcess
 from tests.ports import free_port
@@ -190,8 +190,8 @@ def test_a_job_is_told_to_its_own_address_and_to_no_other_that_answers_for_it() 
 
     async def run() -> Webhooks:
         hooks = Webhooks((), pause_seconds=0.01)
-        hooks.tell_job(redirecting.url, "job", {"job": 1})
-        hooks.tell_job(receiver.url, "job", {"job": 2, "state": "done"})
+        hooks.tell_job(redirecting.url, "job", {"job": 1}, post_there)
+        hooks.tell_job(receiver.url, "job", {"job": 2, "state": "done"}, post_there)
         await send(hooks, lambda: hooks.sent == 1 and hooks.failed == 1)
         return hooks
 

@@ -57,9 +57,7 @@ class ScheduleOptions:
         bool | None,
         typer.Option("--exclusive/--share", help="Whole nodes for it alone, or what it asks for."),
     ] = None
-    mail: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Slurm: mail when it ends or fails.")
-    ] = ""
+    mail: Annotated[str, typer.Option(metavar="ADDRESS", help="Mail when it has ended.")] = ""
     webhook: Annotated[
         str, typer.Option(metavar="URL", help="The server posts there when it has ended.")
     ] = ""

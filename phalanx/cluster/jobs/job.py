@@ -164,6 +164,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     plan: PlanRecord | None = None  # of the server that took it; None: nobody planned it
     payload: str = ""
     webhook: str = ""  # address that is told when it ends; "": none
+    mail: str = ""  # of a person who is told; "": nobody
     # What it can go on as where nodes are missing, the most nodes first.
     fallbacks: tuple[FallbackMapping, ...] = ()
 

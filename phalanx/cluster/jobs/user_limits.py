@@ -19,6 +19,10 @@ def refused_to_users(policy: UserPolicy, spec: JobSpec) -> Reason | None:
     if spec.webhook and host not in policy.webhook_hosts:
         allowed = ", ".join(policy.webhook_hosts) or "nowhere"
         return reason("webhook_closed", host=host, allowed=allowed)
+    domain = spec.mail.rpartition("@")[2]
+    if spec.mail and domain not in policy.mail_domains:
+        allowed = ", ".join(policy.mail_domains) or "nowhere"
+        return reason("mail_closed", domain=domain, allowed=allowed)
     return None
 
 

@@ -123,6 +123,8 @@ SENTENCES = {
     " (policy: users.most_retries)",
     "webhook_closed": "jobs of users are told to webhooks of {allowed}, not of {host} (policy:"
     " users.webhook_hosts)",
+    "mail_closed": "jobs of users send mail to addresses at {allowed}, not at {domain} (policy:"
+    " users.mail_domains)",
     "operators_force": "only an operator lets a job go on above its budget (forced)",
     # write_leases
     "flush": "{writing} of {most} jobs write to remote storage",

@@ -24,6 +24,8 @@ TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS = 1.0  # before the second try; doubled with each
 JOB_SENDERS = 2  # messages to addresses of jobs that are sent at a time
 
+Sender = Callable[[str, bytes], str]  # to an address: why a message was not taken; "": it was
+
 
 class Webhooks:
     """All receivers. Messages leave in order, one receiver not waiting for another."""
@@ -31,13 +33,14 @@ class Webhooks:
     def __init__(self, urls: tuple[str, ...], pause_seconds: float = PAUSE_SECONDS) -> None:
         self._urls, self._pause_seconds = urls, pause_seconds
         self._waiting: list[asyncio.Queue[bytes]] = [asyncio.Queue(MOST_WAITING) for _ in urls]
-        self._of_jobs: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(MOST_WAITING)
+        self._of_jobs: asyncio.Queue[tuple[str, bytes, Sender]] = asyncio.Queue(MOST_WAITING)
         self.sent = self.dropped = self.failed = 0
 
-    def tell_job(self, url: str, kind: str, body: dict[str, Any]) -> None:
+    def tell_job(self, address: str, kind: str, body: dict[str, Any], send: Sender) -> None:
         """Have a message sent to the address that a job brought with it."""
         try:
-            self._of_jobs.put_nowait((url, msgspec.json.encode({"kind": kind, **body})))
+            data = msgspec.json.encode({"kind": kind, **body})
+            self._of_jobs.put_nowait((address, data, send))
         except asyncio.QueueFull:
             self.dropped += 1
 
@@ -61,9 +64,9 @@ class Webhooks:
 
     async def _serve_jobs(self) -> None:
         while True:
-            await self._send(*await self._of_jobs.get(), post_there)
+            await self._send(*await self._of_jobs.get())
 
-    async def _send(self, url: str, data: bytes, send: Callable[[str, bytes], str]) -> None:
+    async def _send(self, url: str, data: bytes, send: Sender) -> None:
         for attempt in range(TRIES):
             problem = await asyncio.to_thread(send, url, data)
             if not problem:
@@ -72,7 +75,8 @@ class Webhooks:
             if attempt + 1 < TRIES:
                 await asyncio.sleep(self._pause_seconds * 2**attempt)
         self.failed += 1
-        logger.warning("webhook %s: %s; message dropped", urlsplit(url).hostname, problem)
+        receiver = urlsplit(url).hostname or "mail"
+        logger.warning("webhook %s: %s; message dropped", receiver, problem)
 
 
 def bad_address(url: str) -> str:

@@ -135,6 +135,7 @@ class JobRequest(In, frozen=True, omit_defaults=True):
     requeue_at_limit: bool = False
     timeouts: JobTimeouts = JobTimeouts()
     webhook: Annotated[str, Meta(max_length=1000)] = ""
+    mail: Annotated[str, Meta(max_length=200)] = ""
 
 
 class Submission(In, frozen=True):

@@ -22,6 +22,7 @@ from phalanx.control.server.http.planned_job import (
 )
 from phalanx.control.server.http.submission import spec_of
 from phalanx.control.server.http.work_check import WorkError, checked_work, refuse_elastic
+from phalanx.control.server.mail import bad_mail
 from phalanx.control.server.webhooks import bad_address
 from phalanx.control.wire import api_types as t
 from phalanx.control.wire.payload import Payload
@@ -36,8 +37,7 @@ async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobS
     if owned.team != asked.team:
         notes.append(f"it counts as team {owned.team}'s, as the token says")
     _sees_awaited(call, owned)
-    if owned.webhook and (wrong := bad_address(owned.webhook)):
-        raise ApiError(409, "bad_webhook", wrong)
+    _can_be_told(call, owned)
     try:
         job = await call.server.read(checked_work, work)
         refuse_elastic(job, owned.gang)
@@ -52,6 +52,17 @@ async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobS
         raise ApiError(403, why.code, str(why))
     spec, cut = limited(users, spec)
     return spec, [*notes, *map(str, cut)]
+
+
+def _can_be_told(call: Call, asked: t.JobRequest) -> None:
+    """What is to be told of a job's end can be told."""
+    if asked.webhook and (wrong := bad_address(asked.webhook)):
+        raise ApiError(409, "bad_webhook", wrong)
+    if asked.mail and (wrong := bad_mail(asked.mail)):
+        raise ApiError(409, "bad_mail", wrong)
+    if asked.mail and not call.server.options.mail_relay:
+        text = "this server sends no mail (`phalanx up --mail-relay`): give a webhook"
+        raise ApiError(409, "no_mail", text)
 
 
 async def _planned(call: Call, spec: JobSpec, job: config.Job | None) -> JobSpec:

@@ -143,6 +143,7 @@ def submission(wanted: RequestedWork, node_gpus: int) -> Submission:
         budget_gpu_seconds=schedule.budget_gpu_seconds,
         budget_micro_dollars=schedule.budget_micro_dollars,
         webhook=schedule.webhook,
+        mail=schedule.mail,
     )
     return Submission(spec=spec, work=work)
 
@@ -157,10 +158,6 @@ def _refuse_elsewhere(wanted: RequestedWork) -> None:
         rule = "is for Slurm: this queue gives a job all of its --minutes"
         fix = "give fewer --minutes and --requeue: it goes on in its next turn"
         raise ConfigError("--time-min", f"{schedule.time_min:g}", rule, fix)
-    if schedule.mail:
-        rule = "is for Slurm: a server sends no mail"
-        fix = "give --webhook"
-        raise ConfigError("--mail", f'"{schedule.mail}"', rule, fix)
 
 
 def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Payload]:
