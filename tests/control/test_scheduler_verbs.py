@@ -81,6 +81,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         async def play() -> None:
             agents = [PlayedAgent([running.url], join, "n0")]
             agents.append(PlayedAgent([running.url], join, "n1", partition="small"))
+            for agent in agents:
+                agent.steps_until = 10**6  # until they are cancelled
             await asyncio.gather(*(agent.run() for agent in agents))
 
         threading.Thread(target=lambda: asyncio.run(play()), daemon=True).start()
@@ -288,7 +290,7 @@ def test_nodes_are_reserved_and_given_back(server: ServerProcess) -> None:
 
 def test_partitions_are_listed_with_their_rules(server: ServerProcess) -> None:
     listed = json.loads(said(server, "partitions", "--json"))["partitions"]
-    assert [each["name"] for each in listed] == ["", "small"]
+    assert [each["name"] for each in listed] == ["default", "small"]
     assert listed[1]["teams"] == ["red"] and listed[1]["most_seconds"] == 3600
     assert (listed[1]["nodes"], listed[1]["gpus"]) == (1, 2)
     assert "1h00m" in said(server, "partitions")

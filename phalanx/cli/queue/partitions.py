@@ -25,7 +25,7 @@ def partitions(server: ServerUrl = "", state: State = None, json: Json = False) 
     for each in listed.partitions:
         add_row(
             made,
-            each.name or "(none)",
+            each.name,
             f"{each.free_nodes}/{each.nodes}",
             f"{each.free_gpus}/{each.gpus}",
             ", ".join(each.teams) or "all",

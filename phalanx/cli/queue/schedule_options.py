@@ -91,7 +91,7 @@ class ScheduleOptions:
 
 def describe_schedule(spec: JobRequest) -> str:
     """When a job runs, after what and how often, and what it may use; "": as soon as it can."""
-    kinds = {kind: word for word, kind in _KINDS.items()}
+    kinds: dict[str, str] = {kind: word for word, kind in _KINDS.items()}
     parts = [f"after job {each.job} ({kinds.get(each.kind, each.kind)})" for each in spec.after]
     if (array := spec.array) is not None:
         width = f", {array.width} at a time" if array.width else ""

@@ -534,7 +534,7 @@ class QuotaList(Out, frozen=True):
 class PartitionOut(Out, frozen=True):
     """A partition: its nodes, what its rules say, and jobs that name it and may be seen."""
 
-    name: str  # "": of nodes that are in none
+    name: str
     nodes: int
     free_nodes: int  # that take work and have none
     gpus: int

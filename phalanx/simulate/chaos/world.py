@@ -128,8 +128,7 @@ class ChaosWorld:
 
     def _submit(self, number: int) -> None:
         """Asks until the job is there: the controller may be gone, or a job that it waits for."""
-        known = self._accepted()
-        if number in known:
+        if number in (known := self._accepted()):
             return
         wanted = self.wanted[number]
         if self.leader.answers and all(other in known for _, other in wanted.after):
