@@ -87,7 +87,7 @@ def refuse_unconfirmed(call: Call, specs: Sequence[JobSpec], *, confirmed: bool)
 def budget_seconds(call: Call, asked: t.Budget) -> int:
     """A budget as GPU time."""
     if (asked.gpu_hours is None) == (asked.dollars is None):
-        raise ApiError(400, "bad_request", "give gpu_hours or dollars: one of both")
+        raise ApiError(409, "bad_budget", "give gpu_hours or dollars: one of both")
     if asked.dollars is not None:
         return _affordable(call, int(asked.dollars * 1_000_000))
     return int((asked.gpu_hours or 0) * 3600)
