@@ -21,7 +21,8 @@ from msgspec import Struct, structs
 
 from benchmarks.queue_decisions import Load
 from phalanx.cluster.forecast.why import explain, explainer
-from phalanx.cluster.jobs.job import HOUR_NS, Array, Dependency, GangShape, Job, JobSpec
+from phalanx.cluster.job_relations import Array, Dependency
+from phalanx.cluster.jobs.job import HOUR_NS, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Qos
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.events import Event, SetQuota, Submit

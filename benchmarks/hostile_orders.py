@@ -14,7 +14,8 @@ import time
 
 from benchmarks.cluster_load import fleet_of, policy_of
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Array, Dependency, GangShape, JobSpec
+from phalanx.cluster.job_relations import Array, Dependency
+from phalanx.cluster.jobs.job import GangShape, JobSpec
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.protocol.events import (
     Cancel,

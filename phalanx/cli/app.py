@@ -49,10 +49,19 @@ PANELS = {
         "what-if": "Say what a change would make of a job.",
         "replan": "Change the mapping of a job that runs, at a step boundary.",
     },
+    "Queue": {
+        "hold": "Keep jobs that wait out of the queue.",
+        "release": "Let held jobs into the queue.",
+        "requeue": "Stop jobs with a checkpoint and queue them again.",
+        "budget": "Show what a job may use, or change it.",
+        "reserve": "Keep nodes for teams or for maintenance for a time.",
+        "partitions": "List partitions: nodes, rules, jobs.",
+    },
     "Results": {
         "runs": "List, show, compare, export and annotate runs.",
         "report": "Write the post-mortem of a run.",
         "ledger": "Say where GPU time went, exactly.",
+        "usage": "Say who used GPUs over time: teams, users, projects.",
     },
     "Cluster": {
         "up": "Start the server: controller, API and page.",

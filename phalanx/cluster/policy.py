@@ -74,7 +74,7 @@ class QueuePolicy(PolicySection, frozen=True):
     unbounded_ns: int = 30 * DAY_NS  # assumed of a job without limit or number of steps
     delay_ns: int = 100_000_000  # changes are gathered this long before the queue is looked at
     most_jobs: int = 500_000  # jobs that have not ended, of all users and operators
-    most_array: int = 5_000  # jobs of one array, and of all arrays of a workflow
+    most_array: int = 10_000  # jobs of one array, and of all arrays of a workflow
 
 
 class UserPolicy(PolicySection, frozen=True):
@@ -83,6 +83,9 @@ class UserPolicy(PolicySection, frozen=True):
     most_priority: int = 100  # of their jobs; lower ones are always allowed
     most_retries: int = 100  # of one job
     most_jobs: int = 50_000  # jobs of one user that have not ended
+    # Hosts whose webhooks users' jobs may be told to; the server posts there for them. (): none.
+    webhook_hosts: tuple[str, ...] = ()
+    mail_domains: tuple[str, ...] = ()  # of addresses that their jobs may mail to; (): none
 
 
 class SparePolicy(PolicySection, frozen=True):

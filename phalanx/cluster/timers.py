@@ -119,6 +119,8 @@ TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "phase": _gang_timer(lambda ctx, job: incidents.no_answer(ctx, job, ())),
     "fence": _gang_timer(_unfenced),
     "kept": left_memory.expire,
+    "begin": lifecycle.begin,
+    "deadline": departure.deadline,
     "time_limit": _allocation_timer(departure.time_limit),
     "leave_by": _allocation_timer(departure.must_be_gone),
     "vacate": vacate.last_call,

@@ -14,7 +14,8 @@ from msgspec import structs
 
 from phalanx.cluster.causes import CAUSES
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec, SpecChange
+from phalanx.cluster.job_relations import Array, Dependency
+from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec, SpecChange
 from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Check, Drain, Form, Restore
 from phalanx.cluster.protocol.events import (
@@ -138,7 +139,7 @@ class World:
         )
         after = ()
         if rng.random() < 0.2:
-            kind = rng.choice(("afterok", "afterany", "singleton"))
+            kind = rng.choice(("afterok", "afterany", "afternotok", "singleton"))
             after = (Dependency(kind, rng.randrange(1, len(self.drive.core.view.jobs) + 2)),)
         return Submit(
             spec=JobSpec(
@@ -161,6 +162,9 @@ class World:
                 forced=True,
                 array=Array(3, 2) if rng.random() < 0.1 else None,
                 after=after,
+                begin_ns=self.drive.now_ns + 500 * SECOND if rng.random() < 0.1 else 0,
+                deadline_ns=self.drive.now_ns + 4000 * SECOND if rng.random() < 0.1 else 0,
+                held=rng.random() < 0.05,
             )
         )
 
@@ -218,9 +222,9 @@ class World:
         nodes = job.placement.nodes if job.placement else (0,)
         return rng.choice(
             (
-                Cancel(job=number),
+                Cancel(job=number, array=rng.random() < 0.2),
                 Requeue(job=number),
-                Hold(job=number, held=rng.random() < 0.5),
+                Hold(job=number, held=rng.random() < 0.5, array=rng.random() < 0.2),
                 self.replan(job),
                 GangStuck(
                     job=number,

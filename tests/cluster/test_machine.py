@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from phalanx.cluster.causes import CAUSES
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec
+from phalanx.cluster.job_relations import Array, Dependency
+from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
     HealthPolicy,
     Policy,

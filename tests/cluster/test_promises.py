@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import Array, Expected, GangShape, Job
+from phalanx.cluster.job_relations import Array
+from phalanx.cluster.jobs.job import Expected, GangShape, Job
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import JobFinished, QuarantineNode

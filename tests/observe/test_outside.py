@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from phalanx.control.server.webhooks import Webhooks, bad_address
+from phalanx.control.server.webhooks import Webhooks, bad_address, post_there
 from phalanx.observe.prometheus import MOST_JOBS, Family, JobSample, job_families, render
 from tests.control.servers import ServerProcess
 from tests.ports import free_port
@@ -134,9 +134,9 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
 
 
 class Receiver:
-    """A real HTTP server that refuses the first messages."""
+    """A real HTTP server that refuses the first messages, or sends all of them elsewhere."""
 
-    def __init__(self, refuse: int) -> None:
+    def __init__(self, refuse: int = 0, redirect: str = "") -> None:
         got: list[dict[str, Any]] = []
         left = [refuse]
 
@@ -146,6 +146,9 @@ class Receiver:
                 if left[0]:
                     left[0] -= 1
                     self.send_response(503)
+                elif redirect:
+                    self.send_response(302)
+                    self.send_header("Location", redirect)
                 else:
                     got.append(json.loads(data))
                     self.send_response(204)
@@ -180,6 +183,22 @@ def test_a_message_is_repeated_until_it_is_taken() -> None:
     asyncio.run(run())
     assert [each["kind"] for each in receiver.got] == ["finding", "job"]
     receiver.server.shutdown()
+
+
+def test_a_job_is_told_to_its_own_address_and_to_no_other_that_answers_for_it() -> None:
+    receiver, redirecting = Receiver(refuse=1), Receiver(redirect="http://127.0.0.1:9/elsewhere")
+
+    async def run() -> Webhooks:
+        hooks = Webhooks((), pause_seconds=0.01)
+        hooks.tell_job(redirecting.url, "job", {"job": 1}, post_there)
+        hooks.tell_job(receiver.url, "job", {"job": 2, "state": "done"}, post_there)
+        await send(hooks, lambda: hooks.sent == 1 and hooks.failed == 1)
+        return hooks
+
+    asyncio.run(run())
+    assert receiver.got == [{"kind": "job", "job": 2, "state": "done"}]
+    for each in (receiver, redirecting):
+        each.server.shutdown()
 
 
 def test_a_dead_receiver_costs_its_messages_and_no_secret(caplog: pytest.LogCaptureFixture) -> None:

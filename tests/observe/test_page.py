@@ -490,6 +490,9 @@ def test_the_ledger_of_an_ended_job_is_the_command_lines_to_the_nanosecond(
         name: ns for name, ns in told["buckets"].items() if int(ns) or name == "productive"
     }
     assert "sum to the allocation exactly" in at.text()
+    used = json.loads(run.say("usage", "--by", "team", "--json"))["usage"]
+    saved = at.page.locator('section[aria-label="Usage"] a[download]').get_attribute("href") or ""
+    assert used and all(f"%2C{row['gpu_ns']}" in saved for row in used)  # its link is the CSV
     at.page.click(".step[data-name=restart] button")
     at.page.wait_for_function("() => location.hash.includes('bucket=restart')")
     at.page.locator('.event[data-kind="WorkerExited"]').first.wait_for()

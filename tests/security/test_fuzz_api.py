@@ -16,7 +16,8 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Array, GangShape, JobSpec
+from phalanx.cluster.job_relations import Array
+from phalanx.cluster.jobs.job import GangShape, JobSpec
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.protocol.events import EventBody, Step, Submit, SubmitWorkflow
 from phalanx.control.server.app import ENDPOINTS

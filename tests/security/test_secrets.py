@@ -64,6 +64,12 @@ def test_what_nobody_can_run_is_shown_as_it_is(text: str) -> None:
     assert shown_payload(text) == text
 
 
+def test_of_a_webhook_only_the_host_is_shown() -> None:
+    event = {"spec": {"name": "job", "webhook": "https://hooks.example/T0/hush?key=hush"}}
+    assert shown_body(event)["spec"]["webhook"] == "https://hooks.example/(secret)"
+    assert shown_body({"spec": {"webhook": ""}})["spec"]["webhook"] == ""
+
+
 def test_references_are_read_and_what_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "good").write_text(f"{TOKEN}\n")
     (tmp_path / "large").write_bytes(b"x" * 100_000)

@@ -51,6 +51,8 @@ class LeadCommand:
     env_file: Annotated[
         list[Path] | None, typer.Option(help="Variables for it, NAME=VALUE a line.")
     ] = None
+    budget_gpu_hours: Annotated[float, typer.Option(min=0, help="0: none.")] = 0.0
+    budget_dollars: Annotated[float, typer.Option(min=0, help="0: none.")] = 0.0
     first_step_minutes: FirstStepMinutes = 0.0
     hang_minutes: HangMinutes = 0.0
     idle_minutes: IdleMinutes = 0.0
@@ -63,7 +65,7 @@ class LeadCommand:
 
         from phalanx.config import resolve
         from phalanx.control.backends.need import need_of
-        from phalanx.control.server.http.submission import RequestedWork
+        from phalanx.control.server.http.submission import JobSchedule, RequestedWork
 
         job, argv = None, tuple(self.what)
         if self.what[0].endswith(".toml"):
@@ -89,6 +91,10 @@ class LeadCommand:
                 **variables((), self.env_file or ()),
                 "PHALANX_RUN": self.state.absolute().parent.name,
             },
+            schedule=JobSchedule(
+                budget_gpu_seconds=int(self.budget_gpu_hours * 3600),
+                budget_micro_dollars=int(self.budget_dollars * 1_000_000),
+            ),
         )
         need = need_of(structs.replace(wanted, slot_gpus=self.gpus))
         return structs.replace(wanted, traffic=need.traffic)

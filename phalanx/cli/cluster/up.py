@@ -70,6 +70,10 @@ class UpOptions:
         list[str] | None,
         typer.Option(help="Address that is told of findings and ended jobs; may be repeated."),
     ] = None
+    mail_relay: Annotated[
+        str, typer.Option(metavar="HOST[:PORT]", help="It takes mail for `submit --mail`.")
+    ] = ""
+    mail_from: Annotated[str, typer.Option(help="Sender of that.")] = "phalanx@localhost"
     audit_to: Annotated[
         list[str] | None,
         typer.Option(
@@ -111,6 +115,8 @@ class UpOptions:
             requests_per_second=self.requests_per_second,
             failures_per_second=5.0 if self.requests_per_second else 0.0,
             webhooks=tuple(self.webhook or ()),
+            mail_relay=self.mail_relay,
+            mail_from=self.mail_from,
             audit_to=tuple(self.audit_to or ()),
             keep_audit_days=self.keep_audit_days,
             otlp=self.otlp,

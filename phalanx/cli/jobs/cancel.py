@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from phalanx.cli.connection import REFUSED, connected
 from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.output import print_json
-from phalanx.cli.tables import plain
-from phalanx.control.client.client import ClientError
-from phalanx.control.wire.api_types import Done
+from phalanx.cli.queue.job_orders import WholeArray, order_jobs
 
 app = typer.Typer()
 
@@ -30,26 +25,18 @@ def _own_number(text: str) -> int:
 @app.command()
 def cancel(
     jobs: Annotated[list[int], typer.Argument(metavar="JOB…", parser=_own_number, help="Numbers.")],
+    array: WholeArray = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
     """End jobs: a program gets SIGTERM and a grace, or ends at once when cancelled again."""
-    done, refused = [], []
-    with connected(server, json, state) as client:
-        for job in jobs:
-            try:
-                done.append(client.post(f"/v1/jobs/{job}/cancel", None, Done))
-            except ClientError as error:
-                if not error.status or len(jobs) == 1:
-                    raise
-                refused.append(str(error))  # the others are ended all the same
-                if not json:
-                    print(f"error: {plain(error)}", file=sys.stderr)
-            else:
-                if not json:
-                    print(plain(f"job {job}: {done[-1].message}"))
-    if json:
-        print_json({"cancelled": done, "refused": refused})
-    if refused:
-        raise typer.Exit(REFUSED)
+    order_jobs(
+        "cancel",
+        jobs,
+        array=array,
+        server=server,
+        state=state,
+        json=json,
+        listed_as="cancelled",
+    )

@@ -175,6 +175,9 @@ def _kubernetes(wanted: RequestedWork, dry_run: bool) -> None:
     text = written(made, json=True)
     with exit_on(KubernetesError):
         print(apply(text), end="")
+        if options.held:
+            print(f"{options.name} is suspended: `kubectl patch` spec.suspend to false lets it go")
+            return
         try:
             print_pods(watch(options.name, options.site.namespace))
         except KubernetesError as error:

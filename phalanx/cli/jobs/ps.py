@@ -18,17 +18,27 @@ app = typer.Typer()
 @app.command()
 def ps(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that ended.")] = False,
+    members: Annotated[
+        bool, typer.Option("--members", help="A line for each of an array.")
+    ] = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """List jobs: those that wait or run, or all."""
+    """List jobs: those that wait or run, or all; an array is one line."""
     jobs: list[JobOut] = []
     with connected(server, json, state) as client:
         after = -1
         while after:
             wanted = "all" if everything else "live"
-            page = client.get("/v1/jobs", JobList, state=wanted, after=max(after, 0), limit=1000)
+            page = client.get(
+                "/v1/jobs",
+                JobList,
+                state=wanted,
+                after=max(after, 0),
+                limit=1000,
+                fold=not (members or json),
+            )
             jobs += page.jobs
             after = page.next_after
     if json:
@@ -41,5 +51,18 @@ def ps(
     for job in jobs:
         steps = f"{job.step}/{job.steps}" if job.steps else job.step
         ran = span(job.ran_seconds)
-        add_row(made, job.id, job.name, job.team, job.state, job.gpus, steps, ran, job.why.text)
+        number, name, states = _identity(job)
+        add_row(made, number, name, job.team, states, job.gpus, steps, ran, job.why.text)
     print_table(made)
+
+
+def _identity(job: JobOut) -> tuple[str, str, str]:
+    """Numbers, name and state of a job, or of an array."""
+    array = job.array
+    if array is None:
+        return str(job.id), job.name, str(job.state)
+    if not array.states:
+        return str(job.id), f"{job.name}[{array.index}]", str(job.state)
+    last, indices = array.job + array.count - 1, f"{array.first_index}-{array.last_index}"
+    states = ", ".join(f"{count} {state}" for state, count in array.states.items())
+    return f"{array.job}-{last}", f"{job.name}[{indices}]", states

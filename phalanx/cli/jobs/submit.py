@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ from phalanx.cli.options import (
     WorldSize,
 )
 from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.queue.schedule_options import ScheduleOptions, describe_schedule
 from phalanx.cli.tables import plain
 from phalanx.cluster.jobs.job import SECOND_NS, JobState
 from phalanx.cluster.plan_record import PlanRecord
@@ -57,7 +59,7 @@ app = typer.Typer()
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitOptions:
+class SubmitOptions(ScheduleOptions):
     """What ``phalanx submit`` is asked for."""
 
     what: Annotated[
@@ -146,6 +148,7 @@ class SubmitOptions:
             preemptible=self.preemptible,
             requeue=self.requeue,
             environment=variables(self.env or (), self.env_file or (), self.export),
+            schedule=self.schedule(datetime.now().astimezone()),
         )
 
 
@@ -164,6 +167,8 @@ def submit(
     policy, dry_run = options.policy, options.dry_run
     if options.wait and (options.backend or dry_run):
         raise typer.BadParameter("--wait is for jobs of a server: it follows one that was sent")
+    if options.wait and options.array:
+        raise typer.BadParameter("--wait follows one job: look at an array with `phalanx ps`")
     if options.timeout and not options.wait:
         raise typer.BadParameter("--timeout bounds --wait: give both, or --minutes for the job")
     if options.backend:
@@ -194,7 +199,7 @@ def _send(
     confirmed: bool,
 ) -> int:
     """Put the job into a server's queue; its number."""
-    with connected(server, json, state) as client:
+    with connected(server, json, state) as client, exit_on_config_error(json):
         made = submission(wanted, wanted.slot_gpus or _node_gpus(client))
         done = _confirmed(client, structs.replace(made, confirmed=confirmed))
     if note := secrets_note(made.work.environment):
@@ -202,13 +207,26 @@ def _send(
     if json and not quiet:
         print_json(done)
     elif not json:
-        number, shape = done.jobs[0], made.spec.gang
-        print(f"job {number} ({made.spec.name}): {shape.gpus(shape.replicas)} GPUs; {done.message}")
-        for plan in done.plans:
-            for line in describe_plan(plan):
-                print(plain(line))
-        print(f"watch it: phalanx why {number}; phalanx logs -f {number}")
+        for line in describe_answer(made, done):
+            print(plain(line))
     return done.jobs[0]
+
+
+def describe_answer(made: Submission, done: JobsSubmitted) -> list[str]:
+    """What became of a submission, what it may take and when it starts, a line each."""
+    number, shape, array = done.jobs[0], made.spec.gang, made.spec.array
+    which = f"job {number}" if array is None else f"jobs {number}-{number + array.count - 1}"
+    each = " each" if array is not None else ""
+    gpus = shape.gpus(shape.replicas)
+    lines = [f"{which} ({made.spec.name}): {gpus} GPUs{each}; {done.message}"]
+    for plan in done.plans:
+        lines += describe_plan(plan)
+    if (cost := done.estimate) is not None:
+        most = "at most, by the time limit" if cost.by_limit else "estimated"
+        lines.append(f"{most}: {cost.gpu_hours:,.3g} GPU-hours, {cost.dollars:,.2f} dollars")
+    if done.start:
+        lines.append(f"start: {done.start}")
+    return [*lines, f"watch it: phalanx why {number}; phalanx logs -f {number}"]
 
 
 def _confirmed(client: Client, made: Submission) -> JobsSubmitted:
@@ -296,7 +314,8 @@ def _show_what_would_be_sent(
                 if named or error.status:
                     raise
                 node_gpus, source = count_cuda(), "as this machine has: no server answers here"
-    made = submission(wanted, node_gpus)
+    with exit_on_config_error(json):
+        made = submission(wanted, node_gpus)
     if json:
         print_json({"submitted": False, "node_gpus": node_gpus, "submission": made})
         return
@@ -324,6 +343,8 @@ def describe_submission(made: Submission, wanted: RequestedWork, nodes: str) -> 
         + f", {spec.retries} retries of its own failures"
         + (", may be preempted" if spec.preemptible else ""),
     }
+    if schedule := describe_schedule(spec):
+        lines["schedule"] = schedule
     if shape.least_replicas:
         lines["elastic"] = f"{shape.least_replicas} to {shape.most_replicas or shape.replicas}"
     if isinstance(work, Train) and wanted.job is not None:

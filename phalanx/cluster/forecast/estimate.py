@@ -115,6 +115,7 @@ class Estimates:
         own = self.queue.start(job)
         if self.queue.has(job.id) or isinstance(own, UnknownStart):
             return own
+        own = max(own, job.spec.begin_ns)
         times = [self._end(number) for number in self._last_awaited(job)]
         ended = latest(times) if times else own
         # Room goes by time limits, and what a job waits for mostly ends before its own.

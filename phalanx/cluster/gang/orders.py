@@ -6,7 +6,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.layout import buddy_shift
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.protocol.commands import Drain, Form, Go, Restore, Stop
+from phalanx.cluster.protocol.commands import ArrayMember, Drain, Form, Go, Restore, Stop
 from phalanx.cluster.reasons import reason
 
 
@@ -36,7 +36,16 @@ def form_order(ctx: Context, job: Job) -> Form:
         asks_leave=ctx.policy.storage.flushes > 0,
         payload=job.spec.payload,
         user=job.spec.user,
+        array=_member(job),
     )
+
+
+def _member(job: Job) -> ArrayMember | None:
+    array = job.spec.array
+    if array is None:
+        return None
+    index = array.index(job.array_index)
+    return ArrayMember(job=job.array_parent, index=index, count=array.count)
 
 
 def restore_order(job: Job) -> Restore:

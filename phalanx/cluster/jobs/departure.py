@@ -13,7 +13,7 @@ from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.jobs.leave_cause import FOR_OTHERS, LeaveCause
 from phalanx.cluster.jobs.lifecycle import end, let_in, release, take_over_change
-from phalanx.cluster.reasons import Reason
+from phalanx.cluster.reasons import Reason, reason, span_of
 
 
 def leave(
@@ -105,6 +105,24 @@ def give_way(ctx: Context, job: Job, grace_ns: int, why: Reason) -> None:
     """A job leaves for others within its grace; one that leaves already may have to be quicker."""
     job.preemptions += gang_of(job).ending is None
     depart_safely(ctx, job, JobState.PENDING, why, by_ns=ctx.now_ns + grace_ns)
+
+
+def deadline(ctx: Context, number: int, _token: int) -> None:
+    """A job's last moment to start has come, or that to end: what runs makes a checkpoint first."""
+    job = ctx.view.jobs.get(number)
+    if job is None or job.ended:
+        return
+    why = LeaveCause.DEADLINE.because(step=job.step)
+    if ctx.now_ns < job.spec.deadline_ns:
+        if job.placement is not None:
+            ctx.wake(job.spec.deadline_ns, "deadline", job.id)
+            return
+        needed = span_of(job.spec.deadline_ns - ctx.now_ns)
+        why = reason("deadline_unreachable", needed=needed)
+    if job.placement is None:
+        end(ctx, job, JobState.FAILED, why)
+    else:
+        depart_safely(ctx, job, JobState.FAILED, why)
 
 
 def time_limit(ctx: Context, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Jobs that wait for others: afterok, afterany, singleton, and the width of arrays."""
+"""Jobs that wait for others: afterok, afterany, afternotok, singleton; the width of arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None
                 job.never or job.state in (JobState.FAILED, JobState.CANCELLED)
             ):
                 never = _never(job)
+        if dependency.kind == "afternotok" and _all_succeeded(ctx, dependency.job):
+            never = reason("dependency_never_fails", job=dependency.job)
     return jobs, never
+
+
+def _all_succeeded(ctx: Context, number: int) -> bool:
+    """Whether a job, or all jobs of the array that it is the first of, did what they should."""
+    return all(job.state == JobState.DONE for job in members(ctx, number))
 
 
 def _never(job: Job) -> Reason:
@@ -55,7 +62,9 @@ def give_up(ctx: Context, job: Job, why: Reason) -> None:
 
 def members(ctx: Context, number: int) -> list[Job]:
     """A job, or all jobs of the array that it is the first of."""
-    job = ctx.view.jobs[number]
+    job = ctx.view.jobs.get(number)
+    if job is None:
+        return []  # it ended long ago, and is forgotten
     if job.array_parent != number or job.spec.array is None:
         return [job]
     jobs = (ctx.view.jobs.get(number + index) for index in range(job.spec.array.count))
@@ -106,6 +115,8 @@ def ended(ctx: Context, job: Job) -> list[Job]:
             continue
         if job.state != JobState.DONE and _wants_success(other, job):
             give_up(ctx, other, _never(job))
+        elif (never := _awaits_failure(ctx, other, job)) is not None:
+            give_up(ctx, other, never)
         elif not other.waiting_for:
             freed.append(other)
         else:
@@ -153,6 +164,17 @@ def workflow_order(steps: Sequence[Step]) -> list[int] | Reason:
     if len(done) < len(steps):
         return reason("cycle", cycle=" -> ".join(_cycle(steps, index, done)))
     return list(done)
+
+
+def _awaits_failure(ctx: Context, other: Job, job: Job) -> Reason | None:
+    """Why a job can never start that one which succeeded should have failed for; None: it can."""
+    wanted = (job.id, job.array_parent or job.id)
+    for dependency in other.spec.after:
+        if dependency.kind != "afternotok" or dependency.job not in wanted:
+            continue
+        if job.state == JobState.DONE and _all_succeeded(ctx, dependency.job):
+            return reason("dependency_never_fails", job=dependency.job)
+    return None
 
 
 def _wants_success(other: Job, job: Job) -> bool:

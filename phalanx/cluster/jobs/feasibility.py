@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, Job, JobSpec
+from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, SECOND_NS, Job, JobSpec
 from phalanx.cluster.placement.choose import never_fits
 from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.placement.request import PlacementRequest, gpus_of, request_of, tensor_slots
 from phalanx.cluster.policy import MILLION, Policy, QueuePolicy, Quota
-from phalanx.cluster.reasons import Code, Reason, reason
+from phalanx.cluster.reasons import Code, Reason, reason, span_of
 from phalanx.cluster.state import View
 from phalanx.config.errors import ConfigProblem, did_you_mean, problem
 
@@ -51,6 +51,34 @@ def admit(view: View, spec: JobSpec) -> Reason | None:
         or _limits(view, job, gpus_of(view.fleet, job, spec.gang.floor))
         or _no_capacity(view, request_of(job, spec.gang.floor, view.policy))
     )
+
+
+def latest_start_ns(spec: JobSpec) -> int:
+    """When a submission with a deadline must have started to be done by then.
+
+    By the least that its plan gives it, or by its time limit where that is less or nobody planned.
+    """
+    planned = spec.plan.run_seconds if spec.plan is not None else None
+    steps_ns, limit_ns = planned.low * SECOND_NS if planned else 0, spec.time_limit_ns
+    needed_ns = min(limit_ns, steps_ns) if limit_ns and steps_ns else limit_ns or steps_ns
+    return spec.deadline_ns - needed_ns
+
+
+def out_of_time(spec: JobSpec, now_ns: int) -> Reason | None:
+    """Why the times of a submission make no sense now; None: they do."""
+    for key in ("begin_ns", "deadline_ns"):
+        if getattr(spec, key) > now_ns + LONGEST_NS:
+            rule = "must not be later than in ten years"
+            return reason("bad_field", key=key, value=str(getattr(spec, key)), rule=rule)
+    begin_ns, deadline_ns = max(now_ns, spec.begin_ns), spec.deadline_ns
+    if not deadline_ns:
+        return None
+    if deadline_ns <= now_ns:
+        return reason("deadline_past", ago=span_of(now_ns - deadline_ns))
+    if latest_start_ns(spec) >= begin_ns:
+        return None
+    needed = span_of(deadline_ns - latest_start_ns(spec))
+    return reason("deadline_near", needed=needed, left=span_of(max(0, deadline_ns - begin_ns)))
 
 
 def never_starts(view: View, job: Job) -> Reason | None:

@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from phalanx.cluster.gang.remembered import Dispute, Kept, Loss
+from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.plan_record import PlanInterval, PlanRecord
 from phalanx.cluster.protocol.messages import Source, StepsPrinted
 from phalanx.cluster.reasons import Reason
@@ -133,29 +134,13 @@ class FallbackMapping(
         return self.gang.slots(self.gang.replicas)
 
 
-class Dependency(Struct, frozen=True, forbid_unknown_fields=True):
-    """This job waits for others. singleton: for every job of the same name and user.
-
-    The members of an array that is a singleton run one after another.
-    """
-
-    kind: Literal["afterok", "afterany", "singleton"]
-    job: int = 0
-
-
-class Array(Struct, frozen=True, forbid_unknown_fields=True):
-    """Many jobs from one submission, at most ``width`` at a time (0: any number)."""
-
-    count: int
-    width: int = 0
-
-
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A submission. What it runs (``payload``) is the shell's business."""
 
     name: str
     user: str = ""
     team: str = "default"
+    project: str = ""  # that its GPU time counts for; "": none
     partition: str = ""  # "": any
     qos: str = "normal"
     priority: int = 0
@@ -163,6 +148,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     expected: Expected = Expected()
     constraint: str = ""  # e.g. "a100|h100 & nvlink"
     time_limit_ns: int = 0  # of running; 0: none
+    begin_ns: int = 0  # it does not start before; 0: at once
+    deadline_ns: int = 0  # it must have ended then; 0: none
+    held: bool = False  # it waits until somebody releases it
     preemptible: bool = False
     retries: int = 3  # failures of its own without progress that it is started again after
     after: tuple[Dependency, ...] = ()
@@ -175,6 +163,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     timeouts: JobTimeouts = JobTimeouts()
     plan: PlanRecord | None = None  # of the server that took it; None: nobody planned it
     payload: str = ""
+    webhook: str = ""  # address that is told when it ends; "": none
+    mail: str = ""  # of a person who is told; "": nobody
     # What it can go on as where nodes are missing, the most nodes first.
     fallbacks: tuple[FallbackMapping, ...] = ()
 

@@ -9,6 +9,7 @@ class LeaveCause(Code):
     """What makes a job leave; it is kept as the code of the job's reason."""
 
     TIME_LIMIT = "time_limit"
+    DEADLINE = "deadline"
     BUDGET = "budget"
     PREEMPTED = "preempted_for"
     RECLAIMED = "reclaimed"

@@ -17,9 +17,13 @@ from phalanx.cluster.reasons import Reason, reason
 
 
 def let_in(ctx: Context, job: Job) -> None:
-    """Puts a job into the queue, unless its array is at its width or a person holds it."""
+    """Puts a job into the queue, unless a person holds it or its time to begin has not come."""
     if job.held:
         job.eligible, job.why = False, job.operator_hold or reason("held")
+        return
+    if ctx.now_ns < job.spec.begin_ns:
+        job.eligible, job.why = False, reason("begins", begin_ns=job.spec.begin_ns)
+        ctx.wake(job.spec.begin_ns, "begin", job.id)
         return
     job.state = JobState.PENDING
     job.eligible = True
@@ -28,6 +32,14 @@ def let_in(ctx: Context, job: Job) -> None:
     ctx.view.pending[job.id] = None
     ctx.queue.on_pending(ctx.view, job)
     ctx.look_at_queue()
+
+
+def begin(ctx: Context, number: int, _token: int) -> None:
+    """The time has come from which a job may start."""
+    job = ctx.view.jobs.get(number)
+    waits = job is not None and job.state == JobState.PENDING and not job.eligible
+    if job is not None and waits and not blocked(ctx, job):
+        let_in(ctx, job)
 
 
 def start(ctx: Context, job: Job, placement: Placement, why: Reason) -> None:

@@ -9,7 +9,7 @@ from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
 from phalanx.cluster.jobs.lifecycle import blocked, end, keep_out, let_in
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Cancel, Hold, Requeue
-from phalanx.cluster.reasons import reason
+from phalanx.cluster.reasons import Reason, reason
 
 
 def cancel(ctx: Context, fact: Cancel) -> None:
@@ -17,9 +17,21 @@ def cancel(ctx: Context, fact: Cancel) -> None:
 
     Cancelled again it ends at once.
     """
-    job = known(ctx, fact.job, fact.request)
-    if job is None:
+    if fact.array:
+        members = _live_members(ctx, fact.job, fact.request)
+        for member in reversed(members):  # those that wait first: none takes another's turn
+            _cancel(ctx, member)
+        if members:
+            why = reason("array_cancelled", count=len(members))
+            ctx.emit((), Accept(reason=why, request=fact.request, job=fact.job))
         return
+    job = known(ctx, fact.job, fact.request)
+    if job is not None:
+        why = _cancel(ctx, job)
+        ctx.emit((), Accept(reason=why, request=fact.request, job=job.id))
+
+
+def _cancel(ctx: Context, job: Job) -> Reason:
     why, grace_ns = reason("cancelled"), ctx.policy.recovery.cancel_grace_ns
     gang = job.gang
     if job.placement is None:
@@ -29,7 +41,23 @@ def cancel(ctx: Context, fact: Cancel) -> None:
         why = reason("asked_to_end", job=job.id, seconds=grace_ns // SECOND_NS)
     else:
         leave(ctx, job, JobState.CANCELLED, why)
-    ctx.emit((), Accept(reason=why, request=fact.request, job=job.id))
+    return why
+
+
+def _live_members(ctx: Context, number: int, request: str) -> list[Job]:
+    """Jobs of an array that have not ended, by the number of any of them; [] is refused."""
+    asked = ctx.view.jobs.get(number)
+    if asked is None or asked.spec.array is None:
+        code = "no_such_job" if asked is None else "no_array"
+        ctx.emit((), Refuse(reason=reason(code, job=number), request=request, job=number))
+        return []
+    numbers = range(asked.array_parent, asked.array_parent + asked.spec.array.count)
+    kept = (ctx.view.jobs.get(each) for each in numbers)
+    found = [job for job in kept if job is not None and not job.ended]
+    if not found:
+        why = reason("array_ended", job=number)
+        ctx.emit((), Refuse(reason=why, request=request, job=number))
+    return found
 
 
 def _is_asked(job: Job) -> bool:
@@ -60,6 +88,9 @@ def requeue(ctx: Context, fact: Requeue) -> None:
 
 def hold(ctx: Context, fact: Hold) -> None:
     """Keeps a job out of the queue, or lets it in again; one that drains stays out afterwards."""
+    if fact.array:
+        _hold_array(ctx, fact)
+        return
     job = known(ctx, fact.job, fact.request)
     if job is None:
         return
@@ -73,6 +104,27 @@ def hold(ctx: Context, fact: Hold) -> None:
         why = reason("operator_holds", job=job.id, why=str(job.operator_hold))
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
+    _keep_or_let_in(ctx, job, fact)
+    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+
+
+def _hold_array(ctx: Context, fact: Hold) -> None:
+    """The same of all members that wait; those that an operator holds stay held for users."""
+    members = _live_members(ctx, fact.job, fact.request)
+    waiting = [
+        job
+        for job in members
+        if job.state == JobState.PENDING
+        and (fact.held or fact.operator or job.operator_hold is None)
+    ]
+    for job in waiting:
+        _keep_or_let_in(ctx, job, fact)
+    if members:
+        why = reason("array_held" if fact.held else "array_released", count=len(waiting))
+        ctx.emit((), Accept(reason=why, request=fact.request, job=fact.job))
+
+
+def _keep_or_let_in(ctx: Context, job: Job, fact: Hold) -> None:
     if fact.operator:
         job.operator_hold = reason("held") if fact.held else None
     changed, job.held = job.held != fact.held, fact.held
@@ -80,7 +132,6 @@ def hold(ctx: Context, fact: Hold) -> None:
         keep_out(ctx, job)
     elif changed and not fact.held and job.state == JobState.PENDING and not blocked(ctx, job):
         let_in(ctx, job)
-    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
 
 
 def refused_as_ending(ctx: Context, job: Job, request: str) -> bool:

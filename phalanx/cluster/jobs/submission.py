@@ -8,13 +8,13 @@ from msgspec import structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang import fence
+from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.jobs import dependencies
-from phalanx.cluster.jobs.feasibility import admit
+from phalanx.cluster.jobs.feasibility import admit, latest_start_ns, out_of_time
 from phalanx.cluster.jobs.job import (
     LONGEST_NS,
     MOST_PRIORITY,
     SECOND_NS,
-    Dependency,
     Job,
     JobSpec,
 )
@@ -30,6 +30,8 @@ from phalanx.config.rules.text import name_problems
 MOST_WORD = 128  # characters of a name of somebody or something
 MOST_AFTER = 1_000
 MOST_TRAFFIC = 64
+MOST_INDEX = 10**9
+SIZES = ("time_limit_ns", "retries", "budget_gpu_seconds", "spares", "begin_ns", "deadline_ns")
 
 
 def submit(ctx: Context, fact: Submit) -> None:
@@ -89,12 +91,15 @@ def create(ctx: Context, spec: JobSpec) -> int:
             array_index=index,
             budget_gpu_seconds=spec.budget_gpu_seconds,
             forced=spec.forced,
+            held=spec.held,
             waiting_for=dict(waiting_for),
         )
         ctx.next_job += 1
         ctx.view.jobs[job.id] = job
         dependencies.remember(ctx, job)
         fence.inherit(ctx, job)
+        if spec.deadline_ns:
+            ctx.wake(latest_start_ns(spec), "deadline", job.id)
         if never is not None:
             job.never, job.why = True, never
         elif index >= width:
@@ -118,6 +123,7 @@ def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
         or _too_many_jobs(ctx, spec)
         or dependencies.refused(ctx, spec)
         or _over_budget(spec)
+        or out_of_time(spec, ctx.now_ns)
         or admit(ctx.view, spec)
     )
 
@@ -142,7 +148,7 @@ def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, s
     shape, expected = spec.gang, spec.expected
     for wrong in name_problems("name", spec.name):
         yield wrong.key, wrong.value, f"{wrong.rule} ({wrong.fix})"
-    for name in ("user", "team", "partition", "qos"):
+    for name in ("user", "team", "project", "partition", "qos"):
         word = getattr(spec, name)
         if len(word) > MOST_WORD or not word.isprintable():
             rule = f"must be printable, and have at most {MOST_WORD} characters"
@@ -185,17 +191,23 @@ def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, s
     yield from _bad_fallbacks(spec)
     if abs(spec.priority) > MOST_PRIORITY:
         yield "priority", spec.priority, f"must be within +-{MOST_PRIORITY}"
-    for name in ("time_limit_ns", "retries", "budget_gpu_seconds", "spares"):
+    for name in SIZES:
         if getattr(spec, name) < 0:
             yield name, getattr(spec, name), "must not be negative"
-    if spec.array is not None and not 1 <= spec.array.count <= most_array:
-        yield (
-            "array.count",
-            spec.array.count,
-            f"must be 1 to {most_array} (policy: queue.most_array)",
-        )
-    if spec.array is not None and spec.array.width < 0:
-        yield "array.width", spec.array.width, "must not be negative (0: no cap)"
+    if spec.array is not None:
+        yield from _bad_array(spec.array, most_array)
+
+
+def _bad_array(array: Array, most_array: int) -> Iterator[tuple[str, object, str]]:
+    if not 1 <= array.count <= most_array:
+        rule = f"must be 1 to {most_array} (policy: queue.most_array)"
+        yield "array.count", array.count, rule
+    if array.width < 0:
+        yield "array.width", array.width, "must not be negative (0: no cap)"
+    if array.step < 1:
+        yield "array.step", array.step, "must be at least 1"
+    if array.first < 0 or array.index(array.count - 1) > MOST_INDEX:
+        yield "array.first", array.first, f"indices are 0 to {MOST_INDEX}"
 
 
 def _bad_fallbacks(spec: JobSpec) -> Iterator[tuple[str, object, str]]:

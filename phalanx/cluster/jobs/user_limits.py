@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from msgspec import structs
 
 from phalanx.cluster.jobs.job import JobSpec
@@ -9,9 +11,19 @@ from phalanx.cluster.policy import UserPolicy
 from phalanx.cluster.reasons import Reason, reason
 
 
-def refused_to_users(spec: JobSpec) -> Reason | None:
+def refused_to_users(policy: UserPolicy, spec: JobSpec) -> Reason | None:
     """What of a submission only operators may ask for; None: nothing."""
-    return reason("operators_force") if spec.forced else None
+    if spec.forced:
+        return reason("operators_force")
+    host = urlsplit(spec.webhook).hostname or ""
+    if spec.webhook and host not in policy.webhook_hosts:
+        allowed = ", ".join(policy.webhook_hosts) or "nowhere"
+        return reason("webhook_closed", host=host, allowed=allowed)
+    domain = spec.mail.rpartition("@")[2]
+    if spec.mail and domain not in policy.mail_domains:
+        allowed = ", ".join(policy.mail_domains) or "nowhere"
+        return reason("mail_closed", domain=domain, allowed=allowed)
+    return None
 
 
 def limited(policy: UserPolicy, spec: JobSpec) -> tuple[JobSpec, list[Reason]]:

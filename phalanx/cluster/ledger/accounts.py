@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.jobs.measured import waiting_parts_ns
+from phalanx.cluster.ledger.account import Account, Open
 from phalanx.cluster.ledger.buckets import (
     IDLE_BUCKETS,
     LOST,
@@ -21,42 +22,10 @@ from phalanx.cluster.ledger.buckets import (
     Buckets,
     add,
 )
+from phalanx.cluster.ledger.usage import Usage, UsageRow, owner_of
 from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.protocol.messages import StepsPrinted
 from phalanx.cluster.state import View
-
-
-class Open(Struct):
-    """Time before a failure that nobody has explained yet."""
-
-    from_ns: int
-    to_ns: int
-    gpus: int
-    cause: str
-
-
-class Account(Struct, kw_only=True, omit_defaults=True):
-    """One job's time. ``allocated_ns`` is summed apart from the buckets, to check them."""
-
-    team: str
-    gpus: int = 0  # of its workers
-    spare_gpus: int = 0
-    settled_ns: int = 0
-    spare_ns: int = 0  # spares are settled apart: they change while the job runs
-    running: bool = False  # settled by progress only
-    unreported: bool = False  # what runs has never reported a step
-    printed: int = 0  # the generation whose printed steps are settled; 0: none are
-    bucket: str = "restart"  # of the time that passes while it is not running
-    cause: str = "start"
-    step: int = 0  # last one that was settled in this generation
-    reached: int = 0  # last step that is kept
-    kept_steps: int = 0  # whose time is in the buckets of training
-    lost_steps: int = 0  # committed ones that were lost
-    open: Open | None = None
-    allocated_gpu_ns: int = 0
-    changed_ns: int = 0  # of gpus + spare_gpus, for allocated_gpu_ns
-    buckets: Buckets = {}
-    by_cause: dict[str, Buckets] = {}  # of the lost ones
 
 
 class LedgerState(Struct, kw_only=True):
@@ -68,6 +37,7 @@ class LedgerState(Struct, kw_only=True):
     job_spare_gpus: int
     accounts: dict[int, Account]
     retired: dict[str, Account]
+    usage: list[UsageRow] = []
 
 
 class LedgerError(AssertionError):
@@ -84,6 +54,7 @@ class Ledger:
         self.job_spare_gpus = 0
         self.accounts: dict[int, Account] = {}
         self.retired: dict[str, Account] = {}  # by team: jobs that nobody asks about any more
+        self._usage = Usage()  # up to ``changed_ns`` of each account
 
     def advance(self, view: View, now_ns: int) -> None:
         """Lets time pass for everything that no job holds. Called before any change at a time."""
@@ -100,7 +71,7 @@ class Ledger:
 
     def start(self, job: Job, gpus: int, spare_gpus: int, cause: str) -> None:
         """A job was given nodes."""
-        account = self.accounts.setdefault(job.id, Account(team=job.spec.team))
+        account = self.accounts.setdefault(job.id, Account(**owner_of(job.spec)._asdict()))
         now = self.now_ns
         account.settled_ns = account.spare_ns = account.changed_ns = now
         account.running, account.bucket, account.cause = False, "restart", cause
@@ -233,6 +204,14 @@ class Ledger:
         held = account.gpus + account.spare_gpus
         return account.allocated_gpu_ns + held * (self.now_ns - account.changed_ns)
 
+    def usage(self) -> list[UsageRow]:
+        """GPU time by day and owner until now, the oldest day first."""
+        found = Usage(self._usage.rows())
+        for account in self.accounts.values():
+            held = account.gpus + account.spare_gpus
+            found.add(account.owner, account.changed_ns, self.now_ns, held)
+        return found.rows()
+
     def retire(self, job: int) -> None:
         """Adds an ended job's account to its team's."""
         account = self.accounts.pop(job, None)
@@ -299,6 +278,7 @@ class Ledger:
             job_spare_gpus=self.job_spare_gpus,
             accounts=self.accounts,
             retired=self.retired,
+            usage=self._usage.rows(),
         )
 
     @classmethod
@@ -307,7 +287,7 @@ class Ledger:
         ledger = cls(kept.now_ns)
         ledger.idle, ledger.fleet_gpu_ns = kept.idle, kept.fleet_gpu_ns
         ledger.job_spare_gpus, ledger.accounts = kept.job_spare_gpus, kept.accounts
-        ledger.retired = kept.retired
+        ledger.retired, ledger._usage = kept.retired, Usage(kept.usage)
         return ledger
 
     def _set_spares(self, account: Account, gpus: int) -> None:
@@ -320,6 +300,7 @@ class Ledger:
     def _count(self, account: Account) -> None:
         held = account.gpus + account.spare_gpus
         account.allocated_gpu_ns += held * (self.now_ns - account.changed_ns)
+        self._usage.add(account.owner, account.changed_ns, self.now_ns, held)
         account.changed_ns = self.now_ns
 
     def _settle(self, account: Account) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from phalanx.cluster.jobs.job import HOUR_NS
-from phalanx.cluster.ledger.accounts import Account, Ledger
+from phalanx.cluster.ledger.account import Account
+from phalanx.cluster.ledger.accounts import Ledger
 from phalanx.cluster.ledger.buckets import (
     BUCKETS,
     ESTIMATED,

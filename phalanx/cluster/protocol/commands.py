@@ -24,6 +24,23 @@ class Order(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=T
 # To agents.
 
 
+class ArrayMember(Struct, frozen=True, omit_defaults=True):
+    """Which member of an array a job is, as its program finds it."""
+
+    job: int  # the first of them
+    index: int
+    count: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The same as variables."""
+        return {
+            "PHALANX_ARRAY_JOB": str(self.job),
+            "PHALANX_ARRAY_INDEX": str(self.index),
+            "PHALANX_ARRAY_COUNT": str(self.count),
+        }
+
+
 class Form(Order, frozen=True, tag=True):
     """Join a new generation of a gang; whatever ran of an older one is aborted first.
 
@@ -50,6 +67,7 @@ class Form(Order, frozen=True, tag=True):
     asks_leave: bool = False  # before it writes a durable checkpoint
     payload: str = ""
     user: str = ""  # whom it runs as, where the agent is root
+    array: ArrayMember | None = None  # which member of an array it is
 
     @property
     def world_size(self) -> int:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from phalanx.cluster.detectors.straggler import SlowPart
 from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.job_relations import After
 from phalanx.cluster.jobs.job import JobSpec, SpecChange
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.messages import (
@@ -43,11 +44,11 @@ class Submit(Body, frozen=True, tag=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One job of a workflow; ``after``: (afterok or afterany, name of another one)."""
+    """One job of a workflow; ``after``: what must become of another one, and its name."""
 
     name: str
     spec: JobSpec
-    after: tuple[tuple[Literal["afterok", "afterany"], str], ...] = ()
+    after: tuple[tuple[After, str], ...] = ()
 
 
 class SubmitWorkflow(Body, frozen=True, tag=True):
@@ -60,6 +61,7 @@ class SubmitWorkflow(Body, frozen=True, tag=True):
 class Cancel(Body, frozen=True, tag=True):
     job: int
     request: str = ""
+    array: bool = False  # all of its array that have not ended
 
 
 class Requeue(Body, frozen=True, tag=True):
@@ -78,6 +80,7 @@ class Hold(Body, frozen=True, tag=True):
     held: bool = True
     request: str = ""
     operator: bool = True  # who asks is one: then only one lets it in again
+    array: bool = False  # all of its array that wait
 
 
 class Scale(Body, frozen=True, tag=True):

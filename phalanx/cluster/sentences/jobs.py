@@ -7,6 +7,9 @@ SENTENCES = {
     "bad_field": "{key} = {value}: {rule}",
     "bad_constraint": "{problem}",
     "unknown_feature": "no node of the fleet has {features}",
+    "deadline_past": "its deadline passed {ago} ago: give a later one",
+    "deadline_near": "it needs {needed} and has {left} until its deadline: give a later deadline, a"
+    " shorter time limit, or begin sooner",
     "too_many_jobs": "{who} has {kept} jobs that have not ended: {count} more would be above"
     " {most} (policy: {setting})",
     "over_budget": "{steps} steps would take about {needed} GPU-hours and the budget is "
@@ -20,6 +23,7 @@ SENTENCES = {
     # dependencies
     "dependency": "waits for other jobs ({count}), the first is {job}",
     "dependency_never": "can never start: job {job}, which must succeed first, {state}",
+    "dependency_never_fails": "can never start: job {job}, which must fail first, succeeded",
     "dependency_stuck": "waits for job {job}, which can never start: cancel that one",
     "array_width": "its array runs at most {width} jobs at a time",
     "held": "held by a person",
@@ -53,6 +57,7 @@ SENTENCES = {
     "never_as_is": "can never start as things are: {why}; {change}",
     # leave_cause
     "time_limit": "ran into its time limit of {seconds} s at step {step}",
+    "deadline": "its deadline passed at step {step}",
     "budget": "used its budget of {gpu_hours} GPU-hours; raise it or force it to go on",
     "preempted_for": "job {job} has a class of service that preempts, and needs its nodes",
     "reclaimed": "team {team} holds {held} GPUs and owns {owned}: job {job} of team"
@@ -69,6 +74,9 @@ SENTENCES = {
     " is step {durable}",
     # lifecycle
     "queued": "in the queue",
+    "begins": "it was submitted to begin later",
+    "deadline_unreachable": "it did not start in time for its deadline: it would need the {needed}"
+    " that are left until then",
     "finished": "did all its steps",
     "not_archived": "did all its steps, but not all is in the archive: {what}. The checkpoints are"
     " on disk: copy their folders there, or submit the job again",
@@ -96,6 +104,11 @@ SENTENCES = {
     "not_running": "job {job} is {state}; only a running job can be sent back to the queue",
     "leaving": "job {job} is about to end ({why}): only what waits or runs can be sent back to"
     " the queue or held",
+    "no_array": "job {job} is no member of an array",
+    "array_ended": "all jobs of the array of job {job} have ended",
+    "array_cancelled": "cancelled {count} jobs of the array",
+    "array_held": "{count} jobs of the array wait until they are released",
+    "array_released": "{count} jobs of the array are released",
     "cancelled": "cancelled by a person",
     "asked_to_end": "asked to end (SIGTERM), and ended in {seconds} s at the latest; cancelled"
     " again it ends at once",
@@ -108,6 +121,10 @@ SENTENCES = {
     " (policy: users.most_priority)",
     "retries_limited": "it has {most} retries instead of {asked}, the most that users set"
     " (policy: users.most_retries)",
+    "webhook_closed": "jobs of users are told to webhooks of {allowed}, not of {host} (policy:"
+    " users.webhook_hosts)",
+    "mail_closed": "jobs of users send mail to addresses at {allowed}, not at {domain} (policy:"
+    " users.mail_domains)",
     "operators_force": "only an operator lets a job go on above its budget (forced)",
     # write_leases
     "flush": "{writing} of {most} jobs write to remote storage",

@@ -16,9 +16,10 @@ from phalanx.control.server.controller import Controller
 from phalanx.control.server.history.run_history import RunHistory
 from phalanx.control.server.http.live import Entry, LivePush
 from phalanx.control.server.http.views import team_of
+from phalanx.control.server.mail import MailRelay
 from phalanx.control.server.security.auth import Tokens
 from phalanx.control.server.security.joining import Joining
-from phalanx.control.server.webhooks import Webhooks
+from phalanx.control.server.webhooks import Webhooks, post_there
 from phalanx.observe.store.journal import Journal
 
 RECENT_EVENTS = 2_000
@@ -36,9 +37,10 @@ class Leading:
         joining: Joining,
         journal: Journal,
         webhooks: Webhooks,
+        mail: MailRelay | None = None,
     ) -> None:
         self.controller, self.hub, self.tokens, self.joining = controller, hub, tokens, joining
-        self._webhooks = webhooks
+        self._webhooks, self._mail = webhooks, mail
         self.run_history = RunHistory(controller.core, journal, self._tell, controller.alarms)
         controller.alarms.told = self.run_history.add
         hub.gangs.metrics.run_history = self.run_history
@@ -67,6 +69,13 @@ class Leading:
     def _tell(self, kind: str, job: int, body: dict[str, Any]) -> None:
         self.push(LivePush(kind, team_of(self.core, job) if job else "", body))
         self._webhooks.tell(kind, body)
+        known = self.core.view.jobs.get(job)
+        if kind != "job" or known is None:
+            return
+        if known.spec.webhook:
+            self._webhooks.tell_job(known.spec.webhook, kind, body, post_there)
+        if known.spec.mail and self._mail is not None:
+            self._webhooks.tell_job(known.spec.mail, kind, body, self._mail.send)
 
     def push(self, pushed: LivePush) -> None:
         """Something for pages that is not in the log."""

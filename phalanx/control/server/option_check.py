@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from phalanx.control.server.mail import bad_mail, bad_relay
 from phalanx.control.server.process import Options
 from phalanx.control.server.security.audit_ship import bad_receiver
 from phalanx.control.server.webhooks import bad_address
@@ -32,6 +33,10 @@ def _problems(options: Options) -> Iterator[OptionProblem]:
     for each in options.webhooks:
         if rule := bad_address(each):
             yield OptionProblem("--webhook", rule)
+    if options.mail_relay and (rule := bad_relay(options.mail_relay)):
+        yield OptionProblem("--mail-relay", rule)
+    if options.mail_relay and (rule := bad_mail(options.mail_from)):
+        yield OptionProblem("--mail-from", rule)
     for each in options.audit_to:
         if rule := bad_receiver(each):
             yield OptionProblem("--audit-to", rule)

@@ -26,6 +26,7 @@ from phalanx.control.server.helper_process import Helper
 from phalanx.control.server.history.fleet_history import FleetHistory
 from phalanx.control.server.history.node_facts import NodeFactHistory
 from phalanx.control.server.leading import Leading
+from phalanx.control.server.mail import MailRelay
 from phalanx.control.server.maintenance import (
     archive_old,
     collect_garbage,
@@ -99,6 +100,8 @@ class Options(Struct, frozen=True, kw_only=True):
     body_bytes_per_second: float = 1 << 20  # of one token
     body_burst: int = 32 << 20
     webhooks: tuple[str, ...] = ()  # told of findings and ended jobs
+    mail_relay: str = ""  # host[:port] that takes mail to people about their jobs; "": none
+    mail_from: str = "phalanx@localhost"
     audit_to: tuple[str, ...] = ()  # where audit lines are sent too
     keep_audit_days: float = 400.0
     otlp: str = ""  # collector of OpenTelemetry, over HTTP; "": none
@@ -245,7 +248,9 @@ class Server:
         await controller.start(policy)
         with _kept_in(self.options.state):
             self._first_tokens(tokens)
-        leading = Leading(controller, hub, tokens, joining, self.journal, self.webhooks)
+        relay = self.options.mail_relay
+        mail = MailRelay(relay, self.options.mail_from) if relay else None
+        leading = Leading(controller, hub, tokens, joining, self.journal, self.webhooks, mail)
         alarms = controller.alarms
         for each in recovered.aside:
             alarms.say("the log", each)

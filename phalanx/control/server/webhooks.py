@@ -10,6 +10,7 @@ import asyncio
 import logging
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,9 @@ MOST_WAITING = 1_000
 TRIES = 4
 TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS = 1.0  # before the second try; doubled with each
+JOB_SENDERS = 2  # messages to addresses of jobs that are sent at a time
+
+Sender = Callable[[str, bytes], str]  # to an address: why a message was not taken; "": it was
 
 
 class Webhooks:
@@ -29,7 +33,16 @@ class Webhooks:
     def __init__(self, urls: tuple[str, ...], pause_seconds: float = PAUSE_SECONDS) -> None:
         self._urls, self._pause_seconds = urls, pause_seconds
         self._waiting: list[asyncio.Queue[bytes]] = [asyncio.Queue(MOST_WAITING) for _ in urls]
+        self._of_jobs: asyncio.Queue[tuple[str, bytes, Sender]] = asyncio.Queue(MOST_WAITING)
         self.sent = self.dropped = self.failed = 0
+
+    def tell_job(self, address: str, kind: str, body: dict[str, Any], send: Sender) -> None:
+        """Have a message sent to the address that a job brought with it."""
+        try:
+            data = msgspec.json.encode({"kind": kind, **body})
+            self._of_jobs.put_nowait((address, data, send))
+        except asyncio.QueueFull:
+            self.dropped += 1
 
     def tell(self, kind: str, body: dict[str, Any]) -> None:
         """Have a message sent; of too many the newest are dropped and counted."""
@@ -42,39 +55,64 @@ class Webhooks:
 
     async def run(self) -> None:
         """Send until cancelled."""
-        await asyncio.gather(*(self._serve(index) for index in range(len(self._urls))))
-        await asyncio.Event().wait()
+        receivers = [self._serve(index) for index in range(len(self._urls))]
+        await asyncio.gather(*receivers, *(self._serve_jobs() for _ in range(JOB_SENDERS)))
 
     async def _serve(self, index: int) -> None:
-        url = self._urls[index]
         while True:
-            data = await self._waiting[index].get()
-            for attempt in range(TRIES):
-                problem = await asyncio.to_thread(post, url, data)
-                if not problem:
-                    self.sent += 1
-                    break
-                if attempt + 1 < TRIES:
-                    await asyncio.sleep(self._pause_seconds * 2**attempt)
-            else:
-                self.failed += 1
-                logger.warning("webhook %s: %s; message dropped", urlsplit(url).hostname, problem)
+            await self._send(self._urls[index], await self._waiting[index].get(), post)
+
+    async def _serve_jobs(self) -> None:
+        while True:
+            await self._send(*await self._of_jobs.get())
+
+    async def _send(self, url: str, data: bytes, send: Sender) -> None:
+        for attempt in range(TRIES):
+            problem = await asyncio.to_thread(send, url, data)
+            if not problem:
+                self.sent += 1
+                return
+            if attempt + 1 < TRIES:
+                await asyncio.sleep(self._pause_seconds * 2**attempt)
+        self.failed += 1
+        receiver = urlsplit(url).hostname or "mail"
+        logger.warning("webhook %s: %s; message dropped", receiver, problem)
 
 
 def bad_address(url: str) -> str:
     """What is wrong with the address of a receiver; "": nothing."""
-    where = urlsplit(url)
+    try:
+        where = urlsplit(url)
+    except ValueError as error:
+        return f"is no address: {error}"
     if where.scheme not in ("http", "https") or not where.hostname:
         return "a webhook is an address like https://host/path"
     return ""
 
 
-def post(url: str, data: bytes, kind: str = "application/json") -> str:
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Who may be told by name sends nobody on to others."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def post_there(url: str, data: bytes) -> str:
+    """The same, and nowhere else: what a receiver says of other addresses is not followed."""
+    return post(url, data, opened=urllib.request.build_opener(_NoRedirect).open)
+
+
+def post(
+    url: str,
+    data: bytes,
+    kind: str = "application/json",
+    opened: Callable[..., Any] = urllib.request.urlopen,
+) -> str:
     """Why it was not taken; "" when it was. The words hold nothing of the address."""
     headers = {"Content-Type": kind, "User-Agent": "phalanx"}
     request = urllib.request.Request(url, data, headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
+        with opened(request, timeout=TIMEOUT_SECONDS):
             return ""
     except urllib.error.HTTPError as error:
         return f"answered {error.code}"

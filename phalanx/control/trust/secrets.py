@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -75,13 +76,19 @@ def _without(value: Any, secrets: list[str]) -> Any:
     return value
 
 
+def shown_address(url: str) -> str:
+    """An address whose path may be a secret, as others may see it: its host alone."""
+    return f"{urlsplit(url).scheme}://{urlsplit(url).hostname}/{HIDDEN}" if url else ""
+
+
+SHOWN = {"payload": shown_payload, "webhook": shown_address}  # by the field's name
+
+
 def shown_body(body: Any) -> Any:
-    """An event's body, as built-in types, with every payload in it as it may be shown."""
+    """An event's body, as built-in types, with all in it that may be secret as it may be shown."""
     if isinstance(body, dict):
         return {
-            name: shown_payload(each)
-            if name == "payload" and isinstance(each, str)
-            else shown_body(each)
+            name: SHOWN[name](each) if name in SHOWN and isinstance(each, str) else shown_body(each)
             for name, each in body.items()
         }
     if isinstance(body, list | tuple):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
-from phalanx.cluster.jobs.job import Array, Dependency, GangShape, JobState, JobTimeouts
+from phalanx.cluster.job_relations import After, Array, Dependency
+from phalanx.cluster.jobs.job import GangShape, JobState, JobTimeouts
 from phalanx.cluster.ledger.report import Share
 from phalanx.cluster.plan_record import Origin, PlanRecord
 from phalanx.control.wire.payload import Payload
@@ -71,6 +72,7 @@ class JobsQuery(In, frozen=True):
     after: Number = 0
     limit: Limit = 100
     newest: bool = False  # of too many, those with the highest numbers
+    fold: bool = False  # an array is one entry: its first job that matches
 
 
 class NodesQuery(In, frozen=True):
@@ -112,21 +114,28 @@ class JobRequest(In, frozen=True, omit_defaults=True):
     name: str
     user: Owner = ""
     team: Owner = "default"
+    project: Owner = ""
     partition: str = ""
     qos: str = "normal"
     priority: int = 0
     gang: GangShape = GangShape()
     constraint: str = ""
     time_limit_ns: int = 0
+    begin_ns: int = 0
+    deadline_ns: int = 0
+    held: bool = False
     preemptible: bool = False
     retries: int = 3
     after: tuple[Dependency, ...] = ()
     array: Array | None = None
     budget_gpu_seconds: int = 0
+    budget_micro_dollars: int = 0  # the server makes GPU time of it, at the policy's price
     forced: bool = False
     spares: int = 0
     requeue_at_limit: bool = False
     timeouts: JobTimeouts = JobTimeouts()
+    webhook: Annotated[str, Meta(max_length=1000)] = ""
+    mail: Annotated[str, Meta(max_length=200)] = ""
 
 
 class Submission(In, frozen=True):
@@ -138,12 +147,12 @@ class Submission(In, frozen=True):
 
 
 class StepIn(In, frozen=True):
-    """One job of a workflow; ``after``: (afterok or afterany, name of another one)."""
+    """One job of a workflow; ``after``: what must become of another one, and its name."""
 
     name: str
     spec: JobRequest
     work: Payload
-    after: tuple[tuple[Literal["afterok", "afterany"], str], ...] = ()
+    after: tuple[tuple[After, str], ...] = ()
 
 
 class Workflow(In, frozen=True):
@@ -161,7 +170,10 @@ class Replicas(In, frozen=True):
 
 
 class Budget(In, frozen=True):
-    gpu_hours: Annotated[int, Meta(ge=0, le=1_000_000)]
+    """One of GPU-hours and dollars; 0 GPU-hours: no budget."""
+
+    gpu_hours: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    dollars: Annotated[float, Meta(gt=0, le=1e12)] | None = None
     forced: bool = False
 
 
@@ -242,10 +254,20 @@ class Done(Out, frozen=True):
     jobs: tuple[int, ...] = ()
 
 
+class CostEstimate(Out, frozen=True):
+    """What submitted jobs are expected to take together; 0: nobody can say."""
+
+    gpu_hours: float
+    dollars: float
+    by_limit: bool = False  # at most: by the time limit, since nothing else is known
+
+
 class JobsSubmitted(Done, frozen=True):
-    """Jobs that were accepted, and what was planned of each."""
+    """Jobs that were accepted, what was planned of each, and what all may take."""
 
     plans: tuple[PlanRecord, ...] = ()
+    estimate: CostEstimate | None = None
+    start: str = ""  # of the first: a rounded range, or why it is unknown
 
 
 class Why(Out, frozen=True):
@@ -254,6 +276,17 @@ class Why(Out, frozen=True):
     code: str
     text: str
     facts: dict[str, int | str]
+
+
+class ArrayOut(Out, frozen=True):
+    """A member of an array. ``states``: of all members that were asked for, where it is folded."""
+
+    job: int  # the first of them
+    index: int  # its own, as its program finds it
+    count: int
+    first_index: int  # of all members
+    last_index: int
+    states: dict[str, int] = {}
 
 
 class JobOut(Out, frozen=True):
@@ -288,6 +321,8 @@ class JobOut(Out, frozen=True):
     tokens_per_second: float | None = None
     mfu: float | None = None
     printed: bool = False  # its steps are those that it prints: it reports none
+    project: str = ""
+    array: ArrayOut | None = None
 
 
 class LossOut(Out, frozen=True):
@@ -304,6 +339,8 @@ class JobDetail(Out, frozen=True):
     spec: Raw
     evidence: tuple[str, ...]
     used_gpu_hours: float
+    budget_gpu_hours: float = 0.0  # 0: none
+    forced: bool = False  # it goes on above its budget
     lost_steps: int = 0  # committed ones, in all
     losses: tuple[LossOut, ...] = ()  # the newest of them, oldest first
     plan: PlanRecord | None = None  # as it was submitted
@@ -492,6 +529,48 @@ class QuotaOut(Out, frozen=True):
 
 class QuotaList(Out, frozen=True):
     quotas: list[QuotaOut]
+
+
+class PartitionOut(Out, frozen=True):
+    """A partition: its nodes, what its rules say, and jobs that name it and may be seen."""
+
+    name: str
+    nodes: int
+    free_nodes: int  # that take work and have none
+    gpus: int
+    free_gpus: int
+    priority: int = 0
+    teams: tuple[str, ...] = ()  # that may use it; (): all
+    most_seconds: float = 0.0  # longest time limit of its jobs; 0: no limit
+    pending: int = 0
+    running: int = 0
+
+
+class PartitionList(Out, frozen=True):
+    partitions: list[PartitionOut]
+
+
+class UsageQuery(In, frozen=True):
+    """Days of UTC; ``to`` 0: until now."""
+
+    by: Literal["team", "user", "project"] = "team"
+    every: Literal["day", "week", "month", "all"] = "day"
+    from_: Seconds = field(default=0.0, name="from")
+    to: Seconds = 0.0
+
+
+class UsageOut(Out, frozen=True):
+    """GPU time of one owner in one stretch of time, exact, and what it costs."""
+
+    start: str  # its first day; "": of all time that was asked for
+    owner: str  # "": without a user or project
+    gpu_ns: str  # JSON's numbers are not exact
+    gpu_hours: float
+    dollars: float
+
+
+class UsageList(Out, frozen=True):
+    usage: list[UsageOut]
 
 
 class ReservationOut(Out, frozen=True):

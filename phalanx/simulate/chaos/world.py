@@ -10,7 +10,8 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.losses import LossNotice
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import Dependency, Job, JobSpec, JobState
+from phalanx.cluster.job_relations import Dependency
+from phalanx.cluster.jobs.job import Job, JobSpec, JobState
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.protocol.commands import Command, Form, Go, Notify
@@ -127,8 +128,7 @@ class ChaosWorld:
 
     def _submit(self, number: int) -> None:
         """Asks until the job is there: the controller may be gone, or a job that it waits for."""
-        known = self._accepted()
-        if number in known:
+        if number in (known := self._accepted()):
             return
         wanted = self.wanted[number]
         if self.leader.answers and all(other in known for _, other in wanted.after):

@@ -13,8 +13,9 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.forecast.why import explain, explainer
+from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.jobs.horizon import length_ns
-from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Partition, Policy, Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.events import (
     Cancel,

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec
+from phalanx.cluster.job_relations import Array, Dependency
+from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import Policy, QueuePolicy, UserPolicy
 from phalanx.cluster.protocol.commands import Accept, Drain, Notify, Refuse, Stop
@@ -61,6 +62,9 @@ def refused(drive: Drive, **fields) -> str:
         ({"retries": -1}, "retries = -1"),
         ({"array": Array(0)}, "array.count = 0"),
         ({"array": Array(5, -1)}, "array.width = -1"),
+        ({"array": Array(5, step=0)}, "array.step = 0: must be at least 1"),
+        ({"array": Array(5, first=-3)}, "array.first = -3: indices are 0 to"),
+        ({"project": "a\nb"}, "project = "),
         ({"constraint": "h100 &"}, "a feature is missing"),
         ({"constraint": "h10"}, 'did you mean "h100"?'),
         ({"after": (Dependency("afterok", 99),)}, "depends on job 99, which does not exist"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import Array, GangShape, Job
+from phalanx.cluster.job_relations import Array
+from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import GangJoined, GangReady, Hold, NodeSilent
 from phalanx.cluster.protocol.messages import Inventory, NodeSeen

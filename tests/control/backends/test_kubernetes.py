@@ -37,7 +37,7 @@ from phalanx.control.backends.kubernetes.pods import ADMIN, NOTICE
 from phalanx.control.backends.kubernetes.site import KubernetesSite
 from phalanx.control.backends.need import need_of
 from phalanx.control.backends.requested import fitted
-from phalanx.control.server.http.submission import RequestedWork
+from phalanx.control.server.http.submission import JobSchedule, RequestedWork
 
 IMAGE = "registry.example/phalanx@sha256:" + "0" * 64
 VERSION = "1.33"
@@ -241,6 +241,27 @@ def test_a_bad_job_fails_and_a_lost_node_does_not_count() -> None:
     assert disrupted["action"] == "Ignore"
     assert disrupted["onPodConditions"][0]["type"] == "DisruptionTarget"
     assert agents["completions"] == 3  # two nodes of eight ranks, and a spare
+
+
+@pytest.mark.parametrize(
+    ("site", "where"),
+    [
+        ({"kind": "jobset"}, "spec"),
+        ({"kind": "pytorchjob"}, "runPolicy"),
+        ({"kind": "job"}, "spec"),
+        ({"kind": "pods"}, ""),
+        ({"kind": "jobset", "queue": "research"}, ""),
+    ],
+)
+def test_a_held_job_is_suspended_where_kubernetes_can(site: dict[str, str], where: str) -> None:
+    held = structs.replace(wanted(**site), schedule=JobSchedule(held=True))
+    if not where:
+        with pytest.raises(ConfigError, match="--hold"):
+            manifests(held)
+        return
+    kinds = ("JobSet", "PyTorchJob", "Job")
+    specs = [made["spec"] for made in manifests(held) if made["kind"] in kinds]
+    assert specs and all(spec.get(where, spec)["suspend"] is True for spec in specs)
 
 
 def test_kueue_gets_the_queue_the_topology_and_a_suspended_job() -> None:

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.cli.jobs.submit import SubmitOptions
+from phalanx.cli.queue.schedule_options import ScheduleOptions
 from phalanx.config import Backend, ConfigError, Slurm, program_backend
-from phalanx.control.backends.requested import OF_LEAD, REFUSED, fitted, lead_words
+from phalanx.control.backends.requested import OF_LEAD, REFUSED, fitted, lead_words, option
 from phalanx.control.backends.site import LONGEST_SECONDS, SITE_SECONDS, SiteQuestions
 from phalanx.control.backends.slurm.facts import longest_hours
-from phalanx.control.server.http.submission import RequestedWork
+from phalanx.control.server.http.submission import JobSchedule, RequestedWork
 from phalanx.testing.slurm.job import SlurmJob
 from phalanx.testing.slurm.sandbox import Sandbox
 
@@ -99,6 +100,14 @@ def test_two_words_that_differ_are_refused() -> None:
         ("--backend", "ray", "--qos", "high"),
         ("--backend", "ray", "--constraint", "h100"),
         ("--backend", "kubernetes", "--requeue"),
+        ("--backend", "slurm", "--webhook", "https://x/y"),
+        ("--backend", "slurm", "--share"),
+        ("--backend", "slurm", "--minutes", "5", "--time-min", "9"),
+        ("--backend", "slurm", "--partition", "a b"),
+        ("--backend", "ray", "--after", "12"),
+        ("--backend", "ray", "--hold"),
+        ("--backend", "kubernetes", "--array", "0-3"),
+        ("--backend", "kubernetes", "--deadline", "+1h"),
         ("--set", "train.steps=3"),
     ],
 )
@@ -113,10 +122,45 @@ def test_every_option_is_used_or_refused(engine: str) -> None:
     scheduled = {"job", "argv", "ranks", "folder", "name", "spares", "slot_gpus", "traffic"}
     carried = {"environment", "program_backend", *OF_LEAD}
     own = {"qos", "constraint", "requeue"} if engine == "slurm" else set()
-    asked = set(RequestedWork.__struct_fields__)
+    asked = {*RequestedWork.__struct_fields__, *JobSchedule.__struct_fields__} - {"schedule"}
+    carried |= {"budget_gpu_seconds", "budget_micro_dollars"}
+    own |= set(JobSchedule.__struct_fields__) - {"webhook"} if engine == "slurm" else {"held"}
     assert asked == scheduled | carried | own | set(REFUSED[engine])
+    asked = set(RequestedWork.__struct_fields__) - {"schedule"}
+    options = {option(name).removeprefix("--") for name in JobSchedule.__struct_fields__}
+    assert {name.replace("-", "_") for name in options} == set(ScheduleOptions.__dataclass_fields__)
     not_options = {"job", "argv", "ranks", "folder", "traffic", "environment", "program_backend"}
     assert asked - not_options <= set(SubmitOptions.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (("--after", "12", "--after", "slurm:13:fail"), ["--dependency=afterok:12,afternotok:13"]),
+        (("--after", "12:any"), ["--dependency=afterany:12", "--kill-on-invalid-dep=yes"]),
+        (("--array", "2-10:2%3"), ["--array=2-10:2%3"]),
+        (("--begin", "2090-01-02T03:04"), ["--begin=2090-01-02T03:04:00"]),
+        (("--deadline", "2090-01-02"), ["--deadline=2090-01-02T00:00:00"]),
+        (("--hold",), ["--hold"]),
+        (("--exclusive",), ["--exclusive"]),
+        (("--partition", "long", "--project", "vision"), ["--partition=long", "--account=vision"]),
+        (("--minutes", "90", "--time-min", "20"), ["--time=0-01:30:00", "--time-min=20"]),
+        (("--mail", "ann@example.org"), ["--mail-user=ann@example.org"]),
+    ],
+)
+def test_when_after_what_and_how_often_is_slurms_own(
+    words: tuple[str, ...], lines: list[str]
+) -> None:
+    made = script(*words, "--dry-run", "--", "python", "train.py")
+    for line in lines:
+        assert made.count(f"#SBATCH {line}\n") == 1, line
+    assert ("export PHALANX_ARRAY_INDEX=$SLURM_ARRAY_TASK_ID" in made) == ("--array" in words)
+
+
+def test_a_budget_is_kept_by_the_jobs_own_controller() -> None:
+    words = ("--budget-gpu-hours", "2.5", "--budget-dollars", "7")
+    made = script(*words, "--dry-run", "--", "python", "train.py")
+    assert "--budget-gpu-hours 2.5 --budget-dollars 7" in made.replace("\\\n", "")
 
 
 def test_the_leading_process_hears_what_was_asked_for() -> None:

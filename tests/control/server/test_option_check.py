@@ -21,6 +21,8 @@ STATE = Path("/nowhere")
         ({"own_tls": True, "url": "http://10.0.0.1:7070"}, "--url"),
         ({"url": "10.0.0.1"}, "--url"),
         ({"webhooks": ("https://good/path", "bad")}, "--webhook"),
+        ({"mail_relay": "smtp://x"}, "--mail-relay"),
+        ({"mail_relay": "x:25", "mail_from": "me"}, "--mail-from"),
         ({"audit_to": ("udp://",)}, "--audit-to"),
         ({"otlp": "collector"}, "--otlp"),
     ],

@@ -119,9 +119,11 @@ class Processes:
     def given(self, job: LocalJob) -> dict[str, str]:
         """What the site passes on of the agent's own environment, and what the job sets."""
         user = self.user(job)
-        own = ("HOME", "USER", "LOGNAME", "SHELL") if user else ()  # the user has others
-        passed = {name: value for name, value in self._passed.items() if name not in own}
-        return passed | (job.work.environment if job.work is not None else {})
+        others = ("HOME", "USER", "LOGNAME", "SHELL") if user else ()  # the user has others
+        passed = {name: value for name, value in self._passed.items() if name not in others}
+        member = job.form.array if job.form is not None else None
+        own = job.work.environment if job.work is not None else {}
+        return passed | own | (member.environment if member is not None else {})
 
     def environment(self, job: LocalJob, process: WorkerProcess) -> dict[str, str]:
         """What every worker of a job finds."""

@@ -20,7 +20,7 @@ PASSED = (
     *("TORCH_*", "PYTORCH_*", "TORCHINDUCTOR_*", "TORCHDYNAMO_*", "TRITON_*", "KINETO_*"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME", "HF_HUB_OFFLINE"),
     *("SLURM_*", "SLURMD_NODENAME", "RAY_ADDRESS", "KUBERNETES_*", "MODULEPATH", "LOADEDMODULES"),
-    *("HWLOC_*", "PHALANX_RUN", "PHALANX_IMAGE", "PHALANX_DOMAIN"),
+    *("HWLOC_*", "PHALANX_RUN", "PHALANX_IMAGE", "PHALANX_DOMAIN", "PHALANX_ARRAY_*"),
 )
 # Never, whatever a site's pattern says: they let whoever has them act for a node or a person.
 KEPT = ("PHALANX_TOKEN", "PHALANX_TOKEN_*", "PHALANX_JOIN*", "SLURM_JWT", "NOTIFY_SOCKET")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from phalanx.config import ConfigError, to_toml
+from phalanx.config import ConfigError, Kubernetes, to_toml
 from phalanx.control.backends.kubernetes.pods import (
     AGENT,
     INDEX_LABELS,
@@ -62,6 +62,8 @@ def pod_options(wanted: RequestedWork) -> PodOptions:
         rule = "Kubernetes pulls images from a registry, and takes no file"
         fix = 'e.g. "registry.example/phalanx@sha256:…"'
         raise ConfigError("backend.image", f'"{backend.image}"', rule, fix)
+    if wanted.schedule.held:
+        _refuse_to_hold(site)
     need = need_of(wanted)
     name = object_name(wanted.title)
     host = {
@@ -82,11 +84,22 @@ def pod_options(wanted: RequestedWork) -> PodOptions:
         title=wanted.title,
         backend=backend,
         slot_cpus=wanted.slot_cpus,
+        held=wanted.schedule.held,
         need=need,
         url=f"{'https' if backend.tls else 'http'}://{host}:{API_PORT}",
         lead=tuple(map(str, lead)),
         index=INDEX_LABELS.get(site.kind, INDEX_LABELS["job"]),
     )
+
+
+def _refuse_to_hold(site: Kubernetes) -> None:
+    """ConfigError where nothing would keep the pods from starting, or somebody lets them go."""
+    if site.kind not in ("jobset", "pytorchjob", "job"):
+        rule = f'a "{site.kind}" (backend.kubernetes.kind) cannot be suspended'
+        raise ConfigError("--hold", "", rule, 'set it to "jobset", "pytorchjob" or "job"')
+    if site.queue:
+        rule = "Kueue lets go what is suspended (backend.kubernetes.queue)"
+        raise ConfigError("--hold", "", rule, "hold its LocalQueue, or leave one of them out")
 
 
 def _config_map(options: PodOptions, wanted: RequestedWork) -> Tree:
@@ -177,7 +190,8 @@ def _jobset(options: PodOptions) -> list[Tree]:
     }
     if options.site.queue:
         metadata["labels"] = {"kueue.x-k8s.io/queue-name": options.site.queue}
-        spec["suspend"] = True  # until Kueue admits all of it
+    if options.site.queue or options.held:
+        spec["suspend"] = True  # until Kueue admits all of it, or a person lets it go
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -194,6 +208,7 @@ def _pytorchjob(options: PodOptions) -> list[Tree]:
     policy["ttlSecondsAfterFinished"] = _kept_seconds(options)
     if options.site.queue:
         metadata["labels"] = {"kueue.x-k8s.io/queue-name": options.site.queue}
+    if options.site.queue or options.held:
         policy["suspend"] = True
     master, worker = controller_pod(options), agent_pod(options)
     for template, name in ((master, "controller"), (worker, AGENT)):
@@ -224,6 +239,8 @@ def _jobs(options: PodOptions) -> list[Tree]:
     for role, plural in (("controller", "controller"), (AGENT, "agents")):
         spec = _job_spec(options, role) | {"ttlSecondsAfterFinished": _kept_seconds(options)}
         spec["template"]["spec"]["subdomain"] = options.name
+        if options.held:
+            spec["suspend"] = True
         made.append(
             {
                 "apiVersion": "batch/v1",

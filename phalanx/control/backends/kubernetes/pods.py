@@ -42,6 +42,7 @@ class PodOptions(Struct, frozen=True, kw_only=True):
     url: str  # of the controller
     lead: tuple[str, ...]  # words behind `phalanx lead`
     slot_cpus: int = 1  # that were asked for
+    held: bool = False  # suspended until a person lets it go
     index: str = INDEX_LABELS["job"]  # label with an agent's number
 
     @property

@@ -141,7 +141,9 @@ def _time(options: ScriptOptions) -> Iterator[Directive]:
             hours += (START_SECONDS + slurm.signal_seconds) / 3600
             why = f"{need.predicted};\n{START_SECONDS // 60} minutes to start, and the warning"
         yield Directive(f"--time={_clock(hours)}", why)
-        if need.least_hours < hours:
+        if need.least_hours < hours and not any(
+            line.startswith("--time-min") for line in slurm.options
+        ):
             yield Directive(
                 f"--time-min={_clock(need.least_hours)}",
                 "Backfill may start it with less: it goes on in the next allocation",

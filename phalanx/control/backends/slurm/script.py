@@ -227,6 +227,15 @@ def _agents(options: ScriptOptions) -> Iterator[Directive]:
     feature = ' --feature "slurm_$SLURM_JOB_ID"' if options.server else ""
     feature += "" if options.backend.standby else " --no-standby"
     program = " ".join((*before, f"{PYTHON} -m phalanx" if contained else '"${phalanx[@]}"'))
+    if options.backend.slurm.array or any(
+        "--array" in line for line in options.backend.slurm.options
+    ):
+        yield Directive(
+            "export PHALANX_ARRAY_JOB=$SLURM_ARRAY_JOB_ID\n"
+            "export PHALANX_ARRAY_INDEX=$SLURM_ARRAY_TASK_ID\n"
+            "export PHALANX_ARRAY_COUNT=$SLURM_ARRAY_TASK_COUNT",
+            "Which member of the array it is, as on other engines",
+        )
     yield Directive(
         'agents=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1\n'
         "  --no-kill --kill-on-bad-exit=0 --wait=0\n"

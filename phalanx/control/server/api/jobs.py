@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
@@ -22,8 +23,14 @@ from phalanx.cluster.protocol.events import (
     SubmitWorkflow,
 )
 from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
-from phalanx.control.server.http.job_rights import may_change_budget, refuse_unconfirmed, rightful
+from phalanx.control.server.http.job_rights import (
+    budget_seconds,
+    may_change_budget,
+    refuse_unconfirmed,
+    rightful,
+)
 from phalanx.control.server.http.log_requests import LogLocation
+from phalanx.control.server.http.planned_job import cost_estimate
 from phalanx.control.server.http.replanned_job import carry_out, needs_replan, wanted_replicas
 from phalanx.control.server.http.views import (
     event_out,
@@ -56,7 +63,7 @@ async def submit_job(call: Call) -> t.JobsSubmitted:
     """Put a job into the queue."""
     spec, told = await rightful(call, call.body.spec, call.body.work)
     refuse_unconfirmed(call, [spec], confirmed=call.body.confirmed)
-    return _submitted(await call.order(Submit(spec=spec)), told, [spec])
+    return _submitted(call, await call.order(Submit(spec=spec)), told, [spec])
 
 
 @ENDPOINTS.add("POST /v1/workflows", WRITERS, body=t.Workflow, status=201, audited=True)
@@ -71,14 +78,23 @@ async def submit_workflow(call: Call) -> t.JobsSubmitted:
     specs = [step.spec for step in steps]
     refuse_unconfirmed(call, specs, confirmed=call.body.confirmed)
     done = await call.order(SubmitWorkflow(steps=tuple(steps)))
-    return _submitted(done, list(dict.fromkeys(notes)), specs)
+    return _submitted(call, done, list(dict.fromkeys(notes)), specs)
 
 
-def _submitted(done: t.Done, told: list[str], specs: Sequence[JobSpec]) -> t.JobsSubmitted:
+def _submitted(
+    call: Call, done: t.Done, told: list[str], specs: Sequence[JobSpec]
+) -> t.JobsSubmitted:
     """Nobody is to look in vain for what was asked and is not so, nor for what it will take."""
+    core, now_ns = call.leading.core, call.leading.controller.clock.now_ns()
     plans = tuple(spec.plan for spec in specs if spec.plan is not None)
     answer = structs.asdict(done) | {"message": "; ".join([done.message, *told])}
-    return t.JobsSubmitted(**answer, plans=plans)
+    first = core.view.jobs.get(done.jobs[0]) if done.jobs else None
+    return t.JobsSubmitted(
+        **answer,
+        plans=plans,
+        estimate=cost_estimate(core.view.policy.price, specs),
+        start=waits(core, first, [], now_ns).start if first is not None else "",
+    )
 
 
 @ENDPOINTS.add("GET /v1/jobs", EVERYBODY, query=t.JobsQuery)
@@ -88,13 +104,14 @@ async def list_jobs(call: Call) -> t.JobList:
     In the order of their numbers.
     """
     core, query = call.leading.core, call.query
+    if query.fold:
+        return _folded(call)
     listed: list[t.JobOut] = []
     known, now_ns = core.view.jobs.values(), call.leading.controller.clock.now_ns()
     for job in reversed(known) if query.newest else known:
         if job.id <= query.after or not call.sees(job.spec.team):
             continue
-        live = not job.ended
-        if query.state not in ("all", job.state) and not (query.state == "live" and live):
+        if not _asked_for(query, job):
             continue
         if len(listed) == query.limit:
             if query.newest:
@@ -102,6 +119,35 @@ async def list_jobs(call: Call) -> t.JobList:
             return t.JobList(jobs=listed, next_after=listed[-1].id)
         listed.append(_with_pace(call, job_out(core, job, now_ns)))
     return t.JobList(jobs=listed[::-1] if query.newest else listed, next_after=0)
+
+
+def _asked_for(query: t.JobsQuery, job: Job) -> bool:
+    return query.state in ("all", job.state) or (query.state == "live" and not job.ended)
+
+
+def _folded(call: Call) -> t.JobList:
+    """The same with one entry an array, which says how many of its jobs are in which state."""
+    core, query = call.leading.core, call.query
+    states: dict[int, Counter[str]] = {}
+    entries: list[Job] = []
+    for job in core.view.jobs.values():
+        if not call.sees(job.spec.team) or not _asked_for(query, job):
+            continue
+        first = job.array_parent not in states
+        if job.array_parent:
+            states.setdefault(job.array_parent, Counter())[job.state] += 1
+        if (first or not job.array_parent) and job.id > query.after:
+            entries.append(job)
+    shown = entries[-query.limit :] if query.newest else entries[: query.limit]
+    more = len(entries) > len(shown) and not query.newest
+    now_ns, listed = call.leading.controller.clock.now_ns(), []
+    for job in shown:
+        made = _with_pace(call, job_out(core, job, now_ns))
+        if made.array is not None:
+            counts = dict(states[job.array_parent])
+            made = structs.replace(made, array=structs.replace(made.array, states=counts))
+        listed.append(made)
+    return t.JobList(jobs=listed, next_after=listed[-1].id if more else 0)
 
 
 def _with_pace(call: Call, job: t.JobOut) -> t.JobOut:
@@ -173,6 +219,26 @@ async def release_job(call: Call) -> t.Done:
     return await call.order(Hold(job=call.job().id, held=False, operator=call.operator))
 
 
+@_job("POST /v1/arrays/{job}/cancel")
+async def cancel_array(call: Call) -> t.Done:
+    """End all jobs of an array, which any of them names."""
+    return await call.order(Cancel(job=call.job().id, array=True))
+
+
+@_job("POST /v1/arrays/{job}/hold")
+async def hold_array(call: Call) -> t.Done:
+    """Keep the pending jobs of an array out of the queue."""
+    order = Hold(job=call.job().id, held=True, operator=call.operator, array=True)
+    return await call.order(order)
+
+
+@_job("POST /v1/arrays/{job}/release")
+async def release_array(call: Call) -> t.Done:
+    """Let the held jobs of an array into the queue."""
+    order = Hold(job=call.job().id, held=False, operator=call.operator, array=True)
+    return await call.order(order)
+
+
 @_job("POST /v1/jobs/{job}/scale", body=t.Replicas)
 async def scale_job(call: Call) -> t.Done:
     """Give a job another number of replicas.
@@ -190,7 +256,7 @@ async def scale_job(call: Call) -> t.Done:
 @_job("POST /v1/jobs/{job}/budget", body=t.Budget)
 async def budget_job(call: Call) -> t.Done:
     """Give a job another budget."""
-    job, seconds = call.job(), call.body.gpu_hours * 3600
+    job, seconds = call.job(), budget_seconds(call, call.body)
     may_change_budget(call, job, seconds, forced=call.body.forced)
     order = RaiseBudget(job=job.id, budget_gpu_seconds=seconds, forced=call.body.forced)
     return await call.order(order)

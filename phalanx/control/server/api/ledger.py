@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
@@ -14,6 +15,8 @@ from phalanx.control.wire import api_types as t
 from phalanx.observe.tracker.ledger_time import slices
 
 SAMPLE_NS = 10_000_000_000
+DAY_SECONDS = 86_400
+EPOCH = date(1970, 1, 1)
 
 
 class LedgerQuery(t.In, frozen=True):
@@ -114,6 +117,44 @@ async def ledger_out(call: Call, owner: str, share: Share) -> JobLedgerOut:
         lost_steps=share.lost_steps,
         timeline=timeline,
     )
+
+
+@ENDPOINTS.add("GET /v1/usage", EVERYBODY, query=t.UsageQuery)
+async def usage(call: Call) -> t.UsageList:
+    """Say who held GPUs over time: by team, user or project.
+
+    As far as the caller may see; all jobs count that ever ran here, also those that are forgotten.
+    """
+    query, core = call.query, call.leading.core
+    price = core.view.policy.price.micro_dollars_per_gpu_hour
+    first, last = int(query.from_) // DAY_SECONDS, int(query.to) // DAY_SECONDS
+    held: dict[tuple[str, str], int] = {}
+    for row in core.ledger.usage():
+        if row.day < first or (query.to and row.day > last) or not call.sees(row.team):
+            continue
+        key = (_stretch(row.day, query.every), getattr(row.owner, query.by))
+        held[key] = held.get(key, 0) + row.gpu_ns
+    rows = [
+        t.UsageOut(
+            start=start,
+            owner=owner,
+            gpu_ns=str(gpu_ns),
+            gpu_hours=gpu_ns / HOUR_NS,
+            dollars=gpu_ns * price / HOUR_NS / 1e6,
+        )
+        for (start, owner), gpu_ns in sorted(held.items())
+    ]
+    return t.UsageList(usage=rows)
+
+
+def _stretch(day: int, every: str) -> str:
+    """The first day of the day, week or month that a day is in; "": of all time."""
+    found = EPOCH + timedelta(days=day)
+    if every == "week":
+        found -= timedelta(days=found.weekday())
+    elif every == "month":
+        found = found.replace(day=1)
+    return "" if every == "all" else found.isoformat()
 
 
 @ENDPOINTS.add("GET /v1/ledger/timeline", EVERYBODY, query=FleetLedgerQuery)

@@ -23,6 +23,7 @@ from phalanx.control.server.http.views import (
     names_of,
     node_history,
     node_out,
+    partitions,
     questions,
     quotas,
 )
@@ -167,6 +168,12 @@ async def repaired_node(call: Call) -> t.Done:
     Its past counts no more.
     """
     return await call.order(NodeRepaired(node=call.node()))
+
+
+@ENDPOINTS.add("GET /v1/partitions", EVERYBODY)
+async def list_partitions(call: Call) -> t.PartitionList:
+    """List partitions: nodes, rules, and the jobs that name them."""
+    return t.PartitionList(partitions=partitions(call.leading.core, call.sees))
 
 
 @ENDPOINTS.add("GET /v1/quotas", EVERYBODY)

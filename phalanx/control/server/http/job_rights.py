@@ -22,6 +22,8 @@ from phalanx.control.server.http.planned_job import (
 )
 from phalanx.control.server.http.submission import spec_of
 from phalanx.control.server.http.work_check import WorkError, checked_work, refuse_elastic
+from phalanx.control.server.mail import bad_mail
+from phalanx.control.server.webhooks import bad_address
 from phalanx.control.wire import api_types as t
 from phalanx.control.wire.payload import Payload
 
@@ -30,11 +32,12 @@ logger = logging.getLogger("phalanx.server")
 
 async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobSpec, list[str]]:
     """A submission in the name of whoever sent it, as far as they may go, and what was changed."""
-    owned = _owned(call, _sized(asked))
+    owned = _owned(call, _with_budget(call, _sized(asked)))
     notes = []
     if owned.team != asked.team:
         notes.append(f"it counts as team {owned.team}'s, as the token says")
     _sees_awaited(call, owned)
+    _can_be_told(call, owned)
     try:
         job = await call.server.read(checked_work, work)
         refuse_elastic(job, owned.gang)
@@ -43,11 +46,23 @@ async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobS
     spec = await _planned(call, spec_of(owned, work, job), job)
     if call.operator:
         return spec, notes
-    why = refused_to_users(spec)
+    users = call.leading.core.view.policy.users
+    why = refused_to_users(users, spec)
     if why is not None:
         raise ApiError(403, why.code, str(why))
-    spec, cut = limited(call.leading.core.view.policy.users, spec)
+    spec, cut = limited(users, spec)
     return spec, [*notes, *map(str, cut)]
+
+
+def _can_be_told(call: Call, asked: t.JobRequest) -> None:
+    """What is to be told of a job's end can be told."""
+    if asked.webhook and (wrong := bad_address(asked.webhook)):
+        raise ApiError(409, "bad_webhook", wrong)
+    if asked.mail and (wrong := bad_mail(asked.mail)):
+        raise ApiError(409, "bad_mail", wrong)
+    if asked.mail and not call.server.options.mail_relay:
+        text = "this server sends no mail (`phalanx up --mail-relay`): give a webhook"
+        raise ApiError(409, "no_mail", text)
 
 
 async def _planned(call: Call, spec: JobSpec, job: config.Job | None) -> JobSpec:
@@ -67,6 +82,35 @@ def refuse_unconfirmed(call: Call, specs: Sequence[JobSpec], *, confirmed: bool)
     above = costs_above(call.leading.core.view.policy.price, specs)
     if above and not confirmed:
         raise ApiError(409, t.NEEDS_CONFIRMATION, f"{above}: confirm it to submit it all the same")
+
+
+def budget_seconds(call: Call, asked: t.Budget) -> int:
+    """A budget as GPU time."""
+    if (asked.gpu_hours is None) == (asked.dollars is None):
+        raise ApiError(409, "bad_budget", "give gpu_hours or dollars: one of both")
+    if asked.dollars is not None:
+        return _affordable(call, int(asked.dollars * 1_000_000))
+    return int((asked.gpu_hours or 0) * 3600)
+
+
+def _affordable(call: Call, micro_dollars: int) -> int:
+    """GPU-seconds that a sum pays for."""
+    price = call.leading.core.view.policy.price.micro_dollars_per_gpu_hour
+    seconds = micro_dollars * 3600 // price if price else 0
+    if seconds < 1:
+        told = f"a GPU-hour costs ${price / 1e6:g} here (policy: price.micro_dollars_per_gpu_hour)"
+        text = f"${micro_dollars / 1e6:g} is no budget: {told}; give GPU-hours, or more"
+        raise ApiError(409, "bad_budget", text)
+    return seconds
+
+
+def _with_budget(call: Call, asked: t.JobRequest) -> t.JobRequest:
+    """The submission with its budget as GPU time: of two, the smaller one."""
+    if not asked.budget_micro_dollars:
+        return asked
+    paid = _affordable(call, asked.budget_micro_dollars)
+    seconds = min(paid, asked.budget_gpu_seconds or paid)
+    return structs.replace(asked, budget_gpu_seconds=seconds, budget_micro_dollars=0)
 
 
 def may_change_budget(call: Call, job: Job, gpu_seconds: int, *, forced: bool) -> None:

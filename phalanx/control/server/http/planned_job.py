@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import (
+    HOUR_NS,
     LONGEST_NS,
     SECOND_NS,
     Expected,
@@ -22,6 +23,7 @@ from phalanx.cluster.placement.catalogued import CPU, likely_nodes, planned_clus
 from phalanx.cluster.plan_record import Origin, PlanInterval, PlanRecord
 from phalanx.cluster.policy import PricePolicy
 from phalanx.config import ConfigError, Job, micro_batches, takes_unequal_shares, to_toml
+from phalanx.control.wire.api_types import CostEstimate
 from phalanx.control.wire.payload import Train, decode_payload, encode_payload
 from phalanx.hardware import Cluster
 from phalanx.plan import AxisTraffic, Constants, FailureSettings, Plan, Range, plan_job
@@ -185,16 +187,60 @@ def unplanned(spec: JobSpec, job: Job, problem: str) -> JobSpec:
     return structs.replace(spec, expected=Expected(**stated), plan=record)
 
 
+class JobCost(Struct, frozen=True, kw_only=True):
+    """What a submission takes, all jobs of an array together."""
+
+    hours: float  # of one
+    gpu_hours: float
+    dollars: float
+    kwh: float
+    by_limit: bool  # at most: by its time limit, since nothing was planned
+
+
+def cost_of(price: PricePolicy, spec: JobSpec) -> JobCost | None:
+    """As planned, else by the time limit of a job that has GPUs; None: nobody can say."""
+    plan, count = spec.plan, spec.array.count if spec.array else 1
+    gpus = spec.gang.gpus(spec.gang.replicas)
+    if plan is not None and plan.run_seconds and plan.micro_dollars and plan.watt_hours:
+        hours = plan.run_seconds.mid / 3600
+        return JobCost(
+            hours=hours,
+            gpu_hours=count * gpus * hours,
+            dollars=count * plan.micro_dollars.mid / 1e6,
+            kwh=count * plan.watt_hours.mid / 1e3,
+            by_limit=False,
+        )
+    if not spec.time_limit_ns or not gpus:
+        return None
+    hours = spec.time_limit_ns / HOUR_NS
+    gpu_hours = count * gpus * hours
+    return JobCost(
+        hours=hours,
+        gpu_hours=gpu_hours,
+        dollars=gpu_hours * price.micro_dollars_per_gpu_hour / 1e6,
+        kwh=gpu_hours * price.watts_per_gpu / 1e3,
+        by_limit=True,
+    )
+
+
+def cost_estimate(price: PricePolicy, specs: Sequence[JobSpec]) -> CostEstimate | None:
+    """What submissions take together; None: of one of them nobody can say."""
+    costs = [cost_of(price, spec) for spec in specs]
+    known = [cost for cost in costs if cost is not None]
+    if not known or len(known) < len(costs):
+        return None
+    return CostEstimate(
+        gpu_hours=sum(cost.gpu_hours for cost in known),
+        dollars=sum(cost.dollars for cost in known),
+        by_limit=any(cost.by_limit for cost in known),
+    )
+
+
 def costs_above(price: PricePolicy, specs: Sequence[JobSpec]) -> str:
-    """Which of the policy's thresholds submissions are planned above, in words; "": none."""
-    hours = dollars = kwh = 0.0
-    for spec in specs:
-        plan, count = spec.plan, spec.array.count if spec.array else 1
-        if plan is None or not (plan.run_seconds and plan.micro_dollars and plan.watt_hours):
-            continue
-        hours = max(hours, plan.run_seconds.mid / 3600)
-        dollars += count * plan.micro_dollars.mid / 1e6
-        kwh += count * plan.watt_hours.mid / 1e3
+    """Which of the policy's thresholds submissions are expected above, in words; "": none."""
+    costs = [cost for spec in specs if (cost := cost_of(price, spec)) is not None]
+    hours = max((cost.hours for cost in costs), default=0.0)
+    dollars, kwh = sum(cost.dollars for cost in costs), sum(cost.kwh for cost in costs)
     above = [
         f"{value:,.0f} {unit}, above {key} = {most:,}"
         for value, unit, key, most in (
@@ -204,7 +250,11 @@ def costs_above(price: PricePolicy, specs: Sequence[JobSpec]) -> str:
         )
         if most and value > most
     ]
-    return "it is planned to take " + " and ".join(above) + " of the policy" if above else ""
+    if not above:
+        return ""
+    by_limit = any(cost.by_limit for cost in costs)
+    may = "by its time limit it may take up to " if by_limit else "it is planned to take "
+    return may + " and ".join(above) + " of the policy"
 
 
 def recent_times(jobs: Iterable[QueuedJob]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.jobs.job import SECOND_NS, GangShape, JobSpec, JobTimeouts
 from phalanx.config import Backend, ConfigError, Job, to_toml
 from phalanx.config.schema import Train as TrainSection
@@ -17,6 +18,24 @@ from phalanx.control.wire.payload import Payload, Script, Train, encode_payload
 from phalanx.plan import AxisTraffic
 
 LAUNCHERS = re.compile(r"python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|mpirun|srun|env")
+
+
+class JobSchedule(Struct, frozen=True, kw_only=True):
+    """When work runs, after what and how often, and what it may use."""
+
+    after: tuple[Dependency, ...] = ()
+    array: Array | None = None
+    begin_ns: int = 0  # 0: at once
+    deadline_ns: int = 0  # 0: none
+    held: bool = False
+    partition: str = ""  # "": any
+    project: str = ""
+    budget_gpu_seconds: int = 0  # 0: none
+    budget_micro_dollars: int = 0  # 0: none
+    time_min: float = 0.0  # minutes; 0: all of its time
+    exclusive: bool | None = None  # None: as is usual
+    mail: str = ""  # "": to nobody
+    webhook: str = ""  # "": none
 
 
 class RequestedWork(Struct, frozen=True, kw_only=True):
@@ -46,6 +65,7 @@ class RequestedWork(Struct, frozen=True, kw_only=True):
     requeue: bool = False  # at its time limit
     traffic: tuple[AxisTraffic, ...] = ()
     environment: dict[str, str] = {}
+    schedule: JobSchedule = JobSchedule()
 
     @property
     def backend(self) -> Backend:
@@ -90,12 +110,15 @@ def program_name(argv: tuple[str, ...]) -> str:
 def submission(wanted: RequestedWork, node_gpus: int) -> Submission:
     """The submission for a fleet whose nodes have so many GPUs."""
     shape, work = _described(wanted, wanted.slot_gpus or node_gpus)
+    schedule = wanted.schedule
+    _refuse_elsewhere(wanted)
     shape = structs.replace(
         shape,
         least_replicas=wanted.least,
         most_replicas=wanted.most,
         slot_cpus=wanted.slot_cpus,
         traffic=wanted.traffic,
+        whole_nodes=schedule.exclusive is True,
     )
     spec = JobRequest(
         name=wanted.title,
@@ -110,8 +133,31 @@ def submission(wanted: RequestedWork, node_gpus: int) -> Submission:
         timeouts=wanted.timeouts,
         preemptible=wanted.preemptible,
         requeue_at_limit=wanted.requeue,
+        after=schedule.after,
+        array=schedule.array,
+        begin_ns=schedule.begin_ns,
+        deadline_ns=schedule.deadline_ns,
+        held=schedule.held,
+        partition=schedule.partition,
+        project=schedule.project,
+        budget_gpu_seconds=schedule.budget_gpu_seconds,
+        budget_micro_dollars=schedule.budget_micro_dollars,
+        webhook=schedule.webhook,
+        mail=schedule.mail,
     )
     return Submission(spec=spec, work=work)
+
+
+def _refuse_elsewhere(wanted: RequestedWork) -> None:
+    """ConfigError where something is asked for that a server's queue does not have."""
+    schedule = wanted.schedule
+    if schedule.array is not None and wanted.job is not None:
+        rule = "all jobs of a job file's array would be the same, and write into one folder"
+        raise ConfigError("--array", "", rule, "give a program that reads PHALANX_ARRAY_INDEX")
+    if schedule.time_min:
+        rule = "is for Slurm: this queue gives a job all of its --minutes"
+        fix = "give fewer --minutes and --requeue: it goes on in its next turn"
+        raise ConfigError("--time-min", f"{schedule.time_min:g}", rule, fix)
 
 
 def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Payload]:
@@ -151,6 +197,7 @@ def _refuse_nodes(argv: tuple[str, ...], shape: GangShape) -> None:
 def spec_of(asked: JobRequest, work: Payload, job: Job | None) -> JobSpec:
     """What the core gets; ``job``: the trainer's, as the checked work describes it."""
     fields = {name: getattr(asked, name) for name in asked.__struct_fields__}
+    del fields["budget_micro_dollars"]  # it is GPU time by now
     return JobSpec(**fields, payload=encode_payload(work), reports_steps=job is not None)
 
 

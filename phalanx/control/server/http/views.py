@@ -15,13 +15,15 @@ from phalanx.cluster.forecast.why import WaitExplainer, explainer
 from phalanx.cluster.gang.seen_failures import NODE_DAY_GPU_SECONDS, GroupFailures, SeenFailures
 from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec, JobState
 from phalanx.cluster.jobs.measured import expected_now
+from phalanx.cluster.policy import Partition
 from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
 from phalanx.cluster.reasons import Reason, about
 from phalanx.control.server.shell_memory import Notice
-from phalanx.control.trust.secrets import shown_body, shown_payload
+from phalanx.control.trust.secrets import shown_address, shown_body, shown_payload
 from phalanx.control.wire.api_types import (
     AgeRateOut,
+    ArrayOut,
     ChangeOut,
     CommandOut,
     EventOut,
@@ -31,6 +33,7 @@ from phalanx.control.wire.api_types import (
     LossOut,
     NodeOut,
     NoticeOut,
+    PartitionOut,
     QuestionOut,
     QuotaOut,
     Waits,
@@ -78,6 +81,8 @@ def job_out(core: Core, job: Job, now_ns: int) -> JobOut:
         phase=job.gang.phase if job.gang else "",
         step_seconds=(job.step_ns or job.printed_step_ns) / 1e9,
         printed=printed is not None and not job.step,
+        project=spec.project,
+        array=_array_out(job),
         submitted_ns=job.submitted_ns,
         started_ns=job.started_ns,
         ended_ns=job.ended_ns,
@@ -90,10 +95,24 @@ def job_out(core: Core, job: Job, now_ns: int) -> JobOut:
     )
 
 
+def _array_out(job: Job) -> ArrayOut | None:
+    array = job.spec.array
+    if array is None:
+        return None
+    return ArrayOut(
+        job=job.array_parent,
+        index=array.index(job.array_index),
+        count=array.count,
+        first_index=array.first,
+        last_index=array.index(array.count - 1),
+    )
+
+
 def shown_spec(spec: JobSpec) -> JobSpec:
     """A submission as others than its node may see it."""
     fallbacks = tuple(msgspec.structs.replace(each, payload="") for each in spec.fallbacks)
-    return msgspec.structs.replace(spec, payload=shown_payload(spec.payload), fallbacks=fallbacks)
+    shown = msgspec.structs.replace(spec, payload=shown_payload(spec.payload), fallbacks=fallbacks)
+    return msgspec.structs.replace(shown, webhook=shown_address(spec.webhook))
 
 
 def job_detail(core: Core, job: Job, now_ns: int) -> JobDetail:
@@ -105,6 +124,8 @@ def job_detail(core: Core, job: Job, now_ns: int) -> JobDetail:
         spec=msgspec.Raw(msgspec.json.encode(shown_spec(job.spec))),
         evidence=job.evidence,
         used_gpu_hours=used / HOUR_NS,
+        budget_gpu_hours=job.budget_gpu_seconds / 3600,
+        forced=job.forced,
         lost_steps=job.lost_steps,
         losses=tuple(
             LossOut(first=each.first, last=each.last, at_ns=each.at_ns, why=why_of(each.why))
@@ -297,6 +318,39 @@ def _rate_between(per_million: int, failures: int) -> tuple[float, float, float]
         return rate * max(0.0, 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))) ** 3
 
     return rate, quantile(-TENTH_Z), quantile(TENTH_Z)
+
+
+def partitions(core: Core, sees: Sees) -> list[PartitionOut]:
+    """Partitions of the fleet and of the policy, by name."""
+    fleet, rules = core.view.fleet, core.view.policy.queue.partitions
+    nodes: dict[str, list[int]] = {name: [] for name in rules}
+    for number, node in enumerate(fleet.nodes):
+        if fleet.state(number) is not NodeState.DEAD:
+            nodes.setdefault(node.partition, []).append(number)
+    jobs: dict[tuple[str, bool], int] = {}
+    for job in core.view.jobs.values():
+        if not job.ended and sees(job.spec.team):
+            key = (job.spec.partition, job.allocated)
+            jobs[key] = jobs.get(key, 0) + 1
+    rows = []
+    for name in sorted(nodes):
+        rule = rules.get(name, Partition())
+        usable = [node for node in nodes[name] if fleet.state(node) is NodeState.HEALTHY]
+        rows.append(
+            PartitionOut(
+                name=name,
+                nodes=len(nodes[name]),
+                free_nodes=sum(not fleet.held[node] for node in usable),
+                gpus=sum(fleet.nodes[node].gpus for node in nodes[name]),
+                free_gpus=sum(fleet.free_mask(node).bit_count() for node in usable),
+                priority=rule.priority,
+                teams=rule.teams,
+                most_seconds=rule.most_time_ns / 1e9,
+                pending=jobs.get((name, False), 0),
+                running=jobs.get((name, True), 0),
+            )
+        )
+    return rows
 
 
 def quotas(core: Core, sees: Sees) -> list[QuotaOut]:

@@ -4,6 +4,7 @@ import { BUCKETS, meaning, ordered, tint, total } from "../lib/buckets.js";
 import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
 import { dollars, gpuHours, percent, whole, words } from "../lib/format.js";
 import { Stack } from "../lib/stack.js";
+import { usageCard } from "../lib/usage.js";
 
 const MOST_BINS = 120, LEAST_BINS = 4, SAMPLE_SECONDS = 12;
 
@@ -27,10 +28,11 @@ export function goodputView({ go, query }) {
   const teams = table(["team", ["GPU time", "num"], ["price", "num"], ["goodput", "num"]]);
   const teamsCard = card("By team", "", teams, "flush");
   const nothing = empty("No GPU time yet", h("p", {}, "The ledger begins with the first node: ", h("code", {}, `phalanx agent --join ${location.origin}`)));
+  const usage = usageCard();
   const timeCard = card("Over time", "GPUs by what they did; a click shows the events of that time", h("div", {}, stack.node, legend));
   const grid = h("div", { class: "grid" },
     card("Sum", "", h("dl", { class: "figures" }, Object.values(figures))), timeCard,
-    card("From what was paid to what was computed", "", h("div", {}, fall, sum), "half"), h("div", { class: "half grid" }, causesCard, teamsCard));
+    card("From what was paid to what was computed", "", h("div", {}, fall, sum), "half"), h("div", { class: "half grid" }, causesCard, teamsCard, usage.node));
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Goodput"), pick), nothing, grid);
   const events = (bucket, at = "") => go("events", { bucket, at: at ? Math.round(at) : "", job: scope.startsWith("job:") ? scope.slice(4) : "" });
 
@@ -38,6 +40,7 @@ export function goodputView({ go, query }) {
     const [kind, name] = scope.split(/:(.*)/);
     const [fleet, { teams: groups }, { jobs }] = await Promise.all([get(`/v1/ledger/timeline?bins=${bins}`), getExact("/v1/ledger"), get("/v1/jobs?state=all&limit=200&newest=true")]);
     choices(groups, jobs);
+    await usage.refresh();
     const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?bins=${bins}`) : kind === "team" ? await get(`/v1/ledger/timeline?bins=${bins}&team=${encodeURIComponent(name)}`) : fleet;
     if (sparse(found.timeline)) return refresh();
     const price = fleet.gpu_hours ? fleet.dollars / fleet.gpu_hours : 0;

@@ -11,7 +11,8 @@ from msgspec import structs
 
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import SECOND_NS, Array, Expected, JobSpec
+from phalanx.cluster.job_relations import Array
+from phalanx.cluster.jobs.job import SECOND_NS, Expected, JobSpec
 from phalanx.cluster.plan_record import PlanInterval, PlanRecord
 from phalanx.cluster.policy import Policy, PricePolicy
 from phalanx.cluster.protocol.commands import Notify

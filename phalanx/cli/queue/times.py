@@ -1,0 +1,45 @@
+"""Times and spans as people write them: 08:00, 2026-11-19T08:00, +2h; 90m, 4h, 2d."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from phalanx.config import ConfigError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+SPAN_HINT = "e.g. 90m, 4h or 2d"
+TIME_HINT = "e.g. 08:00, 2026-11-19T08:00, or +2h from now"
+
+
+def span_seconds(key: str, text: str) -> float:
+    """A length of time in seconds; ConfigError where it is none."""
+    found = _SPAN.fullmatch(text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise ConfigError(key, f'"{text}"', "is no length of time", SPAN_HINT)
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def time_ns(key: str, text: str, now: datetime) -> int:
+    """A moment since 1970; a time of day is the next one. ConfigError where it is none.
+
+    ``now`` has a zone: times without one are in that.
+    """
+    return round(_moment(key, text.strip(), now).timestamp()) * 10**9
+
+
+def _moment(key: str, text: str, now: datetime) -> datetime:
+    later = text.removeprefix("now")
+    if later.startswith("+"):
+        return now + timedelta(seconds=span_seconds(key, later[1:]))
+    try:
+        if clock := _CLOCK.fullmatch(text):
+            hour, minute, second = (int(part or 0) for part in clock.groups())
+            today = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+            return today if today > now else today + timedelta(days=1)
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(key, f'"{text}"', "is no time", TIME_HINT) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=now.tzinfo)
