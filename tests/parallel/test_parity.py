@@ -219,7 +219,14 @@ def job_of_mesh(name: str, steps: int = STEPS) -> Job:
     return make_job(ranks, {"model": MODELS[model], "parallel": parallel, "train": train_section})
 
 
-@pytest.mark.parametrize("name", MESHES)
+# Proved by smaller meshes, by tests/checkpoint/test_reshard.py (three axes at once) and by
+# tests/parallel/test_pipeline_balance.py (gpipe); a context axis shards weights, as fsdp2 does.
+IN_SOAK = {"fsdp4", "pp4-gpipe", "pp2xtp2xfsdp2", "ep2xfsdp2xpp2"}
+IN_SOAK |= {"gemma-fsdp2", "mistral-fsdp2", "olmo-fsdp2"}
+CASES = [pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK else ()) for name in MESHES]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_mesh_trains_like_one_process(name: str, shared_ranks: SharedRanks) -> None:
     ranks, _, _ = MESHES[name]
     reference = reference_of_mesh(name)
