@@ -10,10 +10,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.shared_ranks import SharedRanks
 
 # A loaded machine is slow, not wrong: no test fails for the time it took. The same code gives the
 # same examples; new ones are drawn by `--hypothesis-profile=explore`, which `make soak` does.
@@ -104,3 +107,13 @@ def _clusters_fork_their_processes() -> Iterator[None]:
         for each in (local, module):
             patch.setattr(each, "start_in_background", start_in_background)
         yield
+
+
+@pytest.fixture(scope="module")
+def shared_ranks() -> Iterator[SharedRanks]:
+    """Ranks for one test of a file after another."""
+    from tests.shared_ranks import SharedRanks  # torch, which few tests need
+
+    ranks = SharedRanks()
+    yield ranks
+    ranks.close()

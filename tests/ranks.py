@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore
 
-_GRACE_SECONDS = 30.0  # for a rank to notice by itself that another one is gone
+GRACE_SECONDS = 30.0  # for a rank to notice by itself that another one is gone
 
 
 class RankError(AssertionError):
@@ -118,7 +118,7 @@ def _wait(processes: list[int], timeout_seconds: float) -> dict[int, int]:
             if done:
                 ends[pid] = os.waitstatus_to_exitcode(status)
                 if status:
-                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         time.sleep(0.005)
     return ends
 

@@ -15,7 +15,7 @@ from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train.trainer import Trainer
 from tests.parallel.test_parity import make_job
-from tests.ranks import run_ranks
+from tests.shared_ranks import SharedRanks
 
 SAVED, STEPS = 2, 4
 MOE = {"moe": {"experts": 4, "top_k": 2, "ffn": 16, "shared_experts": 1}}
@@ -80,36 +80,43 @@ def more_losses(trainer: Trainer) -> list[float]:
     return losses
 
 
+def _train_and_save(job: Job, folder: Path) -> tuple[Digests, list[float]]:
+    trainer = make_trainer(job)
+    for _ in range(SAVED):
+        trainer.train_step()
+    Checkpointer(folder).save(trainer.step, trainer.tensors(), trainer.extra())
+    return digests(trainer), more_losses(trainer)
+
+
 def save_source(
-    folder: Path, ranks: int, parallel: dict[str, Any], model: dict[str, Any]
+    shared_ranks: SharedRanks,
+    folder: Path,
+    ranks: int,
+    parallel: dict[str, Any],
+    model: dict[str, Any],
 ) -> Source:
-    job = job_on(ranks, parallel, model)
-
-    def run() -> tuple[Digests, list[float]]:
-        trainer = make_trainer(job)
-        for _ in range(SAVED):
-            trainer.train_step()
-        Checkpointer(folder).save(trainer.step, trainer.tensors(), trainer.extra())
-        return digests(trainer), more_losses(trainer)
-
-    results = run_ranks(ranks, run)
+    results = shared_ranks.run(ranks, _train_and_save, job_on(ranks, parallel, model), folder)
     return Source(folder, together([found for found, _ in results]), results[0][1])
 
 
+def _load_and_train(job: Job, folder: Path) -> tuple[Digests, list[float]]:
+    trainer = make_trainer(job)
+    path = latest(folder)
+    assert path is not None
+    trainer.restore(Checkpointer(folder).load(path, trainer.tensors()))
+    assert trainer.step == SAVED
+    return digests(trainer), more_losses(trainer)
+
+
 def continue_on(
-    source: Source, ranks: int, parallel: dict[str, Any], model: dict[str, Any]
+    shared_ranks: SharedRanks,
+    source: Source,
+    ranks: int,
+    parallel: dict[str, Any],
+    model: dict[str, Any],
 ) -> None:
     job = job_on(ranks, parallel, model)
-
-    def run() -> tuple[Digests, list[float]]:
-        trainer = make_trainer(job)
-        path = latest(source.folder)
-        assert path is not None
-        trainer.restore(Checkpointer(source.folder).load(path, trainer.tensors()))
-        assert trainer.step == SAVED
-        return digests(trainer), more_losses(trainer)
-
-    results = run_ranks(ranks, run)
+    results = shared_ranks.run(ranks, _load_and_train, job, source.folder)
     assert together([found for found, _ in results]) == source.digests
     for _, losses in results:
         # Another mesh adds in another order: equal up to rounding, not to the bit.
@@ -117,18 +124,19 @@ def continue_on(
 
 
 @pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def dense(shared_ranks: SharedRanks, tmp_path_factory: pytest.TempPathFactory) -> Source:
     folder = tmp_path_factory.mktemp("pp2xtp2xfsdp2")
-    return save_source(folder, 8, {"pipeline": 2, "tensor": 2, "zero": 3}, {})
+    axes = {"pipeline": 2, "tensor": 2, "zero": 3}
+    return save_source(shared_ranks, folder, 8, axes, {})
 
 
 @pytest.mark.parametrize("target", DENSE_TARGETS)
 def test_pipeline_tensor_and_fsdp_shards_continue_on_another_mesh(
-    dense: Source, target: str
+    dense: Source, target: str, shared_ranks: SharedRanks
 ) -> None:
-    continue_on(dense, *DENSE_TARGETS[target], {})
+    continue_on(shared_ranks, dense, *DENSE_TARGETS[target], {})
 
 
-def test_two_expert_groups_continue_as_four(tmp_path: Path) -> None:
-    source = save_source(tmp_path, 4, {"expert": 2, "zero": 3}, MOE)
-    continue_on(source, 4, {"expert": 4, "zero": 3}, MOE)
+def test_two_expert_groups_continue_as_four(shared_ranks: SharedRanks, tmp_path: Path) -> None:
+    source = save_source(shared_ranks, tmp_path, 4, {"expert": 2, "zero": 3}, MOE)
+    continue_on(shared_ranks, source, 4, {"expert": 4, "zero": 3}, MOE)

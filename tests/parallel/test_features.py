@@ -16,16 +16,17 @@ from tests.parallel.test_parity import (
     LOSS_TOLERANCE,
     MODELS,
     NORM_TOLERANCE,
+    STEPS,
     make_job,
     train,
     train_alone,
 )
-from tests.ranks import run_ranks
+from tests.shared_ranks import SharedRanks
 
 # Tensor parallelism on CPUs takes its time for each layer: no more of them than a case needs.
 BASE: dict[str, dict[str, Any]] = {
     "model": {"layers": 2},
-    "train": {"steps": 4, "micro_batch": 2},
+    "train": {"steps": STEPS, "micro_batch": 2},
 }
 FOUR_LAYERS = {"model": {"layers": 4}}
 
@@ -104,11 +105,11 @@ def merged(*tables: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_feature_changes_nothing_but_where_and_when(name: str) -> None:
+def test_feature_changes_nothing_but_where_and_when(name: str, shared_ranks: SharedRanks) -> None:
     common, ranks, parallel, further = SAME[name]
     expected = train_alone(make_job(1, merged(common)))
     job = make_job(ranks, merged(common, {"parallel": parallel}, further))
-    for found in run_ranks(ranks, train, job):
+    for found in shared_ranks.run(ranks, train, job):
         for (loss, norm), (expected_loss, expected_norm) in zip(found, expected, strict=True):
             assert loss == pytest.approx(expected_loss, rel=LOSS_TOLERANCE)
             assert norm == pytest.approx(expected_norm, rel=NORM_TOLERANCE)
@@ -145,21 +146,24 @@ LOW_PRECISION: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", LOW_PRECISION)
-def test_low_precision_follows_fp32(name: str) -> None:
+def test_low_precision_follows_fp32(name: str, shared_ranks: SharedRanks) -> None:
     ranks, parallel, precision = LOW_PRECISION[name]
     # One common token in half of the positions gives a loss that falls: lagging weights show.
     common = {"train": {"steps": 6}} | (FOUR_LAYERS if "schedule" in parallel else {})
     expected = train_alone(make_job(1, merged(common)))
     job = make_job(ranks, merged(common, {"parallel": parallel, "precision": precision}))
-    for found in run_ranks(ranks, train, job):
+    for found in shared_ranks.run(ranks, train, job):
         for (loss, norm), (expected_loss, expected_norm) in zip(found, expected, strict=True):
             assert loss == pytest.approx(expected_loss, rel=2e-3)
             assert norm == pytest.approx(expected_norm, rel=5e-2)
 
 
-def save_after(job: Job, folder: Path, steps: int) -> float:
+SAVED = 2  # steps before the checkpoint, and as many after
+
+
+def save(job: Job, folder: Path) -> float:
     trainer = Trainer(job, build_mesh(job, torch.device("cpu")), torch.device("cpu"))
-    for _ in range(steps):
+    for _ in range(SAVED):
         trainer.train_step()
     Checkpointer(folder, keep=0).save(trainer.step, trainer.tensors(), trainer.extra())
     trainer.close()
@@ -172,14 +176,13 @@ def continue_from(job: Job, folder: Path) -> tuple[float, list[float]]:
     assert found is not None
     trainer.restore(Checkpointer(folder, keep=0).load(found, trainer.tensors()))
     start = trainer.validate()
-    losses = [trainer.train_step().loss.item() for _ in range(3)]
+    losses = [trainer.train_step().loss.item() for _ in range(SAVED)]
     trainer.close()
     return start, losses
 
 
+# Beside those of dense models in tests/checkpoint/test_reshard.py.
 RESHAPES: dict[str, tuple[str, tuple[int, dict[str, Any]], tuple[int, dict[str, Any]]]] = {
-    "fsdp2-to-tp2": ("dense", (2, {}), (2, {"tensor": 2})),
-    "tp2xfsdp2-to-single": ("dense", (4, {"tensor": 2}), (1, {})),
     "single-to-pp2": ("dense", (1, {}), (2, {"pipeline": 2})),
     "pp2-to-ddp3": ("dense", (2, {"pipeline": 2}), (3, {"zero": 0})),
     "zero-bubble-to-fsdp2": ("dense", (2, {"pipeline": 2, "schedule": "zero-bubble"}), (2, {})),
@@ -190,18 +193,20 @@ RESHAPES: dict[str, tuple[str, tuple[int, dict[str, Any]], tuple[int, dict[str, 
 
 
 @pytest.mark.parametrize("name", RESHAPES)
-def test_a_checkpoint_continues_on_another_mesh(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_continues_on_another_mesh(
+    name: str, shared_ranks: SharedRanks, tmp_path: Path
+) -> None:
     model, (ranks_before, before), (ranks_after, after) = RESHAPES[name]
     common = {
         "model": MODELS[model] | ({"layers": 4} if "schedule" in before else {}),
-        "train": {"steps": 6, "validate_samples": 8},
+        "train": {"steps": 2 * SAVED, "validate_samples": 8},
         "data": {"validation_fraction": 0.5},
     }
     straight = train_alone(make_job(1, merged(common)))
     first = make_job(ranks_before, merged(common, {"parallel": before}))
     then = make_job(ranks_after, merged(common, {"parallel": after}))
-    validated = run_ranks(ranks_before, save_after, first, tmp_path, 3)
-    for start, losses in run_ranks(ranks_after, continue_from, then, tmp_path):
+    validated = shared_ranks.run(ranks_before, save, first, tmp_path)
+    for start, losses in shared_ranks.run(ranks_after, continue_from, then, tmp_path):
         assert start == pytest.approx(validated[0], rel=LOSS_TOLERANCE)
-        expected = [loss for loss, _ in straight[3:]]
+        expected = [loss for loss, _ in straight[SAVED:]]
         assert losses == pytest.approx(expected, rel=LOSS_TOLERANCE)

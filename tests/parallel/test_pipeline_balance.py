@@ -15,7 +15,7 @@ from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train.trainer import Trainer
 from tests.parallel.test_parity import EXPERTS, make_job
-from tests.ranks import run_ranks
+from tests.shared_ranks import SharedRanks
 
 STEPS, SAVED = 4, 2
 BALANCES = ("auxiliary", "bias", "none")
@@ -81,11 +81,13 @@ def straight_and_resumed(job: Job, folder: Path) -> tuple[Run, Run]:
     return run(job, folder), run(job, folder, resume=True)
 
 
-def prove(job: Job, alone: Job, folder: Path) -> None:
+def prove(shared_ranks: SharedRanks, job: Job, alone: Job, folder: Path) -> None:
     """A mesh equals one process, its biases exactly, and goes on from a checkpoint to the bit."""
     expected = run_alone(alone)
     biases: dict[str, list[float]] = {}
-    for straight, resumed in run_ranks(job.parallel.pipeline, straight_and_resumed, job, folder):
+    for straight, resumed in shared_ranks.run(
+        job.parallel.pipeline, straight_and_resumed, job, folder
+    ):
         assert straight.losses == pytest.approx(expected.losses, rel=1e-6)
         assert straight.norms == pytest.approx(expected.norms, rel=1e-5)
         biases |= straight.biases
@@ -102,10 +104,10 @@ SHORT += [("auxiliary", "zero-bubble"), ("none", "1f1b")]
 
 @pytest.mark.parametrize(("balance", "schedule"), SHORT)
 def test_a_pipeline_balances_like_one_process_and_resumes_to_the_bit(
-    balance: str, schedule: str, tmp_path: Path
+    balance: str, schedule: str, shared_ranks: SharedRanks, tmp_path: Path
 ) -> None:
     axes = {"pipeline": 2, "schedule": schedule}
-    prove(make(balance, 2, axes), make(balance, 1, {}), tmp_path)
+    prove(shared_ranks, make(balance, 2, axes), make(balance, 1, {}), tmp_path)
 
 
 def forwards_of_a_step(job: Job) -> list[int]:
@@ -125,16 +127,20 @@ def forwards_of_a_step(job: Job) -> list[int]:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
-def test_a_stage_runs_once_for_each_micro_batch_and_never_to_find_out_shapes(schedule: str) -> None:
+def test_a_stage_runs_once_for_each_micro_batch_and_never_to_find_out_shapes(
+    schedule: str, shared_ranks: SharedRanks
+) -> None:
     job = make("none", 2, {"pipeline": 2, "schedule": schedule})
-    for counts in run_ranks(2, forwards_of_a_step, job):
+    for counts in shared_ranks.run(2, forwards_of_a_step, job):
         assert counts == [8] * len(counts)
 
 
-def test_a_batch_that_grows_makes_a_schedule_anew_and_counts_nothing_for_it(tmp_path: Path) -> None:
+def test_a_batch_that_grows_makes_a_schedule_anew_and_counts_nothing_for_it(
+    shared_ranks: SharedRanks, tmp_path: Path
+) -> None:
     further = {"train": {"batch_ramp": RAMP}}
     axes = {"pipeline": 2, "schedule": "1f1b"}
-    prove(make("bias", 2, axes, further), make("bias", 1, {}, further), tmp_path)
+    prove(shared_ranks, make("bias", 2, axes, further), make("bias", 1, {}, further), tmp_path)
 
 
 FURTHER: dict[str, dict[str, Any]] = {
@@ -150,8 +156,8 @@ FURTHER: dict[str, dict[str, Any]] = {
     ("balance", "schedule", "further"), list(product(BALANCES, SCHEDULES, FURTHER))
 )
 def test_every_balance_under_every_schedule(
-    balance: str, schedule: str, further: str, tmp_path: Path
+    balance: str, schedule: str, further: str, shared_ranks: SharedRanks, tmp_path: Path
 ) -> None:
     axes = {"pipeline": 2, "schedule": schedule}
     sections = FURTHER[further]
-    prove(make(balance, 2, axes, sections), make(balance, 1, {}, sections), tmp_path)
+    prove(shared_ranks, make(balance, 2, axes, sections), make(balance, 1, {}, sections), tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,8 +15,16 @@ from tests.parallel.test_parity import (
     train,
     train_alone,
 )
-from tests.ranks import run_ranks
-from tests.train.test_determinism import Result, checkpoint_of, cut_off, job_on, joined, run
+from tests.shared_ranks import SharedRanks
+from tests.train.test_determinism import (
+    Result,
+    Run,
+    checkpoint_of,
+    cut_off,
+    job_on,
+    joined,
+    make_runs,
+)
 
 RAMP = ({"until_tokens": 32 * 7, "global_batch": 4}, {"until_tokens": 32 * 20, "global_batch": 6})
 BATCHES = [4, 4, 6, 6, 8, 8]  # 7 and 20 samples are reached within a step
@@ -42,10 +49,10 @@ def test_the_samples_of_a_run_follow_the_ramp() -> None:
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_every_mesh_follows_the_ramp_like_one_process(name: str) -> None:
+def test_every_mesh_follows_the_ramp_like_one_process(name: str, shared_ranks: SharedRanks) -> None:
     ranks, parallel = MESHES[name]
     expected = train_alone(ramped(1, {}))
-    for found in run_ranks(ranks, train, ramped(ranks, parallel)):
+    for found in shared_ranks.run(ranks, train, ramped(ranks, parallel)):
         assert [loss for loss, _ in found] == pytest.approx(
             [loss for loss, _ in expected], rel=LOSS_TOLERANCE
         )
@@ -57,17 +64,16 @@ def test_every_mesh_follows_the_ramp_like_one_process(name: str) -> None:
 CUTS = (1, 2, 4)  # the edges of the ramp
 
 
-class Saved(NamedTuple):
-    """A run of a ramp that was saved at its edges and went on."""
+class Runs(NamedTuple):
+    """A run of a ramp that was saved at its edges and went on, one that was not, and the rests."""
 
-    ranks: int
-    job: Job
-    folder: Path
-    results: list[Result]
+    saved: list[Result]
+    whole: list[Result]
+    continued: dict[int, list[Result]]  # by the step they continue from
 
 
 @pytest.fixture(scope="module", params=[(1, {}), (2, {"pipeline": 2})], ids=["single", "pp2"])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("ramp")
     ranks, parallel = request.param
     job = job_on(ranks, parallel, folder)
@@ -76,18 +82,20 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     job = msgspec.structs.replace(
         job, train=msgspec.structs.replace(job.train, batch_ramp=stages, steps=len(BATCHES))
     )
-    return Saved(ranks, job, folder, run(ranks, job, folder, save_at=CUTS))
+    (saved,) = make_runs(ranks, job, Run(folder, save_at=CUTS))
+    rests = (Run(folder, resume=checkpoint_of(folder, cut)) for cut in CUTS)
+    whole, *continued = make_runs(ranks, job, Run(folder / "whole"), *rests)
+    return Runs(saved, whole, dict(zip(CUTS, continued, strict=True)))
 
 
-def test_a_run_that_is_saved_at_the_edges_of_the_ramp_is_as_one_that_is_not(saved: Saved) -> None:
-    assert len(saved.results[0][0]) == len(BATCHES)
-    assert run(saved.ranks, saved.job, saved.folder / "whole") == saved.results
+def test_a_run_that_is_saved_at_the_edges_of_the_ramp_is_as_one_that_is_not(runs: Runs) -> None:
+    assert len(runs.saved[0][0]) == len(BATCHES)
+    assert runs.whole == runs.saved
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_run_cut_at_the_edges_of_the_ramp_continues_to_the_bit(saved: Saved, cut: int) -> None:
-    rest = run(saved.ranks, saved.job, saved.folder, resume=checkpoint_of(saved.folder, cut))
-    assert joined(cut_off(saved.results, cut), rest) == saved.results
+def test_a_run_cut_at_the_edges_of_the_ramp_continues_to_the_bit(runs: Runs, cut: int) -> None:
+    assert joined(cut_off(runs.saved, cut), runs.continued[cut]) == runs.saved
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from phalanx.train.report.sinks import Sinks
 from phalanx.train.resume.checkpoints import Checkpoints
 from phalanx.train.resume.saving import prepare_saves
 from phalanx.train.trainer import StepOutcome, Trainer
+from tests.commands import run_forked
 from tests.ranks import run_ranks
 from tests.train.forked_runs import Run, small_job
 
@@ -353,13 +354,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(
         to_toml(small_job(tmp_path / "runs", 2, train__steps=30, checkpoint__at_end="false"))
     )
-    done = subprocess.run(
-        [sys.executable, "good_enough.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    program = partial(runpy.run_path, "good_enough.py", run_name="__main__")
+    done = run_forked(program, ["good_enough.py"], None, tmp_path, 100.0)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "stopped on request at step 21" in done.stdout

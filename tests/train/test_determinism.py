@@ -29,7 +29,7 @@ from phalanx.train.trainer import Trainer
 from tests.parallel.test_parity import make_job
 from tests.ranks import run_ranks
 
-STEPS = 6
+STEPS = 5
 SAMPLES = 24  # an epoch of three steps
 MESHES: dict[str, tuple[int, dict[str, Any], str]] = {  # ranks, axes, format of the moments
     "single": (1, {}, "float32"),
@@ -82,32 +82,34 @@ class Losses:
     def close(self) -> None: ...
 
 
-def make_steps(
-    job: Job,
-    folder: Path,
-    *,
-    resume: Path | None = None,
-    save_at: Sequence[int] = (),
-    kill_at: int = 0,
-) -> Result:
-    """Run the loop, from a checkpoint if so asked; losses, and a digest of all state.
+class Run(NamedTuple):
+    """How the steps of a job are made: by the loop, from a checkpoint if so asked.
 
     ``save_at`` makes the steps without the loop, and saves after some of them. ``kill_at`` sends
     SIGTERM to every rank while micro-batch two of that step is in forward.
     """
+
+    folder: Path
+    resume: Path | None = None
+    save_at: Sequence[int] = ()
+    kill_at: int = 0
+
+
+def make_steps(job: Job, run: Run) -> Result:
+    """Losses, and a digest of all state."""
     device = torch.device("cpu")
     trainer = Trainer(job, build_mesh(job, device), device)
-    checkpointer = Checkpointer(folder / "checkpoints", keep=0)
-    if resume is not None:
-        trainer.restore(checkpointer.load(resume, trainer.tensors()))
+    checkpointer = Checkpointer(run.folder / "checkpoints", keep=0)
+    if run.resume is not None:
+        trainer.restore(checkpointer.load(run.resume, trainer.tensors()))
     stop, sink = StopFlag(), Losses()
     stop.install()
-    if kill_at:
-        _terminate_in_the_middle(trainer, kill_at)
-    if save_at:
+    if run.kill_at:
+        _terminate_in_the_middle(trainer, run.kill_at)
+    if run.save_at:
         while trainer.step < job.train.steps:
             sink.values.append(trainer.train_step().loss.item())
-            if trainer.step in save_at:
+            if trainer.step in run.save_at:
                 checkpointer.save(trainer.step, trainer.tensors(), trainer.extra())
     else:
         orders = LocalOrders(stop)
@@ -142,12 +144,14 @@ def digest(trainer: Trainer) -> str:
     return found.hexdigest()
 
 
-def run(ranks: int, *args: Any, **kwargs: Any) -> list[Result]:
-    def call() -> Result:
-        return make_steps(*args, **kwargs)
+def make_runs(ranks: int, job: Job, *runs: Run) -> list[list[Result]]:
+    """Runs of a job one after another on new ranks; by run, what each rank came to."""
+
+    def call() -> list[Result]:
+        return [make_steps(job, run) for run in runs]
 
     # Also a single rank is forked: signals and settings stay out of the test process.
-    return run_ranks(ranks, call)
+    return [list(results) for results in zip(*run_ranks(ranks, call), strict=True)]
 
 
 class Whole(NamedTuple):
@@ -163,14 +167,15 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     ranks, parallel, state = MESHES[request.param]
     job = job_on(ranks, parallel, folder, state)
-    return Whole(ranks, job, run(ranks, job, folder))
+    return Whole(ranks, job, *make_runs(ranks, job, Run(folder)))
 
 
 class Saved(NamedTuple):
-    """A second run of the same job, which was saved after some steps and went on."""
+    """Further runs of the same job: one was saved after some steps and went on, one was stopped."""
 
     folder: Path
-    results: list[Result]
+    saved: list[Result]
+    stopped: list[Result]  # by SIGTERM in the middle of step two
 
 
 CUTS = {2: "mid-epoch", 3: "epoch-edge"}
@@ -179,26 +184,38 @@ CUTS = {2: "mid-epoch", 3: "epoch-edge"}
 @pytest.fixture(scope="module")
 def saved(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp("saved")
-    return Saved(folder, run(whole.ranks, whole.job, folder, save_at=list(CUTS)))
+    runs = Run(folder, save_at=list(CUTS)), Run(folder / "stopped", kill_at=2)
+    return Saved(folder, *make_runs(whole.ranks, whole.job, *runs))
+
+
+@pytest.fixture(scope="module")
+def continued(whole: Whole, saved: Saved) -> dict[int, list[Result]]:
+    """What ranks of another set come to, by the step that they continue from; 0: of the stopped."""
+    stopped = latest(saved.folder / "stopped" / "checkpoints")
+    assert stopped is not None
+    starts = {cut: checkpoint_of(saved.folder, cut) for cut in CUTS} | {0: stopped}
+    runs = [Run(saved.folder, resume=path) for path in starts.values()]
+    return dict(zip(starts, make_runs(whole.ranks, whole.job, *runs), strict=True))
 
 
 def test_two_runs_are_equal_to_the_bit(whole: Whole, saved: Saved) -> None:
     assert len(whole.results[0][0]) == STEPS
-    assert saved.results == whole.results
+    assert saved.saved == whole.results
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=CUTS.values())
-def test_an_interrupted_run_continues_to_the_bit(whole: Whole, saved: Saved, cut: int) -> None:
-    rest = run(whole.ranks, whole.job, saved.folder, resume=checkpoint_of(saved.folder, cut))
-    assert joined(cut_off(saved.results, cut), rest) == whole.results
+def test_an_interrupted_run_continues_to_the_bit(
+    whole: Whole, saved: Saved, continued: dict[int, list[Result]], cut: int
+) -> None:
+    assert joined(cut_off(saved.saved, cut), continued[cut]) == whole.results
 
 
-def test_sigterm_in_the_middle_of_accumulation_loses_nothing(whole: Whole, tmp_path: Path) -> None:
-    first = run(whole.ranks, whole.job, tmp_path, kill_at=2)
-    done = len(first[0][0])
+def test_sigterm_in_the_middle_of_accumulation_loses_nothing(
+    whole: Whole, saved: Saved, continued: dict[int, list[Result]]
+) -> None:
+    done = len(saved.stopped[0][0])
     assert 2 <= done < STEPS, "the signal ends the run early, after the step it arrived in"
-    rest = run(whole.ranks, whole.job, tmp_path, resume=latest(tmp_path / "checkpoints"))
-    assert joined(first, rest) == whole.results
+    assert joined(saved.stopped, continued[0]) == whole.results
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:

@@ -18,7 +18,7 @@ from phalanx.parallel import build_mesh
 from phalanx.train.resume.refusal import refuse_state_of
 from phalanx.train.trainer import Trainer
 from tests.parallel.test_parity import make_job
-from tests.ranks import run_ranks
+from tests.shared_ranks import SharedRanks
 
 STEPS = 3
 # Sizes that shards cut unevenly, and eight micro-batches in four virtual replicas.
@@ -76,9 +76,9 @@ def _digests(trainer: Trainer) -> tuple[tuple[str, str], ...]:
     return tuple(sorted({name: of for part in gathered for name, of in part.items()}.items()))
 
 
-def bits_on(ranks: int, *tables: dict[str, Any]) -> Bits:
+def bits_on(shared_ranks: SharedRanks, ranks: int, *tables: dict[str, Any]) -> Bits:
     """What every rank of a run comes to."""
-    found = run_ranks(ranks, train, job_on(ranks, *tables))
+    found = shared_ranks.run(ranks, train, job_on(ranks, *tables))
     assert len(set(found)) == 1
     return found[0]
 
@@ -86,10 +86,10 @@ def bits_on(ranks: int, *tables: dict[str, Any]) -> Bits:
 _references: dict[str, Bits] = {}
 
 
-def bits_alone(*tables: dict[str, Any]) -> Bits:
+def bits_alone(shared_ranks: SharedRanks, *tables: dict[str, Any]) -> Bits:
     """What one process comes to, trained once for all that compare with it."""
     if repr(tables) not in _references:
-        _references[repr(tables)] = bits_on(1, *tables)
+        _references[repr(tables)] = bits_on(shared_ranks, 1, *tables)
     return _references[repr(tables)]
 
 
@@ -101,10 +101,11 @@ def parallel(**axes: Any) -> dict[str, Any]:
     return {"parallel": axes}
 
 
-def test_without_virtual_replicas_bits_differ() -> None:
+def test_without_virtual_replicas_bits_differ(shared_ranks: SharedRanks) -> None:
     """What the other tests compare is able to show a difference."""
     off = {"train": {"virtual_replicas": 0}}
-    one, four = (bits_on(ranks, precision("bfloat16"), off, parallel(zero=3)) for ranks in (1, 4))
+    tables = precision("bfloat16"), off, parallel(zero=3)
+    one, four = (bits_on(shared_ranks, ranks, *tables) for ranks in (1, 4))
     assert one.steps != four.steps and one.state != four.state
 
 
@@ -112,10 +113,12 @@ def test_without_virtual_replicas_bits_differ() -> None:
     ("compute", "zero"),
     [("float32", 0), ("float32", 3), *(("bfloat16", zero) for zero in range(4))],
 )
-def test_same_bits_on_1_2_and_4_replicas(compute: str, zero: int) -> None:
-    alone = bits_alone(precision(compute))
+def test_same_bits_on_1_2_and_4_replicas(
+    compute: str, zero: int, shared_ranks: SharedRanks
+) -> None:
+    alone = bits_alone(shared_ranks, precision(compute))
     for ranks in (2, 4):
-        assert bits_on(ranks, precision(compute), parallel(zero=zero)) == alone
+        assert bits_on(shared_ranks, ranks, precision(compute), parallel(zero=zero)) == alone
 
 
 MESHES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -130,10 +133,11 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_same_bits_on_meshes(mesh: str) -> None:
+def test_same_bits_on_meshes(mesh: str, shared_ranks: SharedRanks) -> None:
     ranks, axes = MESHES[mesh]
     tables = precision("bfloat16"), {"model": {"layers": 4}}
-    assert bits_on(ranks, *tables, parallel(**axes)) == bits_alone(*tables)
+    found = bits_on(shared_ranks, ranks, *tables, parallel(**axes))
+    assert found == bits_alone(shared_ranks, *tables)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -146,29 +150,36 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_same_bits_of_other_jobs(variant: str) -> None:
+def test_same_bits_of_other_jobs(variant: str, shared_ranks: SharedRanks) -> None:
     table = VARIANTS[variant]
-    one = bits_on(1, table)
-    assert bits_on(2, table, parallel(zero=0)) == one
-    assert bits_on(4, table, parallel(zero=3)) == one
+    one = bits_on(shared_ranks, 1, table)
+    assert bits_on(shared_ranks, 2, table, parallel(zero=0)) == one
+    assert bits_on(shared_ranks, 4, table, parallel(zero=3)) == one
 
 
-def _in_pieces(folder: Path, ranks: tuple[int, ...], each: int, *tables: dict[str, Any]) -> Bits:
+def _in_pieces(
+    shared_ranks: SharedRanks,
+    folder: Path,
+    ranks: tuple[int, ...],
+    each: int,
+    *tables: dict[str, Any],
+) -> None:
     """A run that goes on with another number of replicas after every ``each`` steps."""
     steps: tuple[str, ...] = ()
     schedule = {"schedule": {"kind": "constant"}}
     for number, count in enumerate(ranks):
         length = {"train": {"steps": each * (number + 1)}}
         job = job_on(count, *tables, schedule, length)
-        part = run_ranks(count, train, job, folder, each * number)[0]
+        part = shared_ranks.run(count, train, job, folder, each * number)[0]
         validation, steps = part.steps[-1:], steps + part.steps[:-1]
     whole = job_on(1, *tables, schedule, {"train": {"steps": each * len(ranks)}})
-    assert run_ranks(1, train, whole)[0] == Bits(steps + validation, part.state)
-    return part
+    assert shared_ranks.run(1, train, whole)[0] == Bits(steps + validation, part.state)
 
 
-def test_same_bits_when_the_number_of_replicas_changes(tmp_path: Path) -> None:
-    _in_pieces(tmp_path, (4, 2, 4), 2, precision("bfloat16"), parallel(zero=3))
+def test_same_bits_when_the_number_of_replicas_changes(
+    shared_ranks: SharedRanks, tmp_path: Path
+) -> None:
+    _in_pieces(shared_ranks, tmp_path, (4, 2, 4), 2, precision("bfloat16"), parallel(zero=3))
 
 
 @pytest.mark.parametrize("name", ["virtual_replicas", "micro_batch"])
@@ -185,12 +196,13 @@ def test_a_checkpoint_of_other_sums_is_refused(name: str) -> None:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_sixty_steps_on_1_2_4_and_8_replicas(
-    pipeline: int, zero: int, compute: str, tmp_path: Path
+    pipeline: int, zero: int, compute: str, shared_ranks: SharedRanks, tmp_path: Path
 ) -> None:
     length = {"train": {"steps": 60, "virtual_replicas": 8, "global_batch": 16}}
     tables = precision(compute), parallel(zero=zero, pipeline=pipeline), length
-    expected = bits_alone(precision(compute), length)
+    expected = bits_alone(shared_ranks, precision(compute), length)
     for replicas in (1, 2, 4, 8):
-        assert bits_on(replicas * pipeline, *tables) == expected
+        assert bits_on(shared_ranks, replicas * pipeline, *tables) == expected
     if pipeline == 1:
-        _in_pieces(tmp_path, (4, 2, 4, 2, 4), 12, precision(compute), parallel(zero=zero))
+        pieces = (4, 2, 4, 2, 4)
+        _in_pieces(shared_ranks, tmp_path, pieces, 12, precision(compute), parallel(zero=zero))

@@ -18,7 +18,7 @@ from phalanx.train.optim.moments import Moments, decode, encode, zero_moments
 from phalanx.train.optim.optimizer import AdamW
 from phalanx.train.trainer import Trainer
 from tests.parallel.test_parity import make_job
-from tests.ranks import run_ranks
+from tests.shared_ranks import SharedRanks
 from tests.train.optim.test_optimizer import set_gradients, verdict, weights
 
 LOW = ("bfloat16", "int8")
@@ -153,7 +153,7 @@ def _whole_state(trainer: Trainer) -> dict[str, bytes]:
     return found
 
 
-def _trained(folder: Path, ranks: int, parallel: dict[str, int], *, load: bool) -> dict[str, bytes]:
+def _trained(folder: Path, ranks: int, parallel: dict[str, int], load: bool) -> dict[str, bytes]:
     sections = {"parallel": parallel, "optimizer": {"state": "int8"}, **ROWS}
     job = make_job(ranks, sections | {"train": {"micro_batch": 4}})
     device = torch.device("cpu")
@@ -171,10 +171,11 @@ def _trained(folder: Path, ranks: int, parallel: dict[str, int], *, load: bool) 
     return _whole_state(trainer)
 
 
-def test_codes_and_scales_are_resharded(tmp_path: Path) -> None:
-    saved = run_ranks(4, lambda: _trained(tmp_path, 4, {"tensor": 2, "zero": 3}, load=False))[0]
-    alone = run_ranks(1, lambda: _trained(tmp_path, 1, {}, load=True))[0]
-    sharded = run_ranks(2, lambda: _trained(tmp_path, 2, {"zero": 3}, load=True))[0]
+def test_codes_and_scales_are_resharded(shared_ranks: SharedRanks, tmp_path: Path) -> None:
+    saved, alone, sharded = (
+        shared_ranks.run(ranks, _trained, tmp_path, ranks, parallel, ranks != 4)[0]
+        for ranks, parallel in ((4, {"tensor": 2, "zero": 3}), (1, {}), (2, {"zero": 3}))
+    )
     assert any("_code" in name for name in saved) and saved == alone == sharded
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from phalanx.cluster.detectors import vote
 from phalanx.config import job_from_table, resolve, verification_interval
 from phalanx.train.optim.verification import GradientVerification, judge
-from tests.ranks import run_ranks
+from tests.shared_ranks import SharedRanks
 from tests.train.verified_steps import (
     Flips,
     flipping,
@@ -40,24 +40,27 @@ def _plain(steps: int) -> dict[str, Tensor]:
     return state(trainer)
 
 
-def find_all(flips: int, seed: int) -> None:
-    results = run_ranks(4, _flips, flips, seed)
+def find_all(shared_ranks: SharedRanks, flips: int, seed: int) -> None:
+    results = shared_ranks.run(4, _flips, flips, seed)
     for made, _ in results:
         assert made.named == [(culprit,) for culprit in made.culprits] and made.alarms == 0
         assert len(made.named) == flips and set(made.culprits) == {0, 1, 2, 3}
         assert [vote({0: copies}).wrong for copies in made.copies] == made.named
-    for (_, found), expected in zip(results, run_ranks(4, _plain, flips + 1), strict=True):
+    plain = shared_ranks.run(4, _plain, flips + 1)
+    for (_, found), expected in zip(results, plain, strict=True):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_every_flipped_gradient_is_found_and_its_rank_is_named() -> None:
-    find_all(FLIPS, seed=7)
+def test_every_flipped_gradient_is_found_and_its_rank_is_named(shared_ranks: SharedRanks) -> None:
+    find_all(shared_ranks, FLIPS, seed=7)
 
 
 @pytest.mark.soak
-def test_a_hundred_flipped_gradients_are_found_and_their_ranks_are_named() -> None:
+def test_a_hundred_flipped_gradients_are_found_and_their_ranks_are_named(
+    shared_ranks: SharedRanks,
+) -> None:
     for seed in range(5):
-        find_all(20, seed)
+        find_all(shared_ranks, 20, seed)
 
 
 CASES: dict[str, dict[str, dict[str, Any]]] = {
@@ -98,9 +101,11 @@ def _losses(sections: dict[str, dict[str, Any]], verified: bool) -> tuple[list[f
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_verification_changes_no_bit_of_training_and_raises_no_alarm(case: str) -> None:
-    verified = run_ranks(4, _losses, CASES[case], True)
-    plain = run_ranks(4, _losses, CASES[case], False)
+def test_verification_changes_no_bit_of_training_and_raises_no_alarm(
+    case: str, shared_ranks: SharedRanks
+) -> None:
+    verified = shared_ranks.run(4, _losses, CASES[case], True)
+    plain = shared_ranks.run(4, _losses, CASES[case], False)
     for (losses, found), (expected_losses, expected) in zip(verified, plain, strict=True):
         assert losses == expected_losses
         assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -119,14 +124,16 @@ def _errs_always(world: int, culprit: int) -> tuple[int, Any, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("culprit", [1, 2])  # at step 2 it is the turn of rank 2
-def test_a_rank_that_errs_every_time_is_named_whoever_is_verified(culprit: int) -> None:
-    for step, copies, changed in run_ranks(4, _errs_always, 4, culprit):
+def test_a_rank_that_errs_every_time_is_named_whoever_is_verified(
+    culprit: int, shared_ranks: SharedRanks
+) -> None:
+    for step, copies, changed in shared_ranks.run(4, _errs_always, 4, culprit):
         assert (step, changed) == (2, (culprit,))
         assert len(copies) == 3  # it, and as many others as a majority needs
 
 
-def test_of_two_ranks_one_that_insists_is_left_to_a_third() -> None:
-    for _, copies, changed in run_ranks(2, _errs_always, 2, 0):
+def test_of_two_ranks_one_that_insists_is_left_to_a_third(shared_ranks: SharedRanks) -> None:
+    for _, copies, changed in shared_ranks.run(2, _errs_always, 2, 0):
         assert changed == () and [rank for rank, _ in copies] == [0, 1]
 
 
@@ -141,8 +148,8 @@ def _told() -> list[tuple[bool, str]]:
     return found
 
 
-def test_a_step_that_is_asked_about_is_told_though_all_agree() -> None:
-    for first, second in run_ranks(2, _told):
+def test_a_step_that_is_asked_about_is_told_though_all_agree(shared_ranks: SharedRanks) -> None:
+    for first, second in shared_ranks.run(2, _told):
         assert first == (False, "None")
         assert second[0] and "recomputed gradients agree this time at step 1" in second[1]
 
@@ -157,8 +164,10 @@ def _all_differ() -> tuple[bool, bool]:
     return quiet, verification.active
 
 
-def test_where_no_majority_agrees_nobody_is_accused_and_verification_ends() -> None:
-    assert run_ranks(3, _all_differ) == [(True, False)] * 3
+def test_where_no_majority_agrees_nobody_is_accused_and_verification_ends(
+    shared_ranks: SharedRanks,
+) -> None:
+    assert shared_ranks.run(3, _all_differ) == [(True, False)] * 3
 
 
 JUDGED: dict[str, tuple[int, int, list[int], Any]] = {

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,17 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+# Every signal, and every part of the start; the others of all pairs take their time.
+SHORT = {("joining", signal.SIGHUP), ("building", signal.SIGUSR1)}
+SHORT |= {(part, signal.SIGTERM) for part in PARTS}
+PAIRS = [
+    pytest.param(part, number, marks=() if (part, number) in SHORT else pytest.mark.soak)
+    for part in PARTS
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+]
+
+
+@pytest.mark.parametrize(("part", "number"), PAIRS)
 def test_a_signal_during_the_start_ends_the_run_at_once(
     tmp_path: Path, start: Start, part: str, number: signal.Signals
 ) -> None:
@@ -127,20 +137,14 @@ def train_command(folder: Path, steps: int) -> list[str]:
     return [sys.executable, "-m", "phalanx", "train", str(path)]
 
 
-def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path: Path) -> None:
-    command = train_command(tmp_path, 12)
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    )
-    assert process.stdout is not None
-    with process:
-        lines = [next(process.stdout)]
-        process.send_signal(signal.SIGHUP)
-        lines += process.stdout
-    assert process.returncode == 0 and "all steps are done at step 12" in lines[-1]
+def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path: Path, start: Start) -> None:
+    ignore = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    run = start(small_job(tmp_path, train__steps=12), before=ignore)
+    run.until(lambda: bool(run.rank_pids()))
+    run.kill(signal.SIGHUP)
+    for pid in run.rank_pids():
+        os.kill(pid, signal.SIGHUP)
+    assert run.wait() == 0 and "all steps are done at step 12" in run.text.splitlines()[-1]
 
 
 def test_a_command_whose_output_nobody_reads_goes_on_and_reports(tmp_path: Path) -> None:
@@ -173,9 +177,7 @@ def test_a_run_whose_records_nobody_reads_goes_on_and_reports(tmp_path: Path, st
 
 
 def test_a_signal_before_there_are_ranks_ends_the_command_with_zero(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(to_toml(small_job(tmp_path / "runs", train__steps=100000)))
-    command = [sys.executable, "-m", "phalanx", "train", str(path)]
+    command = train_command(tmp_path, 100000)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 90

@@ -17,25 +17,23 @@ from phalanx.train.exits import ExitCode
 from phalanx.train.rank import worker
 from phalanx.train.report.records import StepRecord, read_records
 from phalanx.train.report.run_folder import RunFolder
+from tests.commands import run_phalanx
 from tests.train.forked_runs import small_job
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def command(*words: object) -> subprocess.CompletedProcess[str]:
+def torchrun(ranks: int, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", "-m", "phalanx.train.rank.worker", *map(str, words)]
     return subprocess.run(
-        [sys.executable, "-m", *map(str, words)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False
     )
 
 
-def torchrun(ranks: int, *words: object) -> subprocess.CompletedProcess[str]:
-    flags = ("--standalone", f"--nproc-per-node={ranks}")
-    return command("torch.distributed.run", *flags, "-m", "phalanx.train.rank.worker", *words)
+def train(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    words = ("train", str(path), "--world-size", "2", *words)
+    return run_phalanx(*words, environment=ENVIRONMENT)
 
 
 def test_under_torchrun_all_ranks_share_one_run_folder(tmp_path: Path) -> None:
@@ -86,7 +84,7 @@ def test_a_wrong_key_is_named_by_one_rank_a_node_and_the_others_let_it_speak(
 def test_a_bad_file_never_starts_a_process(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "job.toml"
     path.write_text(f'runs = "{tmp_path / "runs"}"\n{text}')
-    done = command("phalanx", "train", path, "--world-size", 2)
+    done = train(path)
     assert done.returncode == ExitCode.CONFIG
     assert named in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -95,6 +93,6 @@ def test_a_bad_file_never_starts_a_process(tmp_path: Path, text: str, named: str
 def test_the_command_trains_and_reports_in_json(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(to_toml(small_job(tmp_path / "runs", 2)))
-    done = command("phalanx", "train", path, "--world-size", 2, "--json")
+    done = train(path, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["reason"] == "done"
