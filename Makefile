@@ -16,7 +16,7 @@ FAST := tests/test_architecture.py tests/cluster tests/config tests/hardware tes
 	tests/docs tests/proof tests/cli/test_commands.py tests/security/test_unpickling.py
 
 # Rooms with properties, which a soak tries on examples of its own.
-PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate
+PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate tests/security/test_fuzz_messages.py
 
 .PHONY: demo test test-fast test-k8s lint style types suite docs soak proof proof-quick proof-gpu clean postgres chromium slurm mpi
 

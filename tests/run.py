@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.testing.fork_server import fork_server
+from tests.shared_folder import VARIABLE
 from tests.side_by_side import SideBySide
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +69,7 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     plugin = SideBySide(own.processes, stored_seconds())
     with tempfile.TemporaryDirectory(prefix="phx-") as folder, fork_server(Path(folder)):
+        os.environ[VARIABLE] = folder
         code = pytest.main(options, plugins=[plugin])
     if own.store:
         store(plugin.measured)

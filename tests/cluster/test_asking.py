@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
@@ -14,6 +14,7 @@ from phalanx.cluster.protocol.events import NodeJoined, SetQuota, SetReservation
 from phalanx.cluster.protocol.messages import Inventory
 from phalanx.cluster.queue import fairshare
 from tests.cluster.drive import SECOND, Drive
+from tests.examples import examples
 
 HOUR = 3600 * SECOND
 
@@ -49,7 +50,7 @@ def test_asking_after_a_restore_changes_no_state() -> None:
     assert asked.snapshot() == before
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(0, 40 * HOUR), max_size=8), st.sampled_from([1, 300, 24 * HOUR]))
 def test_usage_is_the_same_whenever_it_was_looked_at(cuts: list[int], half_life_ns: int) -> None:
     held, end_ns = {"a": 8, "b": 3}, 40 * HOUR + 1_234_567

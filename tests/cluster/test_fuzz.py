@@ -329,7 +329,7 @@ def test_nothing_depends_on_hashing():
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_nothing_breaks_an_invariant(seed):
     World(seed).run(120)
 

@@ -9,7 +9,7 @@ import sys
 from itertools import combinations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from phalanx.cluster.fleet.node import lowest_bits
@@ -23,6 +23,7 @@ from phalanx.cluster.queue.index import take
 from phalanx.cluster.queue.preemption import choose, lost_gpu_ns
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, MINUTE, Site, policy_of, shape_of
+from tests.examples import examples
 
 FIFO = {"size_weight": 0, "short_weight": 0, "fair_share_weight": 0, "age_weight": 0}
 SIZES = [1, 2, 4, 8, 8, 16, 24, 32]
@@ -36,7 +37,7 @@ def crowd(site: Site, rng: random.Random, jobs: int, *, exact: bool, **spec: obj
         site.submit(rng.choice(SIZES), run=run, time_limit_ns=limit, **spec)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.integers(0, 2**32))
 def test_backfill_never_delays_the_head_of_the_queue(seed: int) -> None:
     starts = []
@@ -55,7 +56,7 @@ def test_backfill_never_delays_the_head_of_the_queue(seed: int) -> None:
         assert starts[1][head] <= starts[0][head]
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.integers(0, 2**32), st.booleans())
 def test_no_promised_start_is_ever_missed(seed: int, early: bool) -> None:
     rng = random.Random(seed)
@@ -118,7 +119,7 @@ def check(site: Site) -> None:
         assert all(state == "draining" for state in running)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @example(40455)  # two had promises on the only free nodes, and neither looked at its own
 @given(st.integers(0, 2**32))
 def test_quotas_and_gpus_are_conserved_and_every_job_ends(seed: int) -> None:
@@ -133,7 +134,7 @@ def test_quotas_and_gpus_are_conserved_and_every_job_ends(seed: int) -> None:
     assert not site.view.pending and not site.view.active
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 2**32))
 @example(3256347)  # the first of several jobs that may run for any time was named by chance
 def test_a_queue_from_a_snapshot_decides_as_the_one_that_went_on(seed: int) -> None:
@@ -152,7 +153,7 @@ def test_a_queue_from_a_snapshot_decides_as_the_one_that_went_on(seed: int) -> N
             assert mine == explain(other.queue, other.view, number)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(0, 2**32))
 def test_nobody_starves(seed: int) -> None:
     """However important the others are, a job starts within a bound."""
@@ -169,7 +170,7 @@ def test_nobody_starves(seed: int) -> None:
     assert site.started[poor] <= 11 * HOUR
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 2**32))
 def test_reclaim_restores_the_lender(seed: int) -> None:
     rng = random.Random(seed)
@@ -229,7 +230,7 @@ def running(site: Site, node: int, gpus: int, lost: int) -> Job:
     return job
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_one_slot_is_freed_at_the_least_possible_loss(data: st.DataObject) -> None:
     site = Site(fleet_of(3))
@@ -266,7 +267,7 @@ def test_one_slot_is_freed_at_the_least_possible_loss(data: st.DataObject) -> No
         assert sum(offer.lost_gpu_ns for offer in found.offers) == min(ways)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_no_victim_of_a_gang_is_needless(data: st.DataObject) -> None:
     site = Site(fleet_of(8, leaf=4, pod=8))

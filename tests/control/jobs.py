@@ -11,8 +11,10 @@ import torch
 from phalanx.checkpoint import Checkpointer, latest, stored_tensors
 from phalanx.train import StepRecord, read_records
 from tests.commands import run_phalanx
+from tests.shared_folder import made_once
 
 STEPS = 60
+FEW_STEPS = 40  # of jobs that are paced until something has happened to them
 JOB = """
 name = "{name}"
 runs = "runs"
@@ -61,10 +63,16 @@ def write_job(root: Path, name: str, steps: int = STEPS) -> Path:
 
 
 def undisturbed(root: Path, steps: int = STEPS, *settings: str, forked: bool = True) -> Path:
-    """The run's folder of the same job, with other settings, without a cluster.
+    """The run's folder of the same job, with other settings, without a cluster: only to be read."""
 
-    A process that has used CUDA cannot be forked: there the run has an interpreter of its own.
-    """
+    def make(folder: Path) -> Path:
+        return _run_alone(folder, steps, settings, forked)
+
+    return made_once(f"undisturbed {steps} {settings}", root, make)
+
+
+def _run_alone(root: Path, steps: int, settings: tuple[str, ...], forked: bool) -> Path:
+    """A process that has used CUDA cannot be forked: there it has an interpreter of its own."""
     words = ("train", str(write_job(root, "undisturbed", steps)), *set_options(settings))
     if forked:
         done = run_phalanx(*words, folder=root, seconds=600)
@@ -72,8 +80,7 @@ def undisturbed(root: Path, steps: int = STEPS, *settings: str, forked: bool = T
         command = [sys.executable, "-m", "phalanx", *words]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = (root / "runs" / "undisturbed").iterdir()
-    return folder
+    return max((root / "runs" / "undisturbed").iterdir())  # where one has failed: the newest
 
 
 def set_options(settings: tuple[str, ...]) -> list[str]:

@@ -24,6 +24,7 @@ from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.worker_messages import Fact, Take, decode_fact
 from phalanx.control.wire.zygote_messages import Ended, Spawn
 from phalanx.control.worker.orders import AgentOrders
+from phalanx.testing.fork_server import fork_zygote
 from phalanx.train.rank.formation import join_group
 from phalanx.train.rank.orders import Formation
 from tests.ranks import run_ranks
@@ -116,6 +117,7 @@ def test_a_child_that_was_killed_is_not_taken_for_its_successor(tmp_path: Path) 
 
 async def _spawn_kill_spawn(root: Path) -> None:
     ends: list[Ended] = []
+    fork_zygote(root / "zygote.sock", root / "zygote.log")
     zygote = ZygoteClient(root / "zygote.sock", root / "zygote.log", ends.append)
     await zygote.open()
     try:
@@ -141,6 +143,7 @@ def test_a_store_that_takes_anothers_place_is_where_that_one_was(tmp_path: Path)
 
 async def _replace_store(root: Path) -> None:
     ends: list[Ended] = []
+    fork_zygote(root / "zygote.sock", root / "zygote.log")
     zygote = ZygoteClient(root / "zygote.sock", root / "zygote.log", ends.append)
     await zygote.open()
     try:
@@ -169,6 +172,7 @@ async def _end_unread(root: Path) -> None:
     def client(ends: list[Ended]) -> ZygoteClient:
         return ZygoteClient(root / "zygote.sock", root / "zygote.log", ends.append)
 
+    fork_zygote(root / "zygote.sock", root / "zygote.log")
     first = client([])
     await first.open()
     child = await first.spawn(Spawn(key="store", role="store", host="127.0.0.1"))

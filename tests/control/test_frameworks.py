@@ -22,6 +22,9 @@ from tests.control.programs import (
     prepare,
 )
 
+# A program goes elsewhere when its node has been silent for nine seconds, not for twenty-one.
+PROMPT = "[timeouts]\nheartbeat_ns = 2_000_000_000\n"
+
 
 class Trial:
     """One program in a folder of its own, killed twice."""
@@ -79,7 +82,7 @@ def kill_twice(cluster: TrialCluster, *trials: Trial) -> None:
 
 
 def test_programs_whose_rank_and_node_were_killed_run_to_their_end(tmp_path: Path) -> None:
-    with TrialCluster(tmp_path, nodes=2, gpus_per_node=5) as cluster:
+    with TrialCluster(tmp_path, nodes=2, gpus_per_node=5, policy=PROMPT) as cluster:
         plain = Trial(cluster, "plain", *PYTHON, "plain_ddp.py")
         launched = Trial(cluster, "launched", *TORCHRUN, "plain_ddp.py")
         shell = Trial(cluster, "shell", "sh", "-c", SILENT.format(3), ranks=1)

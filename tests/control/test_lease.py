@@ -11,6 +11,7 @@ from pathlib import Path
 from phalanx.control.agent.rendezvous import meeting_name
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.zygote_messages import Ended, Spawn
+from phalanx.testing.fork_server import fork_zygote
 
 LEASE_SECONDS = 1.0
 
@@ -28,6 +29,7 @@ def _running(pid: int) -> bool:
 
 async def start(folder: Path, lease_seconds: float) -> tuple[ZygoteClient, list[int]]:
     """A zygote with a store, a keeper and a program that starts one more."""
+    fork_zygote(folder / "z.sock", folder / "zygote.log")
     client = ZygoteClient(folder / "z.sock", folder / "zygote.log", lambda end: None)
     await client.open()
     client.lease(lease_seconds)

@@ -9,9 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,21 @@ from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.wire.api_types import Done
 from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import store_pid, worker_pids
+from tests.commands import run_phalanx
 from tests.control.servers import ServerProcess
+from tests.security.agents import RootAgent, wait_for
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 NOBODYS = {"kind": "Script", "argv": ["true"], "folder": "/"}
+# A node is missed after nine seconds of silence, not twenty-one.
+POLICY = """
+[health]
+breaker_least_nodes = 100
+strikes = 100
+lemon_score = 1000000
+[timeouts]
+heartbeat_ns = 2_000_000_000
+"""
 DRAM = "2,1,1,-;EDAC MC1: 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#1_DIMM#0\n"
 
 
@@ -54,8 +63,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialCluster]:
             policy = "cores"
             """)
         )
-    policy = "[health]\nbreaker_least_nodes = 100\nstrikes = 100\nlemon_score = 1000000\n"
-    with TrialCluster(root, nodes=3, gpus_per_node=2, policy=policy) as cluster:
+    with TrialCluster(root, nodes=3, gpus_per_node=2, policy=POLICY) as cluster:
         yield cluster
 
 
@@ -173,14 +181,8 @@ def test_followed_logs_come_as_they_are_written_and_end_with_the_job(
     text += b"".join(pieces).decode()
     assert text.endswith("begun\nover\n") and text.count("begun") == 1
     assert cluster.wait_ended(job, 120) == "done"
-    command = [sys.executable, "-m", "phalanx", "logs", "-f", "--rank", "0", str(job)]
-    done = subprocess.run(
-        [*command, "--state", str(cluster.state)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    words = ("logs", "-f", "--rank", "0", str(job), "--state", str(cluster.state))
+    done = run_phalanx(*words, seconds=60)
     assert done.stdout == "begun\nover\n" and f"job {job} is done" in done.stderr
 
 
@@ -279,63 +281,42 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_a_job_runs_as_whoever_submitted_it(user: str, open_folder: Path) -> None:
-    with ServerProcess(open_folder / "server") as server:
-        run = partial(subprocess.run, capture_output=True, text=True, check=False)
-        phalanx = [sys.executable, "-m", "phalanx"]
-        there = ["--state", str(server.state)]
+    with (
+        ServerProcess(open_folder / "server") as server,
+        RootAgent(server, open_folder, "real", zygote_ready=True) as agent,
+    ):
         token = open_folder / "token"
-        create = [*phalanx, "token", "create", user, "--role", "user", "--team", "t", *there]
-        assert run([*create, "--out", str(token)]).returncode == 0
-        state = open_folder / "agent"
-        command = [*phalanx, "agent", "--join", server.url, "--name", "real", "--gpus", "1"]
-        environment = {**os.environ, "PHALANX_TOKEN_FILE": str(server.state / "join.token")}
-        with (open_folder / "agent.log").open("wb") as output:
-            agent = subprocess.Popen(
-                [*command, "--state", str(state), "--address", "127.0.0.1"],
-                env=environment,
-                stdout=output,
-                stderr=output,
-            )
-        try:
-            script = (
-                f"id -un; cat {state}/agent.token || echo token is safe; "
-                "touch $PHALANX_FOLDER/own && echo own folder; kill -0 1 || echo no rights"
-            )
-            wait_for(lambda: server.call("GET", "/v1/nodes")[1]["nodes"])
-            submit = [*phalanx, "submit", "--json", "--server", server.url, "--team", "t"]
-            asked = run(
-                [*submit, "--world-size", "1", "--", "/bin/sh", "-c", script],
-                env={**os.environ, "PHALANX_TOKEN_FILE": str(token)},
-                cwd=open_folder,
-            )
-            assert asked.returncode == 0, asked.stdout + asked.stderr
-            job = json.loads(asked.stdout)["jobs"][0]
-            printed = state / "jobs" / str(job) / "worker-0.log"
-            wait_for(lambda: printed.exists() and "no rights" in printed.read_text())
-            if not printed.exists():
-                pytest.fail((open_folder / "agent.log").read_text())
-            lines = printed.read_text().splitlines()
-            assert lines[0] == user
-            assert "token is safe" in lines and "own folder" in lines and "no rights" in lines
-            missing = run([*submit, "--world-size", "1", "--", "id"], cwd=open_folder)
-            assert missing.returncode != 0  # no token, no job
-            spec = {"name": "j", "user": "no-such-user"}
-            unknown = server.call("POST", "/v1/jobs", {"spec": spec, "work": NOBODYS})[1]
-            show = lambda: server.call("GET", f"/v1/jobs/{unknown['jobs'][0]}")[1]["job"]  # noqa: E731
-            wait_for(lambda: show()["state"] == "failed")
-            assert "there is no user 'no-such-user'" in show()["why"]["text"], show()["why"]
-            assert show()["generation"] == 1  # the next try would not be different
-            (node,) = server.call("GET", "/v1/nodes")[1]["nodes"]
-            assert node["state"] == "healthy"  # it is not the node's fault
-        finally:
-            agent.send_signal(signal.SIGINT)
-            agent.wait(120)
-
-
-def wait_for(ready: Callable[[], object], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready() and time.monotonic() < deadline:
-        time.sleep(0.05)
+        create = ("token", "create", user, "--role", "user", "--team", "t", "--out", str(token))
+        assert run_phalanx(*create, "--state", str(server.state)).returncode == 0
+        script = (
+            f"id -un; cat {agent.state}/agent.token || echo token is safe; "
+            "touch $PHALANX_FOLDER/own && echo own folder; kill -0 1 || echo no rights"
+        )
+        assert wait_for(lambda: server.call("GET", "/v1/nodes")[1]["nodes"]), agent.log()
+        submit = ("submit", "--json", "--server", server.url, "--team", "t", "--world-size", "1")
+        asked = run_phalanx(
+            *(*submit, "--", "/bin/sh", "-c", script),
+            environment={**os.environ, "PHALANX_TOKEN_FILE": str(token)},
+            folder=open_folder,
+        )
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        job = json.loads(asked.stdout)["jobs"][0]
+        printed = agent.state / "jobs" / str(job) / "worker-0.log"
+        said = lambda: printed.exists() and "no rights" in printed.read_text()  # noqa: E731
+        assert wait_for(said), agent.log()
+        lines = printed.read_text().splitlines()
+        assert lines[0] == user
+        assert "token is safe" in lines and "own folder" in lines and "no rights" in lines
+        missing = run_phalanx(*submit, "--", "id", folder=open_folder)
+        assert missing.returncode != 0  # no token, no job
+        spec = {"name": "j", "user": "no-such-user"}
+        unknown = server.call("POST", "/v1/jobs", {"spec": spec, "work": NOBODYS})[1]
+        show = lambda: server.call("GET", f"/v1/jobs/{unknown['jobs'][0]}")[1]["job"]  # noqa: E731
+        assert wait_for(lambda: show()["state"] == "failed"), show()
+        assert "there is no user 'no-such-user'" in show()["why"]["text"], show()["why"]
+        assert show()["generation"] == 1  # the next try would not be different
+        (node,) = server.call("GET", "/v1/nodes")[1]["nodes"]
+        assert node["state"] == "healthy"  # it is not the node's fault
 
 
 def test_a_job_whose_start_ends_two_agents_is_quarantined_and_the_third_goes_on(

@@ -16,6 +16,7 @@ from phalanx.testing.chaos.verdict import orphans
 from phalanx.testing.local_cluster import Commits, TrialCluster
 from phalanx.train import StepRecord, read_records
 from tests.control.jobs import (
+    FEW_STEPS,
     assert_same,
     first_samples,
     generations,
@@ -100,8 +101,8 @@ def explained(cluster: TrialCluster, job: int) -> Iterator[None]:
 def test_ranks_that_stand_still_are_found_named_and_replaced(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
-    expected = undisturbed(tmp_path, 40)
-    cluster, job, commits = disturbed(steps=40, paced=True)
+    expected = undisturbed(tmp_path, FEW_STEPS)
+    cluster, job, commits = disturbed(steps=FEW_STEPS, paced=True)
     reach(cluster, commits, 5)
     stopped, dead = cluster.node_of(1, job), cluster.node_of(2, job)
     cluster.signal_worker(1, job, signal.SIGSTOP)
@@ -321,8 +322,8 @@ def _shares(cluster: TrialCluster, job: int) -> list[int]:
 def test_after_a_power_failure_the_job_goes_on_from_its_checkpoint(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
-    expected = undisturbed(tmp_path, 40, "checkpoint.every=10")
-    cluster, job, _ = disturbed("checkpoint.every=10", steps=40, paced=True)
+    expected = undisturbed(tmp_path, FEW_STEPS)
+    cluster, job, _ = disturbed("checkpoint.every=10", steps=FEW_STEPS, paced=True)
     with explained(cluster, job):
         cluster.wait(lambda: cluster.job(job)["durable"] >= 10, "a durable checkpoint", 120)
     cluster.pace(job, 0.0)

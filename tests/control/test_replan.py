@@ -15,6 +15,7 @@ from tests.control.jobs import losses, undisturbed, write_job
 pytestmark = pytest.mark.timeout(300)
 
 CONSTANT = "schedule.kind=constant"  # the same steps, however many follow
+LEAST_STEP = 0.05  # seconds: so that few steps are made
 
 
 def steps_made(root: Path, name: str) -> list[StepRecord]:
@@ -35,11 +36,15 @@ def runs_again(cluster: TrialCluster, job: int, generation: int) -> dict[str, An
     return cluster.job(job)
 
 
-def test_a_job_is_changed_and_scaled_without_losing_a_step(tmp_path: Path) -> None:
+def test_a_job_is_changed_and_scaled_without_losing_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_CHAOS", "1")  # workers let themselves be slowed down
     with TrialCluster(tmp_path, nodes=2, gpus_per_node=1) as cluster:
         path = write_job(tmp_path, "changed", 100_000)
         path.write_text(path.read_text().replace("pipeline = 2", "pipeline = 1"))
         job = cluster.submit(str(path), "--set", CONSTANT)
+        cluster.pace(job, LEAST_STEP)
         cluster.wait(lambda: cluster.job(job)["step"] > 20, "steps", 120)
         asked = ("--set", "parallel.pipeline=2", "--set", "parallel.zero=1")
         answer = json.loads(cluster.command("what-if", str(job), *asked))

@@ -104,7 +104,11 @@ def healthy_nodes(person: Person, port: int) -> int:
     return 0
 
 
-@pytest.mark.parametrize("user", ["", ORDINARY])
+# Root's own agents are tried by many tests: where there is root, an ordinary user's are tried here.
+AS_ROOT = [pytest.mark.soak] if os.getuid() == 0 else []
+
+
+@pytest.mark.parametrize("user", [pytest.param("", marks=AS_ROOT), ORDINARY])
 def test_the_first_example_runs_in_an_empty_home(user: str) -> None:
     """As whoever runs the tests (in CI root), and as an ordinary user."""
     if user and os.getuid() != 0:

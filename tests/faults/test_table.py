@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from phalanx.testing.local_cluster import TrialCluster
 from tests.control.jobs import undisturbed
 from tests.faults.trial import SHORT_STEPS, STEPS, Phase, Process, Trial, trial_cluster
 
@@ -29,24 +31,32 @@ def expected_soon(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return undisturbed(tmp_path_factory.mktemp("undisturbed"), SHORT_STEPS)
 
 
+@pytest.fixture(scope="module")
+def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialCluster]:
+    """For all cells of the normal suite, one job after the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PHALANX_CHAOS", "1")
+        with trial_cluster(tmp_path_factory.mktemp("table")) as cluster:
+            yield cluster
+
+
 def kill_in_phase(
-    root: Path, expected: Path, process: Process, phase: Phase, steps: int = STEPS
+    cluster: TrialCluster, expected: Path, process: Process, phase: Phase, steps: int = STEPS
 ) -> None:
     """Kill a process in a phase; the job ends as if nothing had happened."""
-    with trial_cluster(root) as cluster:
-        trial = Trial(cluster, root, steps=steps)
-        with trial.phase(phase):
-            trial.kill(process)
-        trial.goes_on(KILLED_SECONDS)
-        trial.ends_like(expected)
-        trial.leaves_nothing()
+    trial = Trial(cluster, cluster.root, steps=steps)
+    with trial.phase(phase):
+        trial.kill(process)
+    trial.goes_on(KILLED_SECONDS)
+    trial.ends_like(expected)
+    trial.leaves_nothing()
 
 
 @pytest.mark.parametrize(("process", "phase"), [cell(*each) for each in SHORT])
 def test_a_process_that_is_killed_changes_nothing(
-    tmp_path: Path, expected_soon: Path, process: Process, phase: Phase
+    one_cluster: TrialCluster, expected_soon: Path, process: Process, phase: Phase
 ) -> None:
-    kill_in_phase(tmp_path, expected_soon, process, phase, SHORT_STEPS)
+    kill_in_phase(one_cluster, expected_soon, process, phase, SHORT_STEPS)
 
 
 @pytest.mark.soak
@@ -54,7 +64,8 @@ def test_a_process_that_is_killed_changes_nothing(
 def test_whatever_is_killed_the_job_ends_as_if_nothing_happened(
     tmp_path: Path, expected: Path, process: Process, phase: Phase
 ) -> None:
-    kill_in_phase(tmp_path, expected, process, phase)
+    with trial_cluster(tmp_path) as cluster:
+        kill_in_phase(cluster, expected, process, phase)
 
 
 @pytest.mark.soak

@@ -33,16 +33,16 @@ from phalanx.testing.chaos.verdict import (
 )
 from phalanx.testing.local_cluster import Commits, TrialCluster
 from phalanx.testing.local_processes import keeper_pid, store_pid, worker_pids, zygote_pid
-from tests.control.jobs import assert_same, losses, set_options, write_job
+from tests.control.jobs import FEW_STEPS, assert_same, losses, set_options, write_job
 
 SLOTS = 4
 STEPS = 160
-SHORT_STEPS = 50  # of those in the normal suite
+SHORT_STEPS = FEW_STEPS  # of those in the normal suite
 EVERY = 40  # steps between checkpoints
 SHORT_EVERY = 20
 # The last rank begins to write three seconds after the first; training does not wait for it.
 SLOW_FLUSH = ("checkpoint.stagger_seconds=4",)
-STEP_SECONDS = 0.2  # while something is to happen to a job of few steps
+STEP_SECONDS = 0.25  # while something is to happen to a job of few steps
 END_SECONDS = 240.0
 GONE_SECONDS = 30.0  # for what a job had to be gone after its end, on a busy machine
 SPARE_FILES = 12  # descriptors that a server or an agent may have more after a job than before

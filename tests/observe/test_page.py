@@ -20,7 +20,7 @@ from tests.observe.browser import Tab, browser, chromium, tab
 
 pytestmark = pytest.mark.timeout(500)  # a cluster and a browser on whatever machine
 STEPS = 100_000  # more than any machine makes in the time of these tests
-STEP_SECONDS = 0.4  # the cores are the browser's
+STEP_SECONDS = 0.8  # the cores are the browser's
 VIEWS = ("goodput", "events", "queue", "compare?jobs=1", "plan", "simulate")
 STATES = "document.querySelector('canvas.map').map.fleet"
 

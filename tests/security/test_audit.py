@@ -7,8 +7,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from phalanx.control.server.security.audit import (
 )
 from phalanx.control.server.security.audit_check import entries, verify
 from phalanx.control.server.security.audit_ship import MOST_WAITING, Shipper, bad_receiver, shipper
+from tests.commands import run_phalanx
 from tests.control.servers import ServerProcess
 
 START_NS = 1_700_000_000 * 10**9
@@ -86,8 +85,7 @@ def test_the_first_broken_line_is_named(tmp_path: Path, harm: Callable[[str], st
     path.write_text(harm(path.read_text()))
     found = verify(tmp_path)
     assert found.problem and found.broken == 8
-    command = [sys.executable, "-m", "phalanx", "audit", "verify", "--state", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_phalanx("audit", "verify", "--state", str(tmp_path))
     assert done.returncode == 1 and "broken at line 8" in done.stdout
 
 
@@ -310,6 +308,5 @@ def test_one_user_cannot_write_the_log_full(tmp_path: Path) -> None:
         server.start()
         server.stop()
         assert verify(server.state).problem == ""
-        command = [sys.executable, "-m", "phalanx", "audit", "--state", str(server.state)]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        shown = run_phalanx("audit", "--state", str(server.state)).stdout
         assert "mallory POST /v1/nodes/x/drain 403" in shown

@@ -32,6 +32,7 @@ from phalanx.control.wire import worker_messages as worker_link
 from phalanx.control.wire import zygote_messages as zygote_wire
 from phalanx.control.wire.websocket_frames import FrameError, Frames
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
+from tests.examples import examples
 from tests.security.values import HOSTILE, of_type
 
 UNREADABLE = (ValueError, RecursionError)  # of which all errors of decoders are
@@ -80,7 +81,7 @@ def aimed(value: Any) -> Any:
 def test_a_decoder_refuses_what_it_cannot_read(name: str) -> None:
     decode, kind = DECODERS[name]
 
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(messages_of(kind))
     def try_one(data: bytes) -> None:
         with suppress(*UNREADABLE):
@@ -91,7 +92,7 @@ def test_a_decoder_refuses_what_it_cannot_read(name: str) -> None:
         decode(b"\x91" * 200_000 + b"\x01")
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(1, 9))
 def test_frames_of_agents_are_whole_or_refused(parts: list[bytes], piece: int) -> None:
     taken: list[bytes] = []
@@ -106,7 +107,7 @@ def test_frames_of_agents_are_whole_or_refused(parts: list[bytes], piece: int) -
             frames.feed(sent[at : at + piece])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(messages_of(zygote_wire.FromZygote), max_size=5), st.binary(max_size=20))
 def test_messages_with_a_length_are_whole_or_refused(bodies: list[bytes], rest: bytes) -> None:
     sent = b"".join(LENGTH.pack(len(body)) + body for body in bodies)
@@ -124,7 +125,7 @@ def test_a_keeper_takes_no_message_that_is_too_long() -> None:
         assert keeper_wire.receive_by_keeper(ours) == (None, [])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(messages_of(ToKeeper), st.booleans())
 def test_a_keeper_refuses_what_it_cannot_read(body: bytes, cut: bool) -> None:
     ours, theirs = socket.socketpair()
@@ -178,7 +179,7 @@ def test_an_agent_hears_whatever_workers_say(tmp_path: Path) -> None:
             writer.close()
         server.close()
 
-    @settings(max_examples=25, deadline=None)
+    @examples(25)
     @given(st.lists(messages_of(worker_link.Fact), min_size=1, max_size=6))
     def talk(bodies: list[bytes]) -> None:
         asyncio.run(speak(bodies))
@@ -191,7 +192,7 @@ def test_the_machine_of_an_agent_bears_whatever_happens() -> None:
     """Facts of workers and commands of a server: any values, in any order."""
     known = (LocalFact, Command)
 
-    @settings(max_examples=150, deadline=None)
+    @examples(150)
     @given(st.lists(st.one_of([of_type(kind).map(aimed) for kind in known]), max_size=20))
     def happen(values: list[Any]) -> None:
         agent = Agent(0, 60 * 10**9, 5 * 10**9)

@@ -30,6 +30,7 @@ from phalanx.control.agent.safe_files import Owner
 from phalanx.control.agent.spawn.job_environment import passed_on
 from phalanx.control.wire.worker_messages import Present
 from phalanx.control.wire.zygote_messages import Child
+from tests.commands import run_phalanx
 from tests.control.servers import ServerProcess
 from tests.security.agents import RootAgent, as_user, wait_for
 
@@ -157,7 +158,7 @@ def test_a_job_of_one_user_takes_nothing_of_another_s(
     monkeypatch.setenv("SITE_PASSWORD", "hunter2")
     with (
         ServerProcess(open_folder / "server") as server,
-        RootAgent(server, open_folder, "real") as agent,
+        RootAgent(server, open_folder, "real", zygote_ready=True) as agent,
     ):
         assert wait_for(lambda: server.call("GET", "/v1/nodes")[1]["nodes"])
         job = submit(server, open_folder, users[0], "env; echo begun; sleep 600")
@@ -236,17 +237,11 @@ def submit(server: ServerProcess, folder: Path, user: str, script: str) -> int:
 
 def submit_words(server: ServerProcess, folder: Path, user: str, *options: str) -> int:
     """A job of a user; its number."""
-    phalanx, token = [sys.executable, "-m", "phalanx"], folder / f"{user}.token"
-    create = [*phalanx, "token", "create", user, "--role", "user", "--team", "t"]
-    create += ["--state", str(server.state), "--out", str(token)]
-    subprocess.run(create, check=True, capture_output=True)
-    words = [*phalanx, "submit", "--json", "--server", server.url, "--team", "t"]
-    asked = subprocess.run(
-        [*words, *options],
-        env={**os.environ, "PHALANX_TOKEN_FILE": str(token)},
-        cwd=folder,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    token = folder / f"{user}.token"
+    create = ("token", "create", user, "--role", "user", "--team", "t", "--out", str(token))
+    run_phalanx(*create, "--state", str(server.state)).check_returncode()
+    words = ("submit", "--json", "--server", server.url, "--team", "t", *options)
+    given = {**os.environ, "PHALANX_TOKEN_FILE": str(token)}
+    asked = run_phalanx(*words, environment=given, folder=folder)
+    asked.check_returncode()
     return int(json.loads(asked.stdout)["jobs"][0])

@@ -91,7 +91,7 @@ def test_a_node_reads_a_secret_as_its_user_and_the_server_shows_none(
     os.chown(mine, pwd.getpwnam(users[0]).pw_uid, -1)
     with (
         ServerProcess(open_folder / "server") as server,
-        RootAgent(server, open_folder, "real") as agent,
+        RootAgent(server, open_folder, "real", zygote_ready=True) as agent,
     ):
         assert wait_for(lambda: server.call("GET", "/v1/nodes")[1]["nodes"])
         job = submitted(server, users[0], mine)

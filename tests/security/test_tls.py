@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
@@ -17,6 +15,7 @@ from phalanx.control.client.client import Client, ClientError
 from phalanx.control.trust import certificates
 from phalanx.control.trust.certificates import CERTIFICATE_FILE, KEY_FILE, Authority
 from phalanx.control.trust.tls import TlsError, advice, kept_authority, trusting_pinned
+from tests.commands import run_phalanx
 from tests.control.servers import ServerProcess
 from tests.security.agents import RootAgent, wait_for
 
@@ -94,8 +93,7 @@ def test_plain_http_beyond_loopback_needs_to_be_asked_for(tmp_path: Path) -> Non
         assert server.call("GET", "/v1/status")[0] == 200
         assert "travel in the clear" in server.output()
     mixed = ["--host", "0.0.0.0", "--url", "http://a.example:7070", "--state", str(tmp_path)]
-    command = [sys.executable, "-m", "phalanx", "up", *mixed]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run_phalanx("up", *mixed, seconds=60)
     assert done.returncode == 2 and "--plain-http" in done.stderr
 
 

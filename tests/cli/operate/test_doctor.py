@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.commands import run_phalanx
+
 
 def doctor(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "phalanx", "doctor", "node", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run_phalanx("doctor", "node", *arguments, folder=folder)
 
 
 def test_a_report_is_json_with_evidence_and_an_exit_code(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from phalanx.config import ConfigError, explain
 from phalanx.simulate.scenario.load import load_scenario, scenario_names
 from phalanx.simulate.scenario.scenario import Scenario
 
-SMALL = ["--days", "2", "--gpus", "512", "--set", "faults.per_1000_node_days=100"]
+SMALL = ["--days", "1", "--gpus", "512", "--set", "faults.per_1000_node_days=100"]
 
 BUSY = ["multi-tenant", "--set", "workload.utilisation=1.2"]
 TRACE = ["--set", "workload.kind=csv", "--set", "workload.file=trace.csv"]

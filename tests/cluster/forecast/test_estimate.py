@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -38,6 +38,7 @@ from phalanx.cluster.reasons import about
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.site import Site, policy_of
 from tests.cluster.test_queue_properties import SIZES
+from tests.examples import examples
 
 HOUR = 3600 * SECOND
 NODE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
@@ -462,7 +463,7 @@ def test_who_wants_other_nodes_is_in_nobodys_way() -> None:
     tidy(drive)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(0, 2**32))
 def test_many_answers_of_a_moment_are_those_that_each_job_gets_alone(seed: int) -> None:
     rng = random.Random(seed)
@@ -546,7 +547,7 @@ def anything(rng: random.Random, drive: Drive) -> None:
     drive.wait(rng.choice([0, SECOND, 20 * SECOND]))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 2**32))
 def test_whatever_happened_every_pending_job_has_its_reason_and_an_estimate_or_why_not(
     seed: int,

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cluster.fleet.fleet import Fleet
@@ -24,6 +24,7 @@ from phalanx.cluster.policy import FabricPolicy, SparePolicy
 from phalanx.cluster.reasons import reason
 from phalanx.plan.cost.traffic import AxisTraffic
 from tests.cluster.fleets import check_valid, fleet_of, occupy
+from tests.examples import examples
 
 WHY = reason("test")
 
@@ -44,7 +45,7 @@ def refused(fleet: Fleet, asked: PlacementRequest) -> PlacementRefusal:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_a_placement_is_valid_or_there_was_no_room(data: st.DataObject) -> None:
     domain = data.draw(st.sampled_from([1, 2, 4]))
@@ -205,7 +206,7 @@ def test_expert_groups_are_not_cut_by_leaves() -> None:
     assert len(set(leaf[:4])) == 1 and len(set(leaf[4:])) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 2**32), st.integers(1, 60))
 def test_the_index_equals_a_new_one_after_any_changes(seed: int, changes: int) -> None:
     rng = np.random.default_rng(seed)

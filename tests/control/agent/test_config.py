@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -11,6 +9,7 @@ import pytest
 
 from phalanx.config import ConfigError
 from phalanx.control.agent.config import AgentConfig, read_agent_config
+from tests.commands import run_phalanx
 
 DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "set-up-a-node.md"
 
@@ -49,10 +48,7 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, key: str) -> None:
 def test_an_interface_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     path.write_text('[replicas]\ninterface = "no-card"\n')
-    command = [sys.executable, "-m", "phalanx", "agent", "--join", "http://127.0.0.1:9"]
-    done = subprocess.run(
-        [*command, "--config", str(path)], capture_output=True, text=True, check=False
-    )
+    done = run_phalanx("agent", "--join", "http://127.0.0.1:9", "--config", str(path))
     assert done.returncode == 2
     assert "replicas.interface" in done.stderr and "lo" in done.stderr
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,31 +21,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SECONDS))
 
 
-@pytest.fixture
-def make_sandbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Sandbox]]:
+@contextmanager
+def opened_sandbox(folder: Path, **settings: object) -> Iterator[Sandbox]:
+    """A sandbox that Slurm's programs find while it is open, and of which nothing is left."""
     try:
         require_programs()
     except SandboxError as error:
         pytest.skip(str(error))
-    made: list[Sandbox] = []
-    stack = ExitStack()
+    nodes = int(str(settings.get("nodes", 8)))
+    port = free_port(*range(1, nodes + 4)) + 3
+    options = SandboxOptions(root=folder / "slurm", port=port, **settings)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(options.conf))
+        patch.setenv("HOME", str(folder))  # where bad nodes are remembered
+        with Sandbox(options) as sandbox:
+            yield sandbox
+    assert sandbox.job_processes() == []
+    assert sandbox.step_daemons() == []
+    assert not sandbox.running()
 
-    def make(**settings: object) -> Sandbox:
-        nodes = int(str(settings.get("nodes", 8)))
-        port = free_port(*range(1, nodes + 4)) + 3
-        options = SandboxOptions(root=tmp_path / "slurm", port=port, **settings)  # type: ignore[arg-type]
-        sandbox = Sandbox(options)
-        stack.enter_context(sandbox)
-        made.append(sandbox)
-        monkeypatch.setenv("SLURM_CONF", str(options.conf))
-        monkeypatch.setenv("HOME", str(tmp_path))  # where bad nodes are remembered
-        return sandbox
 
-    with stack:
-        yield make
-    for sandbox in made:
-        assert sandbox.job_processes() == []
-        assert sandbox.step_daemons() == []
-        assert not sandbox.running()
+@pytest.fixture
+def make_sandbox(tmp_path: Path) -> Iterator[Callable[..., Sandbox]]:
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(opened_sandbox(tmp_path, **settings))

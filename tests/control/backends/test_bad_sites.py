@@ -18,6 +18,7 @@ from phalanx.control.backends.ray.submit import RayError, connect
 from phalanx.control.server.http.submission import RequestedWork
 from phalanx.testing.engine_job import wait
 from phalanx.testing.slurm.sandbox import Sandbox
+from tests.commands import run_phalanx
 from tests.control.jobs import write_job
 from tests.control.servers import ServerProcess
 
@@ -79,15 +80,8 @@ def test_without_munge_it_says_what_to_check_and_nothing_is_queued(
     sandbox = make_sandbox(nodes=1, gpus_per_node=1)
     munged = int((sandbox.root / "run" / "munged.pid").read_text())
     os.kill(munged, signal.SIGTERM)
-    command = [sys.executable, "-m", "phalanx", "submit", "--backend", "slurm", "--slot-gpus", "1"]
-    done = subprocess.run(
-        [*command, str(write_job(tmp_path, "silent"))],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=200,
-    )
+    job = str(write_job(tmp_path, "silent"))
+    done = run_phalanx("submit", "--backend", "slurm", "--slot-gpus", "1", job, folder=tmp_path)
     assert done.returncode == 1
     assert "munge -n | unmunge" in done.stderr
     assert list((tmp_path / "runs" / "silent").iterdir()) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from phalanx.testing.slurm import sandbox as module
 from phalanx.testing.slurm.files import SandboxOptions, find_program
 from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
+from tests.commands import run_phalanx
 from tests.ports import free_port
 
 needs_slurm = pytest.mark.skipif(
@@ -22,12 +22,18 @@ needs_slurm = pytest.mark.skipif(
 )
 
 
-def test_it_gives_gpus_switches_and_partitions(make_sandbox: Callable[..., Sandbox]) -> None:
+def test_it_gives_gpus_switches_and_partitions_and_refuses_a_second_one_in_its_folder(
+    make_sandbox: Callable[..., Sandbox],
+) -> None:
     sandbox = make_sandbox(nodes=4, gpus_per_node=2)
     shown = sandbox.run("sinfo", "--noheader", "--format=%P %D %G")
     assert set(shown.split("\n")) >= {"batch* 4 gpu:h100:2", "prod 4 gpu:h100:2"}
     told = sandbox.run("srun", "--nodes=2", "--gpus-per-node=2", "printenv", "SLURM_TOPOLOGY_ADDR")
     assert sorted(told.split()) == ["spine.leaf1.n1", "spine.leaf1.n2"]
+    done = run_phalanx("slurm", "sandbox", "up", "--dir", str(sandbox.root))
+    assert done.returncode == 1
+    assert "runs in" in done.stderr and "sandbox down" in done.stderr
+    assert sandbox.running()
 
 
 def test_down_ends_jobs_and_all_daemons(make_sandbox: Callable[..., Sandbox]) -> None:
@@ -98,14 +104,3 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "find_program", lambda name: "" if name == "munged" else name)
     with pytest.raises(SandboxError, match="munged not found: install Debian's packages munge"):
         Sandbox(SandboxOptions(root=tmp_path)).up()
-
-
-def test_a_second_one_in_the_same_folder_is_refused(make_sandbox: Callable[..., Sandbox]) -> None:
-    sandbox = make_sandbox(nodes=1, gpus_per_node=0)
-    command = [sys.executable, "-m", "phalanx", "slurm", "sandbox", "up", "--dir"]
-    done = subprocess.run(
-        [*command, str(sandbox.root)], capture_output=True, text=True, check=False, env=os.environ
-    )
-    assert done.returncode == 1
-    assert "runs in" in done.stderr and "sandbox down" in done.stderr
-    assert sandbox.running()

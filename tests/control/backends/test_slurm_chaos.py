@@ -26,7 +26,7 @@ from tests.control.jobs import (
 
 END_SECONDS = 240
 SIX_RANKS = ("parallel.data=3", "train.global_batch=12")  # three replicas of two stages
-SMALL = ("--slot-gpus", "1", "--spares", "1")  # one rank a node
+PAIRS = ("--slot-gpus", "2", "--spares", "1")  # two ranks a node
 
 
 def placed(sandbox: Sandbox, job: SlurmJob) -> list[RankPlace]:
@@ -41,9 +41,9 @@ def placed(sandbox: Sandbox, job: SlurmJob) -> list[RankPlace]:
     return places
 
 
-def assert_together(leaves: list[str]) -> None:
-    """No leaf is left and entered again: neighbours are neighbours."""
-    assert len(list(groupby(leaves))) == len(set(leaves))
+def assert_together(places: list[str]) -> None:
+    """No leaf or node is left and entered again: neighbours are neighbours."""
+    assert len(list(groupby(places))) == len(set(places))
 
 
 @pytest.mark.soak
@@ -76,13 +76,14 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(
     make_sandbox: Callable[..., Sandbox], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PHALANX_CHAOS", "1")
-    sandbox = make_sandbox(nodes=5, gpus_per_node=1)
+    sandbox = make_sandbox(nodes=3, gpus_per_node=2)
     expected = undisturbed(tmp_path, 60)
-    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed", 60)), *SMALL)
+    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed", 60)), *PAIRS)
     job.wait_running()
     job.pace(0.2)  # both kills come before its end, however late we are
     places = placed(sandbox, job)
     assert [place.stage for place in places] == [0, 0, 1, 1]
+    assert_together([place.node for place in places])
     assert_together([place.leaf for place in places])
     commits = job.commits()
     for what in ("worker", "node"):

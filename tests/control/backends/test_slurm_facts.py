@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +24,7 @@ from phalanx.control.backends.slurm.programs import (
 )
 from phalanx.control.host.node_facts import node_facts, recognised, slurm_node
 from phalanx.testing.slurm.sandbox import Sandbox
+from tests.control.backends.conftest import opened_sandbox
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,13 @@ def test_the_tree_of_a_real_slurm_is_read(make_sandbox: Callable[..., Sandbox]) 
     assert unwanted_nodes(shown) == {"n2": "bad fan"}
 
 
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """One for all tests that change nothing in it."""
+    with opened_sandbox(tmp_path_factory.mktemp("site"), nodes=2, gpus_per_node=8) as sandbox:
+        yield sandbox
+
+
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
@@ -110,11 +118,6 @@ def test_refusals_are_slurms_words_and_what_to_change(
         SlurmCommands(tmp_path).run("sbatch", option, "--wrap=true")
     assert "sbatch: error" in str(refused.value) and hint in str(refused.value)
     assert slurm.run("squeue", "--noheader") == ""
-
-
-@pytest.fixture
-def slurm(make_sandbox: Callable[..., Sandbox]) -> Sandbox:
-    return make_sandbox(nodes=2, gpus_per_node=8)
 
 
 def test_a_controller_that_is_away_is_named(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from phalanx.control.backends.slurm.accounting import (
 from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
 from phalanx.control.backends.slurm.queue import in_words, place_of, places
 from phalanx.testing.slurm.sandbox import Sandbox
+from tests.commands import run_phalanx
 
 
 def test_a_waiting_job_says_why_and_what_helps(
@@ -35,8 +34,7 @@ def test_a_waiting_job_says_why_and_what_helps(
     assert place.reason in ("Resources", "Priority", "")
     place = place_of(SlurmCommands(tmp_path), int(held))
     assert place.text == "its owner holds it" and "scontrol release" in place.helps
-    command = [sys.executable, "-m", "phalanx", "why", f"slurm:{held}"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = run_phalanx("why", f"slurm:{held}")
     assert "is pending" in said.stdout and "its owner holds it (JobHeldUser)" in said.stdout
     with pytest.raises(SlurmError, match="has no job 99"):
         place_of(SlurmCommands(tmp_path), 99)

@@ -30,13 +30,15 @@ def say_warned(job: SlurmJob) -> None:
 
 
 def test_a_drained_node_is_left_at_a_step_boundary_and_a_cancelled_job_leaves_nothing(
-    make_sandbox: Callable[..., Sandbox], tmp_path: Path
+    make_sandbox: Callable[..., Sandbox], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PHALANX_CHAOS", "1")  # workers let themselves be slowed down
     sandbox = make_sandbox(nodes=3, gpus_per_node=1)
     path = write_job(tmp_path, "moved", 100_000)  # it does not end before it is looked at
     path.write_text(path.read_text().replace("pipeline = 2", "pipeline = 1"))
     job = SlurmJob(sandbox, tmp_path, 2, str(path), *SMALL, "--spares", "1")
     job.wait_running()
+    job.pace(0.1)  # it is only looked at
     job.reach(job.commits(), 5)
     left = next(name for name in job.job()["nodes"] if name != job.protected())
     sandbox.run("scontrol", "update", f"nodename={left}", "state=drain", "reason=bad fan")

@@ -14,7 +14,7 @@ import pytest
 from phalanx.testing.chaos.verdict import belonging, orphans
 from phalanx.testing.local_cluster import Commits, TrialCluster
 from phalanx.testing.local_processes import worker_pids
-from tests.control.jobs import assert_same, generations, undisturbed, write_job
+from tests.control.jobs import FEW_STEPS, assert_same, generations, undisturbed, write_job
 from tests.control.servers import ServerProcess
 
 END_SECONDS = 180
@@ -35,9 +35,8 @@ def cluster(
 def test_a_killed_worker_and_a_killed_node_lose_nothing(
     cluster: TrialCluster, tmp_path: Path
 ) -> None:
-    steps = 32
-    expected = undisturbed(tmp_path, steps)
-    job = cluster.submit(str(write_job(tmp_path, "disturbed", steps)))
+    expected = undisturbed(tmp_path, FEW_STEPS)
+    job = cluster.submit(str(write_job(tmp_path, "disturbed", FEW_STEPS)))
     cluster.pace(job, 0.2)  # both kills come before its end, however late we are
     commits = cluster.commits(job, world_size=4)
     reach(cluster, commits, 5)
@@ -49,7 +48,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(
     assert cluster.wait_ended(job, END_SECONDS) == "done"
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     made_by = generations(folder)
-    assert set(made_by) == set(range(1, steps + 1))
+    assert set(made_by) == set(range(1, FEW_STEPS + 1))
     assert set(made_by.values()) == {1, 2, 3}
     assert_same(folder, expected)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,15 +14,13 @@ import pytest
 from phalanx.config import ConfigError
 from phalanx.doctor.fabric.report import COLLECTIVES, FabricReport
 from phalanx.testing.local_cluster import TrialCluster
+from tests.commands import run_phalanx
 
 MEGABIT = 1_000_000
 
 
 def doctor_fabric(cluster: TrialCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "phalanx", "doctor", "fabric", "--state", str(cluster.state)]
-    return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, check=False, timeout=240
-    )
+    return run_phalanx("doctor", "fabric", "--state", str(cluster.state), *arguments)
 
 
 def report_of(answer: subprocess.CompletedProcess[str]) -> FabricReport:

@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from phalanx.cli import main
 from phalanx.config import Job
 from phalanx.config.schema import Train
 from phalanx.observe.tracker.runs import Run, differences, find_folders, load_folder, removed
 from phalanx.train.process_identity import own_process
 from phalanx.train.report import run_folder
 from phalanx.train.report.run_folder import RunFolder
-from tests.commands import run_phalanx
+from tests.commands import run_forked, run_phalanx
 from tests.control.jobs import write_job
 from tests.observe.records import step_record
 
@@ -34,15 +35,16 @@ def git(folder: Path, *arguments: str) -> None:
     )
 
 
-def phalanx(folder: Path, *arguments: str, **environment: str) -> str:
-    given = os.environ | environment
-    if "PYTHONPATH" in environment:  # which an interpreter reads when it starts
-        command = [sys.executable, "-m", "phalanx", *arguments]
-        done = subprocess.run(
-            command, cwd=folder, env=given, capture_output=True, text=True, check=False
-        )
-    else:
-        done = run_phalanx(*arguments, environment=given, folder=folder)
+def phalanx(folder: Path, *arguments: str, site: Path | None = None, **environment: str) -> str:
+    """What a command prints; ``site``: packages that it finds before all others."""
+
+    def call() -> None:
+        if site is not None:
+            sys.path.insert(0, str(site))
+        main()
+
+    words, given = ["phalanx", *arguments], os.environ | environment
+    done = run_forked(call, words, given, folder, seconds=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -61,13 +63,12 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path
     package = root / "site" / "shelf-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
-    path = f"{root / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    phalanx(root, "train", str(job), PYTHONPATH=path)
+    phalanx(root, "train", str(job), site=root / "site")
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.1\n")
     (root / "more.py").write_text("")
     git(root, "add", ".")
     git(root, "commit", "-qm", "two")
-    phalanx(root, "train", str(job), "--set", "optimizer.learning_rate=0.002", PYTHONPATH=path)
+    phalanx(root, "train", str(job), "--set", "optimizer.learning_rate=0.002", site=root / "site")
     a, b = find_folders(root / "runs")
     return root, a, b
 
@@ -238,14 +239,7 @@ def test_of_a_process_on_another_machine_its_silence_tells(tmp_path: Path) -> No
 def test_runs_are_listed_without_a_server(tmp_path: Path) -> None:
     a_run(tmp_path / "runs", {"code": 0, "reason": "SIGTERM"})
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
-    command = [sys.executable, "-m", "phalanx", "runs", "ls"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=kept | {"HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = kept | {"HOME": str(tmp_path)}
+    done = run_phalanx("runs", "ls", environment=given, folder=tmp_path)
     assert done.returncode == 0 and "no server answers here" in done.stderr
     assert "stopped" in done.stdout and "19/60" in done.stdout

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cluster.jobs.job import Expected
 from phalanx.simulate.world.pace import GangPace
 from phalanx.simulate.world.runs import Brownouts, GangRun
+from tests.examples import examples
 
 paces = st.builds(
     GangPace,
@@ -36,7 +37,7 @@ def played(pace: GangPace, base: int, elapsed_ns: int) -> tuple[int, int, list[i
     return step, snapshot, times
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(paces, st.integers(0, 100), st.integers(0, 2000))
 def test_the_step_at_a_time_is_the_one_that_playing_gives(
     pace: GangPace, base: int, elapsed: int
@@ -47,7 +48,7 @@ def test_the_step_at_a_time_is_the_one_that_playing_gives(
     assert pace.committed(base, elapsed, 0) == snapshot
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     paces,
     st.integers(0, 30),

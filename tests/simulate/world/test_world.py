@@ -16,10 +16,11 @@ from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.world.incidents import Incidents, expected_interruptions
 
 # One job of 1,024 GPUs that fails about five times a day, on a fleet with enough spares.
+DAYS = 8
 PLAIN = [
     "fleet.gpus=1024",
     "fleet.spare_nodes=16",
-    "days=20",
+    f"days={DAYS}",
     "faults.per_1000_node_days=40",
     "faults.planned_per_day=0",
     "restart.spread=0",
@@ -73,7 +74,7 @@ def test_without_faults_only_checkpoints_and_the_first_start_cost_anything() -> 
     assert "mtbf_hours" not in summary.mean and summary.mean["interruptions"] == 0
     steps_between = round(600 / 6.3)
     stalls = 5 / (steps_between * 6.3 + 5)
-    start = 200 / (20 * 86400)
+    start = 200 / (DAYS * 86400)
     assert math.isclose(result.ettr, 1 - stalls - start, abs_tol=2e-5)
 
 
@@ -108,7 +109,7 @@ def test_every_time_and_cost_moves_effective_time(change: str, worse: bool) -> N
     ],
 )
 def test_times_that_the_world_has_never_end_a_job(change: str) -> None:
-    result = run("restart.seconds=0", "days=10", change)
+    result = run("restart.seconds=0", change)
     assert result.failed == {} and result.jobs_failed == 0
     assert result.steps > 1000  # it went on to the end
 
@@ -144,10 +145,10 @@ def test_an_elastic_job_shrinks_instead_of_waiting() -> None:
 
 def test_another_spread_of_restarts_leaves_their_mean() -> None:
     report = run_seeds(
-        load_scenario("llama3-54d", [*PLAIN, "restart.spread=1", "restart.seconds=0", "days=10"]),
+        load_scenario("llama3-54d", [*PLAIN, "restart.spread=1", "restart.seconds=0"]),
         range(4),
     )
-    mean, even = report.summary.mean, run("restart.seconds=0", "days=10")
+    mean, even = report.summary.mean, run("restart.seconds=0")
     # The core gives up a phase that takes longer than its deadline, so the tail is cut.
     assert mean["mean_recovery_seconds"] < 1.25 * even.mean_recovery_seconds
 

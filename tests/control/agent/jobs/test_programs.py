@@ -298,8 +298,8 @@ def test_a_program_outlives_its_agent_and_is_not_run_again_when_it_has_ended(
 ) -> None:
     patient = "[timeouts]\nreconnect_ns = 40_000_000_000\nmissed_heartbeats = 10\n"
     with TrialCluster(tmp_path, nodes=1, gpus_per_node=2, policy=patient) as cluster:
-        short = cluster.submit("--", "sh", "-c", "echo begins; sleep 4; echo ends")
-        long = cluster.submit("--", "sh", "-c", "echo begins; sleep 12; echo ends")
+        short = cluster.submit("--", "sh", "-c", "echo begins; sleep 3; echo ends")
+        long = cluster.submit("--", "sh", "-c", "echo begins; sleep 9; echo ends")
         for job in (short, long):
             cluster.wait(lambda job=job: "begins" in output(cluster, job), "its first word", 60)
         node = cluster.local.nodes[0]

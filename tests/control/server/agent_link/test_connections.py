@@ -21,9 +21,9 @@ POLICY = f"""
 [health]
 breaker_least_nodes = 1000
 [timeouts]
-heartbeat_ns = {4 * 10**9}
+heartbeat_ns = {2 * 10**9}
 missed_heartbeats = 3
-round_trip_ns = {2 * 10**9}
+round_trip_ns = {10**9}
 reconnect_ns = {RECONNECT_SECONDS * 10**9}
 """  # a program starts elsewhere when its lost node has been silent for as long as may be
 

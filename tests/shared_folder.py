@@ -1,0 +1,26 @@
+"""What several files of tests would each make alike, made once for all that run side by side."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+VARIABLE = "TESTS_SHARED_FOLDER"  # set by `python -m tests.run`
+
+
+def made_once(name: str, alone: Path, make: Callable[[Path], Path]) -> Path:
+    """What ``make`` makes below a folder; nobody changes it. ``alone``: where nothing is shared."""
+    shared = os.environ.get(VARIABLE)
+    if shared is None:
+        return make(alone)
+    folder = Path(shared) / hashlib.sha256(name.encode()).hexdigest()[:16]
+    folder.mkdir(exist_ok=True)
+    made = folder / "made"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            made.write_text(str(make(folder)))
+    return Path(made.read_text())
