@@ -43,19 +43,19 @@ def promise_start(
     out are waited for. An old promise is kept unless the new one is earlier and pushes nobody back.
     """
     now, fleet = view.now_ns, view.fleet
-    nodes, times = index.ends.horizon(view).free_at(view, request)
+    nodes, free_ns = index.ends.horizon(view).free_at(view, request)
+    kept_ns = np.zeros(len(fleet), np.int64)  # by node: until when it is kept for others
     for window in windows.running(view):
         if windows.shuts_out(window, job.spec.team, None):
-            members = index.windows.members(view, window.name)
-            times = _not_before(nodes, times, len(fleet), members, window.end_ns)
+            _keep(kept_ns, index.windows.members(view, window.name), window.end_ns)
+    free_ns = np.maximum(free_ns, kept_ns[nodes])
     promises = index.promises
     old = promises.by_job.get(job.id)
-    free_ns = times
     for number in others:
         if number != job.id:
             known = promises.by_job[number]
-            end_ns = known.start_ns + _length_ns(index, view, number)
-            times = _not_before(nodes, times, len(fleet), known.nodes, end_ns)
+            _keep(kept_ns, known.nodes, known.start_ns + _length_ns(index, view, number))
+    times = np.maximum(free_ns, kept_ns[nodes])
     soon_ns = now + view.policy.queue.grace_ns
     slot = earliest(fleet, request, nodes, times, now, soon_ns)
     new = None
@@ -67,8 +67,9 @@ def promise_start(
             job=job.id, start_ns=slot[0], nodes=chosen, made_ns=now, sure=sure, firm=firm
         )
     if old is not None and not (old.asked or old.waits) and old.start_ns > now:
-        late = _not_before(nodes, free_ns * 0, len(fleet), old.nodes, 1).astype(np.bool_)
-        ready = int((late & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
+        mine = np.zeros(len(fleet), np.bool_)
+        mine[np.asarray(old.nodes, np.int64)] = True
+        ready = int((mine[nodes] & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
         better = new is not None and new.start_ns < old.start_ns and _pushes(index, view, new) == 0
         if ready and not better and not _pushes(index, view, old):
             return structs.replace(old, made_ns=now, firm=firm or old.firm)
@@ -79,13 +80,10 @@ def _limited(job: Job) -> bool:
     return job.spec.time_limit_ns > 0
 
 
-def _not_before(
-    nodes: Column, times: Column, size: int, members: tuple[int, ...], at_ns: int
-) -> Column:
-    """Times at which nodes are free, some of them not before a moment."""
-    flags = np.zeros(size, np.bool_)
-    flags[np.asarray(members, np.int64)] = True
-    return np.where(flags[nodes], np.maximum(times, at_ns), times)
+def _keep(kept_ns: Column, members: tuple[int, ...], until_ns: int) -> None:
+    """Some nodes are kept until then, or for longer already."""
+    index = np.asarray(members, np.int64)
+    kept_ns[index] = np.maximum(kept_ns[index], until_ns)
 
 
 def _length_ns(index: QueueIndex, view: View, number: int) -> int:

@@ -150,7 +150,7 @@ class Pass:
             front.add(where[number][0], [(where[number][2], number)])
         for group, stays in groups.items():
             for lane, entries in group.lanes.items():
-                front.add(lane, entries, stays)
+                front.add(lane, entries, stays, group.stays[lane])
         looked = 0
         while looked < self._policy.backfill_depth and (found := front.pop()) is not None:
             number, lane, demand, source = found
@@ -320,8 +320,10 @@ class Pass:
                 return True
             self._promises.drop(job.id)
             self._binds(job.id, yes=False)
+        rule = self._policy.qos.get(job.spec.qos)
+        may_ask = bool(self._view.quotas) or (rule is not None and rule.preempts)
         tried = tried_ns.get(job.id)
-        if tried is not None and now < tried + self._policy.replan_ns:
+        if not may_ask or (tried is not None and now < tried + self._policy.replan_ns):
             return False
         request = structs.replace(
             demand.request, job=job.id, closed=self._closed(job, demand.bound_ns)
@@ -330,9 +332,7 @@ class Pass:
             self._index, self._view, job, request, self._ranks, demand.gpus, self._leaving
         )
         if eviction is None:
-            rule = self._policy.qos.get(job.spec.qos)
-            if self._view.quotas or (rule is not None and rule.preempts):
-                tried_ns[job.id] = now
+            tried_ns[job.id] = now
             return False
         self._ask(job, eviction, demand.gpus)
         return True
