@@ -21,7 +21,7 @@ def test_small_nodes_are_part_of_all_gpus_and_spares_are_large() -> None:
 
 
 def test_a_small_node_fails_as_much_less_often_and_all_together_as_often() -> None:
-    scenario = load_scenario("multi-tenant", MIXED)
+    scenario = load_scenario("multi-tenant", [*MIXED, "faults.lemon_share=0"])
     rates = Rates(scenario, make_fleet(scenario), SeedDraws(0))
     cause = next(one for one in causes_of(scenario) if one.scope == "node")
     found = rates.per_day(cause)
