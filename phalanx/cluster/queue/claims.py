@@ -15,6 +15,7 @@ from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.horizon import earliest, length_ns
 from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.placement.request import PlacementRequest
 from phalanx.cluster.policy import QueuePolicy
@@ -23,7 +24,8 @@ from phalanx.cluster.queue.decisions import Reserved
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.limits import Saved
 from phalanx.cluster.queue.pending import PendingJobs, Priorities, base_parts, starves
-from phalanx.cluster.queue.preemption import Eviction, choose
+from phalanx.cluster.queue.preemption import Eviction, PreemptionOffer, choose
+from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
 
 MOST_DOUBLED = 40  # times: more would be longer than anything lasts
@@ -147,6 +149,30 @@ def evict(
     if not shrinkable and view.fleet.idle_gpus[NodeState.HEALTHY] + freed < gpus:
         return None
     return choose(view, request, shrinkable, stoppable)
+
+
+def why_leave(
+    index: QueueIndex,
+    view: View,
+    job: Job,
+    offer: PreemptionOffer,
+    ranks: Priorities,
+    gpus: int,
+) -> Reason:
+    """What a job is told that leaves or shrinks for another one."""
+    if offer.replicas:
+        return reason("shrunk_for", job=job.id, replicas=offer.replicas)
+    team = view.jobs[offer.job].spec.team
+    held, owned = index.holdings.of_team(team), quota_gpus(view, team)
+    loan: dict[str, int | str] = {"job": job.id, "team": team, "held": held, "owned": owned}
+    if held <= owned or not view.quotas:
+        return LeaveCause.PREEMPTED.because(job=job.id)
+    if ranks.entitled(job.spec.team, gpus) and team != job.spec.team:
+        return LeaveCause.RECLAIMED.because(lender=job.spec.team, **loan)
+    if starves(view, job):
+        waited_ns = job.waited_ns + view.now_ns - job.queued_ns
+        return LeaveCause.TURN.because(span=span_of(waited_ns), **loan)
+    return LeaveCause.PREEMPTED.because(job=job.id)
 
 
 def collector(index: QueueIndex, view: View, saved: Saved) -> int:
