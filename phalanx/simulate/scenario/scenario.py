@@ -266,7 +266,7 @@ class QueuePart(Section, frozen=True, kw_only=True):
     starving_hours: Hours = _QUEUE.starving_ns / HOUR_NS
     """A job that waited this long gets a reservation of its own."""
     starving_reservations: Natural = _QUEUE.starving_reservations
-    """Jobs that have one for that reason at a time."""
+    """Jobs that have one for that reason on the same nodes at a time."""
     least_run_minutes: Minutes = _QUEUE.least_run_ns / (HOUR_NS / 60)
     """No job is preempted before it ran so long."""
 
