@@ -171,7 +171,7 @@ class Gangs:
         self.world.tell(fact.GangReady(job=run.job, generation=run.generation, step=step))
         self._go_on(run)
         self.world.slow.watch(run)
-        self.world.job_faults.watch(run)
+        self.world.program_faults.watch(run)
         for node, incident in self.world.broken.items():
             if incident.symptom == "corruption" and run.job in self.world.fleet.held[node]:
                 self.faults.corrupts(run, node)

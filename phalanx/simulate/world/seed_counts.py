@@ -33,7 +33,7 @@ class SeedCounts:
         self._down_ns: list[int] = []
         self._held_ns: dict[int, int] = {}  # by size: time that jobs held their nodes
 
-    def struck(self, nodes: list[int]) -> None:
+    def count_node_faults(self, nodes: list[int]) -> None:
         """A fault took these nodes."""
         for node in nodes:
             self.node_faults[node] = self.node_faults.get(node, 0) + 1

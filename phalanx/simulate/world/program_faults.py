@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from phalanx.simulate.world.world import World
 
 
-class JobFaults:
+class ProgramFaults:
     """The next one of each gang that runs; its luck goes by job and generation alone."""
 
     def __init__(self, world: World) -> None:
