@@ -28,8 +28,8 @@ from phalanx.simulate.world.driver import Driver
 from phalanx.simulate.world.exposure import Exposure
 from phalanx.simulate.world.gangs import Gangs
 from phalanx.simulate.world.incidents import Incident, Incidents
-from phalanx.simulate.world.program_faults import ProgramFaults
 from phalanx.simulate.world.people import Operators
+from phalanx.simulate.world.program_faults import ProgramFaults
 from phalanx.simulate.world.seed_counts import SeedCounts
 from phalanx.simulate.world.slow import SlowNodes
 
