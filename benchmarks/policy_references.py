@@ -6,7 +6,7 @@ job first, told how long each will run. They know nothing of teams, failures or 
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
@@ -40,6 +40,7 @@ class Reference:
         self.fleet, self.order, self.backfill = fleet, order, backfill
         self.now = 0.0
         self._waiting: dict[int, list[tuple[float, int]]] = {}  # by GPUs, sorted by the order
+        self._bounds: dict[int, list[float]] = {}  # by GPUs, of those that wait, sorted
         self._jobs: dict[int, WaitingJob] = {}
         self._ends: list[tuple[float, int]] = []
         self._placed: dict[int, tuple[Placement, float]] = {}  # by job: where, until when at most
@@ -70,6 +71,7 @@ class Reference:
             asking = Job(id=job.number, spec=job.spec, submitted_ns=0, queued_ns=0)
             self._requests[gpus] = request_of(asking, 0, Policy())
         insort(self._waiting.setdefault(gpus, []), (self.order(job), job.number))
+        insort(self._bounds.setdefault(gpus, []), job.bound)
 
     def _end(self, number: int) -> None:
         placement, _ = self._placed.pop(number)
@@ -115,7 +117,7 @@ class Reference:
             if entry is None:
                 continue
             if not self._fits(gpus, kept):
-                if not kept or not self._fits(gpus, 0):
+                if self.now + self._bounds[gpus][0] > until or not self._fits(gpus, 0):
                     continue
                 closed = 0
                 short = (one for one in queue(gpus) if self.now + self._jobs[one[1]].bound <= until)
@@ -142,6 +144,8 @@ class Reference:
         for node, mask in zip(placement.nodes, masks, strict=True):
             self.fleet.take(number, node, held_by(self.fleet, shape, node, mask))
         self._waiting[gpus].remove((self.order(job), number))
+        bounds = self._bounds[gpus]
+        del bounds[bisect_left(bounds, job.bound)]
         job.played.stays.append((self.now, self.now + job.hold, job.played.gpus))
         self._placed[number] = (placement, self.now + job.bound)
         heappush(self._ends, (self.now + job.hold, number))

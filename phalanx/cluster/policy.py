@@ -69,7 +69,7 @@ class QueuePolicy(PolicySection, frozen=True):
     # ``least_run_ns`` doubles whenever a job is sent away, up to this; a starved job has all of it.
     most_stay_ns: int = 12 * HOUR_NS
     starving_ns: int = 2 * DAY_NS  # a job that waited this long gets a reservation of its own
-    starving_reservations: int = 8  # jobs that have one for that reason at a time
+    starving_reservations: int = 1  # jobs that have one for that reason on the same nodes
     replan_ns: int = 30 * SECOND_NS  # a reserved start is looked for anew this often
     unbounded_ns: int = 30 * DAY_NS  # assumed of a job without limit or number of steps
     delay_ns: int = 100_000_000  # changes are gathered this long before the queue is looked at

@@ -42,6 +42,7 @@ class SeedResult(Struct, kw_only=True):
     buckets: dict[str, float] = field(default_factory=dict)  # shares of all GPU time
     by_cause: dict[str, int] = field(default_factory=dict)  # interruptions
     rungs: dict[str, int] = field(default_factory=dict)  # decisions that formed gangs
+    node_faults: dict[str, int] = field(default_factory=dict)  # by name, of those that had any
     lost_gpu_hours: dict[str, float] = field(default_factory=dict)  # by cause
     mttf_hours: dict[str, float] = field(default_factory=dict)  # by GPUs of a job
     faults: dict[str, int] = field(default_factory=dict)  # injected, by kind (chaos)

@@ -136,6 +136,9 @@ def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
         peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         buckets={name: amount / total for name, amount in fleet.buckets.items() if amount},
         by_cause=_largest_first(causes),
+        node_faults=_largest_first(
+            {world.fleet.nodes[node].name: count for node, count in record.node_faults.items()}
+        ),
         rungs=dict(record.rungs),
         lost_gpu_hours=_largest_first(lost),
         mttf_hours=record.mttf_hours(),

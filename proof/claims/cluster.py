@@ -133,17 +133,17 @@ CLUSTER = (
         figures=(
             Figure(
                 "mean_wait",
-                "mean wait, of EASY's, the worst of 400, 512 and 560 GPUs",
+                "mean wait, of EASY's, the worst of a stretch and all on 400, 512 and 560 GPUs",
                 "x",
                 at_most=1.0,
                 timed=False,
             ),
             Figure("p95_wait", "the same of the 95th percentile", "x", at_most=1.0, timed=False),
-            Figure("longest_hours", "the longest wait", "h", at_most=96.0, timed=False),
+            Figure("longest_wait", "the same of the longest wait", "x", at_most=1.5, timed=False),
             Figure("whole_seconds", "all jobs on 512 GPUs, CPU time", "s", at_most=60.0),
             Figure("jobs", "jobs of them", at_least=29_000, timed=False),
         ),
-        minutes=5,
+        minutes=8,
         needs=(Need.QUIET, Need.TRACE),
     ),
     Claim(

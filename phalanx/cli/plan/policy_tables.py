@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from phalanx.simulate.policies.outcome import GroupOutcome, Spread
+from phalanx.simulate.policies.outcome import GroupOutcome, PolicyOutcome, Spread
 from phalanx.simulate.policies.study import StudyReport
 
 TEAMS_SHOWN = 12
+GROUPS_ACROSS = 4  # teams side by side
+SPREAD = ("mean", "p50", "p95", "p99", "longest")
 
 
 def print_study(report: StudyReport, *, groups: bool) -> None:
-    """All policies in one table; ``groups``: of each the sizes and teams, too."""
+    """All policies side by side; ``groups``: each with all of its sizes and teams instead."""
     console = Console(highlight=False)
     failing = f", failures as in {report.faults}" if report.faults else ""
     console.print(
         f"{escape(report.trace)}: {report.jobs:,} jobs on {report.gpus:,} GPUs, time limits "
         f"{report.limit_factor:g} times their runs where none is recorded{failing}"
     )
-    console.print(_waiting(report))
+    console.print(_spreads("wait, hours", report, lambda found: found.wait_hours))
+    console.print(_spreads("ends, hours", report, lambda found: found.completion_hours))
+    console.print(_spreads("slowdown", report, lambda found: found.slowdown))
     console.print(_sharing(report))
+    if not groups:
+        console.print(_by_group("wait by GPUs", report, lambda found: found.by_size))
+        console.print(_by_group("wait by team", report, lambda found: found.by_team))
     for one in report.policies:
         if groups:
-            console.print(_groups("GPUs", one.outcome.by_size))
-            console.print(_groups("team", one.outcome.by_team))
+            for what, known in (("GPUs", one.outcome.by_size), ("team", one.outcome.by_team)):
+                console.print(_groups(f"{what}: wait, hours", known, lambda one: one.wait_hours))
+                ends = _groups(f"{what}: ends, hours", known, lambda one: one.completion_hours)
+                console.print(ends)
         for count, what in ((one.refused, "refused"), (one.outcome.unfinished, "unfinished")):
             if count:
                 console.print(f"[red]{one.name}: {count:,} jobs {what}[/red]")
@@ -41,13 +50,11 @@ def print_study(report: StudyReport, *, groups: bool) -> None:
             console.print(f"  {escape(told)}")
 
 
-def _waiting(report: StudyReport) -> Table:
-    table = _headed("hours", ("wait", "p50", "p95", "p99", "longest", "ends", "slowdown"))
+def _spreads(heading: str, report: StudyReport, of: Callable[[PolicyOutcome], Spread]) -> Table:
+    """A quantity under each policy."""
+    table = _headed(heading, SPREAD)
     for one in report.policies:
-        found = one.outcome
-        completion, slowdown = found.completion_hours.mean, found.slowdown.mean
-        waits = _waits(found.wait_hours)
-        table.add_row(one.name, *waits, f"{completion:.2f}", f"{slowdown:,.1f}")
+        table.add_row(one.name, *_digits(of(one.outcome)))
     return table
 
 
@@ -79,16 +86,31 @@ def _headed(first: str, headings: Iterable[str]) -> Table:
     return table
 
 
-def _waits(spread: Spread) -> tuple[str, ...]:
+def _digits(spread: Spread) -> tuple[str, ...]:
     values = (spread.mean, spread.p50, spread.p95, spread.p99, spread.longest)
-    return tuple(f"{value:.2f}" for value in values)
+    return tuple(f"{value:,.2f}" for value in values)
 
 
-def _groups(heading: str, groups: dict[str, GroupOutcome]) -> Table:
-    headings = ("jobs", "wait", "p50", "p95", "p99", "longest", "ends", "ratio")
-    table = _headed(heading, headings)
+def _by_group(
+    heading: str, report: StudyReport, of: Callable[[PolicyOutcome], dict[str, GroupOutcome]]
+) -> Table:
+    """Mean and 95th percentile of the wait of each size or team, the largest teams first."""
+    names = list(dict.fromkeys(name for one in report.policies for name in of(one.outcome)))
+    table = _headed(heading, [escape(name) for name in names[:GROUPS_ACROSS]])
+    for one in report.policies:
+        groups = [of(one.outcome).get(name) for name in names[:GROUPS_ACROSS]]
+        waits = [group.wait_hours if group is not None else None for group in groups]
+        shown = [f"{wait.mean:,.2f} / {wait.p95:,.2f}" if wait else "" for wait in waits]
+        table.add_row(one.name, *shown)
+    return table
+
+
+def _groups(
+    heading: str, groups: dict[str, GroupOutcome], of: Callable[[GroupOutcome], Spread]
+) -> Table:
+    """A quantity of every size or team under one policy."""
+    table = _headed(heading, ("jobs", *SPREAD, "ratio"))
     for name, group in list(groups.items())[:TEAMS_SHOWN]:
-        mean, ratio = group.completion_hours.mean, group.finish_ratio
-        row = (f"{group.jobs:,}", *_waits(group.wait_hours), f"{mean:.2f}", f"{ratio:.2f}")
+        row = (f"{group.jobs:,}", *_digits(of(group)), f"{group.finish_ratio:.2f}")
         table.add_row(escape(name), *row)
     return table

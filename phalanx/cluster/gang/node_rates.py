@@ -63,9 +63,10 @@ def mean_of_groups(ctx: Context, groups: dict[str, dict[str, int]]) -> int:
     """The mean rate of so many nodes of each kind and group."""
     total = count = 0
     for kind, numbers in groups.items():
-        rates = of_groups(ctx, kind)
+        known = seen_now(ctx, kind)
         for group, number in numbers.items():
-            total, count = total + number * rates[group], count + number
+            rate = known.group(group).per_million_node_days
+            total, count = total + number * rate, count + number
     return max(1, total // max(1, count))
 
 

@@ -19,7 +19,8 @@ MATURE_NS = max(YOUNG.values())
 OLDER = "older"
 AGES = (*YOUNG, OLDER)
 FAILED = ("", ", failed once", ", failed more often")  # within the policy's window
-GROUPS = tuple(age + often for age in AGES for often in FAILED)
+AGE_OF = {age + often: age for age in AGES for often in FAILED}  # by group
+GROUPS = tuple(AGE_OF)
 
 
 def begins(ctx: Context, node: int) -> None:

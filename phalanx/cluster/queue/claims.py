@@ -15,6 +15,7 @@ from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.horizon import earliest, length_ns
 from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.placement.request import PlacementRequest
 from phalanx.cluster.policy import QueuePolicy
@@ -23,7 +24,8 @@ from phalanx.cluster.queue.decisions import Reserved
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.limits import Saved
 from phalanx.cluster.queue.pending import PendingJobs, Priorities, base_parts, starves
-from phalanx.cluster.queue.preemption import Eviction, choose
+from phalanx.cluster.queue.preemption import Eviction, PreemptionOffer, choose
+from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
 
 MOST_DOUBLED = 40  # times: more would be longer than anything lasts
@@ -43,19 +45,19 @@ def promise_start(
     out are waited for. An old promise is kept unless the new one is earlier and pushes nobody back.
     """
     now, fleet = view.now_ns, view.fleet
-    nodes, times = index.ends.horizon(view).free_at(view, request)
+    nodes, free_ns = index.ends.horizon(view).free_at(view, request)
+    kept_ns = np.zeros(len(fleet), np.int64)  # by node: until when it is kept for others
     for window in windows.running(view):
         if windows.shuts_out(window, job.spec.team, None):
-            members = index.windows.members(view, window.name)
-            times = _not_before(nodes, times, len(fleet), members, window.end_ns)
+            _keep(kept_ns, index.windows.members(view, window.name), window.end_ns)
+    free_ns = np.maximum(free_ns, kept_ns[nodes])
     promises = index.promises
     old = promises.by_job.get(job.id)
-    free_ns = times
     for number in others:
         if number != job.id:
             known = promises.by_job[number]
-            end_ns = known.start_ns + _length_ns(index, view, number)
-            times = _not_before(nodes, times, len(fleet), known.nodes, end_ns)
+            _keep(kept_ns, known.nodes, known.start_ns + _length_ns(index, view, number))
+    times = np.maximum(free_ns, kept_ns[nodes])
     soon_ns = now + view.policy.queue.grace_ns
     slot = earliest(fleet, request, nodes, times, now, soon_ns)
     new = None
@@ -67,8 +69,9 @@ def promise_start(
             job=job.id, start_ns=slot[0], nodes=chosen, made_ns=now, sure=sure, firm=firm
         )
     if old is not None and not (old.asked or old.waits) and old.start_ns > now:
-        late = _not_before(nodes, free_ns * 0, len(fleet), old.nodes, 1).astype(np.bool_)
-        ready = int((late & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
+        mine = np.zeros(len(fleet), np.bool_)
+        mine[np.asarray(old.nodes, np.int64)] = True
+        ready = int((mine[nodes] & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
         better = new is not None and new.start_ns < old.start_ns and _pushes(index, view, new) == 0
         if ready and not better and not _pushes(index, view, old):
             return structs.replace(old, made_ns=now, firm=firm or old.firm)
@@ -79,13 +82,10 @@ def _limited(job: Job) -> bool:
     return job.spec.time_limit_ns > 0
 
 
-def _not_before(
-    nodes: Column, times: Column, size: int, members: tuple[int, ...], at_ns: int
-) -> Column:
-    """Times at which nodes are free, some of them not before a moment."""
-    flags = np.zeros(size, np.bool_)
-    flags[np.asarray(members, np.int64)] = True
-    return np.where(flags[nodes], np.maximum(times, at_ns), times)
+def _keep(kept_ns: Column, members: tuple[int, ...], until_ns: int) -> None:
+    """Some nodes are kept until then, or for longer already."""
+    index = np.asarray(members, np.int64)
+    kept_ns[index] = np.maximum(kept_ns[index], until_ns)
 
 
 def _length_ns(index: QueueIndex, view: View, number: int) -> int:
@@ -149,6 +149,30 @@ def evict(
     if not shrinkable and view.fleet.idle_gpus[NodeState.HEALTHY] + freed < gpus:
         return None
     return choose(view, request, shrinkable, stoppable)
+
+
+def why_leave(
+    index: QueueIndex,
+    view: View,
+    job: Job,
+    offer: PreemptionOffer,
+    ranks: Priorities,
+    gpus: int,
+) -> Reason:
+    """What a job is told that leaves or shrinks for another one."""
+    if offer.replicas:
+        return reason("shrunk_for", job=job.id, replicas=offer.replicas)
+    team = view.jobs[offer.job].spec.team
+    held, owned = index.holdings.of_team(team), quota_gpus(view, team)
+    loan: dict[str, int | str] = {"job": job.id, "team": team, "held": held, "owned": owned}
+    if held <= owned or not view.quotas:
+        return LeaveCause.PREEMPTED.because(job=job.id)
+    if ranks.entitled(job.spec.team, gpus) and team != job.spec.team:
+        return LeaveCause.RECLAIMED.because(lender=job.spec.team, **loan)
+    if starves(view, job):
+        waited_ns = job.waited_ns + view.now_ns - job.queued_ns
+        return LeaveCause.TURN.because(span=span_of(waited_ns), **loan)
+    return LeaveCause.PREEMPTED.because(job=job.id)
 
 
 def collector(index: QueueIndex, view: View, saved: Saved) -> int:

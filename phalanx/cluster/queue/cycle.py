@@ -20,7 +20,7 @@ from phalanx.cluster.queue.claims import (
     collector,
     evict,
     promise_start,
-    quota_gpus,
+    why_leave,
 )
 from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize, Start
 from phalanx.cluster.queue.index import QueueIndex
@@ -33,8 +33,8 @@ from phalanx.cluster.queue.pending import (
     Stays,
     starves,
 )
-from phalanx.cluster.queue.preemption import Eviction, PreemptionOffer
-from phalanx.cluster.reasons import Reason, reason, span_of
+from phalanx.cluster.queue.preemption import Eviction
+from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import View
 
 MOST_STARTS = 1_000  # in one pass: the rest starts in the next, and others are heard between
@@ -150,7 +150,7 @@ class Pass:
             front.add(where[number][0], [(where[number][2], number)])
         for group, stays in groups.items():
             for lane, entries in group.lanes.items():
-                front.add(lane, entries, stays)
+                front.add(lane, entries, stays, group.stays[lane])
         looked = 0
         while looked < self._policy.backfill_depth and (found := front.pop()) is not None:
             number, lane, demand, source = found
@@ -298,18 +298,29 @@ class Pass:
         return True
 
     def _starving(self) -> None:
-        """Jobs that waited too long get a promise that nobody overrides.
+        """Jobs that waited too long get a promise that nobody overrides, a few on the same nodes.
 
         Who has not run for the longest comes first, however long others waited before they ran.
         """
-        waiting, jobs = self._waiting, self._view.jobs
+        waiting, jobs, fleet = self._waiting, self._view.jobs, self._view.fleet
+        free_index, classes = free_index_of(fleet), len(fleet.classes)
         first = [lane.entries[0] for lane in waiting.lanes.values()]
         oldest = sorted(entry for entry in first if starves(self._view, jobs[entry[1]]))
-        for _, number in oldest[: self._policy.starving_reservations]:
+        left: dict[tuple[int, ...], int] = {}  # by classes of nodes: promises that may be made
+        hopeless = 0
+        for _, number in oldest:
             lane, demand, _ = waiting.where[number]
+            wanted = demand.group.suiting(free_index, classes)
+            left.setdefault(wanted, self._policy.starving_reservations)
+            if not left[wanted] or self._gated(number, lane, demand):
+                continue
             job = jobs[number]
-            if not self._gated(number, lane, demand) and not self._claims(job, demand):
-                self._reserve(job, demand, firm=True)
+            if self._claims(job, demand) or self._reserve(job, demand, firm=True):
+                left[wanted] -= 1
+            else:
+                hopeless += 1
+                if hopeless == MOST_HOPELESS:
+                    return
 
     def _claims(self, job: Job, demand: Demand) -> bool:
         """Whether others leave for a job; asks them to, if it has the right."""
@@ -320,8 +331,10 @@ class Pass:
                 return True
             self._promises.drop(job.id)
             self._binds(job.id, yes=False)
+        rule = self._policy.qos.get(job.spec.qos)
+        may_ask = bool(self._view.quotas) or (rule is not None and rule.preempts)
         tried = tried_ns.get(job.id)
-        if tried is not None and now < tried + self._policy.replan_ns:
+        if not may_ask or (tried is not None and now < tried + self._policy.replan_ns):
             return False
         request = structs.replace(
             demand.request, job=job.id, closed=self._closed(job, demand.bound_ns)
@@ -330,9 +343,7 @@ class Pass:
             self._index, self._view, job, request, self._ranks, demand.gpus, self._leaving
         )
         if eviction is None:
-            rule = self._policy.qos.get(job.spec.qos)
-            if self._view.quotas or (rule is not None and rule.preempts):
-                tried_ns[job.id] = now
+            tried_ns[job.id] = now
             return False
         self._ask(job, eviction, demand.gpus)
         return True
@@ -341,7 +352,7 @@ class Pass:
         grace, now = self._policy.grace_ns, self._view.now_ns
         for offer in eviction.offers:
             self._leaving[offer.job] = None
-            why = self._reason(job, offer, gpus)
+            why = why_leave(self._index, self._view, job, offer, self._ranks, gpus)
             if offer.replicas:
                 self._decisions.append(Resize(offer.job, offer.replicas, why))
             else:
@@ -357,21 +368,6 @@ class Pass:
             )
         )
         self._binds(job.id)
-
-    def _reason(self, job: Job, offer: PreemptionOffer, gpus: int) -> Reason:
-        if offer.replicas:
-            return reason("shrunk_for", job=job.id, replicas=offer.replicas)
-        team = self._view.jobs[offer.job].spec.team
-        held, owned = self._index.holdings.of_team(team), quota_gpus(self._view, team)
-        loan: dict[str, int | str] = {"job": job.id, "team": team, "held": held, "owned": owned}
-        if held <= owned or not self._view.quotas:
-            return LeaveCause.PREEMPTED.because(job=job.id)
-        if self._ranks.entitled(job.spec.team, gpus) and team != job.spec.team:
-            return LeaveCause.RECLAIMED.because(lender=job.spec.team, **loan)
-        if starves(self._view, job):
-            waited_ns = job.waited_ns + self._view.now_ns - job.queued_ns
-            return LeaveCause.TURN.because(span=span_of(waited_ns), **loan)
-        return LeaveCause.PREEMPTED.because(job=job.id)
 
     def _empty_windows(self) -> None:
         """Jobs that would still be there when a window opens leave before it does."""

@@ -67,6 +67,9 @@ class Limits:
         What ends under the limit is saved for that job, or smaller ones would always be in time.
         """
         saved: Saved = {}
+        ceilings = any(quota.ceiling for quota in view.quotas.values())
+        if not ceilings and not any(qos.most_gpus for qos in view.policy.queue.qos.values()):
+            return saved
         lanes = self._waiting.lanes.values()
         first = sorted((lane.entries[0], lane) for lane in lanes)
         for (_, number), lane in first:

@@ -9,6 +9,7 @@ order of arrival forever; only between lanes does the order change with time, by
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from phalanx.cluster.jobs.horizon import bound_ns, length_ns
@@ -65,6 +66,7 @@ class DemandGroup:
         # The room and how many classes the fleet had, and what was found.
         self._suiting: tuple[FreeIndex | None, int, tuple[int, ...]] = (None, -1, ())
         self.lanes: dict[Lane, list[Entry]] = {}  # sorted
+        self.stays: dict[Lane, list[int]] = {}  # how long these hold their nodes, sorted
 
     def suiting(self, free_index: FreeIndex, classes: int) -> tuple[int, ...]:
         """Classes of nodes that would do, of so many that the fleet has."""
@@ -114,6 +116,7 @@ class PendingJobs:
         insort(lane.entries, entry)
         insort(demand.lanes.setdefault(lane, []), entry)
         insort(demand.group.lanes.setdefault(lane, []), entry)
+        insort(demand.group.stays.setdefault(lane, []), demand.held_ns)
         self.where[job.id] = (lane, demand, job.queued_ns)
         self.held_ns[job.id] = demand.held_ns
 
@@ -144,6 +147,10 @@ class PendingJobs:
             del entries[bisect_left(entries, entry)]
             if not entries:
                 del lanes[lane]
+        stays = group.stays[lane]
+        del stays[bisect_left(stays, demand.held_ns)]
+        if not stays:
+            del group.stays[lane]
         if not demand.lanes:
             del self.demands[demand.key]
             if not group.lanes:
@@ -242,14 +249,25 @@ class PriorityOrder:
     def __init__(self, waiting: PendingJobs, ranks: Priorities) -> None:
         self._where, self._ranks = waiting.where, ranks
         self._held_ns = waiting.held_ns
-        self._sources: list[tuple[Lane, list[Entry], Stays | None]] = []
+        # Lane, its jobs, how long they may hold nodes, and how long they do (sorted).
+        self._sources: list[tuple[Lane, list[Entry], Stays | None, Sequence[int]]] = []
         self._last: list[Entry] = []  # by source: its entry in the heap, or that was there last
         self._heap: list[tuple[int, int, int, int]] = []  # -priority, queued_ns, job, source
         self._ordered = False
 
-    def add(self, lane: Lane, entries: list[Entry], stays: Stays | None = None) -> None:
-        """Jobs of a lane, all or some, in order of arrival; who stays too long is passed over."""
-        self._sources.append((lane, entries, stays))
+    def add(
+        self,
+        lane: Lane,
+        entries: list[Entry],
+        stays: Stays | None = None,
+        held_ns: Sequence[int] = (),
+    ) -> None:
+        """Jobs of a lane, all or some, in order of arrival; who stays too long is passed over.
+
+        ``held_ns``: how long they stay, the shortest first; where even that is too long, none of
+        them is looked at.
+        """
+        self._sources.append((lane, entries, stays, held_ns))
         self._last.append(entries[0])
         found = self._from(len(self._sources) - 1, 0)
         if found is not None:
@@ -289,9 +307,11 @@ class PriorityOrder:
 
     def _from(self, source: int, position: int) -> tuple[int, int, int, int] | None:
         """The first job of a source from there on that does not stay too long."""
-        _, entries, stays = self._sources[source]
+        _, entries, stays, shortest = self._sources[source]
         if stays is not None:
             held_ns, longest_ns = self._held_ns, stays.longest_ns
+            if not shortest or shortest[0] > longest_ns:
+                return None
             while position < len(entries) and held_ns[entries[position][1]] > longest_ns:
                 position += 1
         if position == len(entries):
@@ -300,7 +320,7 @@ class PriorityOrder:
         return self._entry(source, position)
 
     def _entry(self, source: int, position: int) -> tuple[int, int, int, int]:
-        lane, entries, _ = self._sources[source]
+        lane, entries, *_ = self._sources[source]
         queued_ns, job = entries[position]
         gpus = 0 if self._ranks.settled else self._where[job][1].gpus
         return -self._ranks.of(lane, queued_ns, gpus), queued_ns, job, source

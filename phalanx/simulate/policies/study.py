@@ -54,16 +54,21 @@ class PolicyResult(Struct, frozen=True, kw_only=True):
     violations: list[str]
 
 
+def failures_of(scenario: Scenario) -> str:
+    """What fails: nodes as in a model, or programs alone; "": nothing does."""
+    faults = scenario.faults
+    if faults.per_1000_node_days != 0 or faults.causes:
+        return faults.model
+    return "faults.by_job_gpus" if faults.by_job_gpus else ""
+
+
 class TracedWorld(World):
     """A world that remembers when each job held how many GPUs."""
 
     def __init__(self, scenario: Scenario, queue: QueuePolicy, seed: int) -> None:
         policy = structs.replace(make_policy(scenario), queue=queue)
         super().__init__(scenario, seed, policy=policy)
-        if (
-            not scenario.faults.per_1000_node_days
-            and scenario.faults.per_1000_node_days is not None
-        ):
+        if not failures_of(scenario):
             self.gangs.report_ns = DAY_NS  # nothing is lost, so nobody needs to know earlier
         self.played: dict[int, PlayedJob] = {}
         self.decisions = 0
@@ -168,7 +173,7 @@ def study(
         limit_factor=scenario.workload.limit_factor,
         left_out=trace.left_out,
         unreadable=trace.unreadable[:UNREADABLE_TOLD],
-        faults="" if scenario.faults.per_1000_node_days == 0 else scenario.faults.model,
+        faults=failures_of(scenario),
         policies=results,
     )
 

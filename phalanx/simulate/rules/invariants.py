@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.forecast.why import explain
+from phalanx.cluster.forecast.why import explainer
 from phalanx.cluster.jobs.job import Job, JobState
 from phalanx.cluster.protocol.commands import Command, Form, Restore
 from phalanx.cluster.protocol.events import Event
@@ -256,6 +256,8 @@ class Invariants:
 
     def _idle_nodes(self) -> None:
         fleet = self.core.view.fleet
+        if not fleet.history:
+            return  # no node has ever changed its state
         away = np.flatnonzero(fleet.columns.state == QUARANTINED).tolist()
         bad = [node for node in away if fleet.held[node]]
         if bad:
@@ -267,9 +269,10 @@ class Invariants:
         waiting = (
             number for number, job in core.view.jobs.items() if job.state == JobState.PENDING
         )
+        before = msgspec.json.encode(core.queue.state)
+        answers = explainer(core.queue, core.view)
         for number in list(islice(waiting, ASKED)):
-            before = msgspec.json.encode(core.queue.state)
-            explain(core.queue, core.view, number)
+            answers.of(number)
             if msgspec.json.encode(core.queue.state) != before:
                 self.add("asking", f"about job {number}")
 

@@ -10,6 +10,7 @@ from phalanx.hardware.gpus import gpus_by_key
 from phalanx.hardware.tables import nearest
 from phalanx.simulate.scenario.chaos_faults import KINDS
 from phalanx.simulate.scenario.scenario import MOST_NODES, Scenario, WorkloadPart
+from phalanx.simulate.scenario.shape import large_nodes
 
 # What chaos has in place of the sections that it does not look at.
 INSTEAD = {
@@ -63,11 +64,16 @@ def _changed(key: str, value: object, before: object) -> tuple[str, object]:
 
 def _world(scenario: Scenario) -> Iterator[ConfigProblem]:
     fleet, job, load = scenario.fleet, scenario.job, scenario.workload
-    if fleet.gpus % fleet.node_gpus:
-        fix = f"try {nearest_multiple(fleet.gpus, fleet.node_gpus)}"
+    small_gpus = fleet.small_nodes * fleet.small_node_gpus
+    if (fleet.gpus - small_gpus) % fleet.node_gpus:
+        fix = f"try {small_gpus + nearest_multiple(fleet.gpus - small_gpus, fleet.node_gpus)}"
         rule = f"must fill nodes of {fleet.node_gpus} (fleet.node_gpus)"
         yield problem("fleet.gpus", fleet.gpus, rule, fix)
-    nodes = fleet.gpus // fleet.node_gpus + fleet.spare_nodes
+    if fleet.small_nodes and (load.kind == "one-job" or small_gpus > fleet.gpus):
+        rule = f"have {small_gpus:,} of fleet.gpus = {fleet.gpus:,}, and one job needs like nodes"
+        fix = "lower it" if load.kind != "one-job" else "set workload.kind, or leave it out"
+        yield problem("fleet.small_nodes", fleet.small_nodes, rule, fix)
+    nodes = large_nodes(fleet) + fleet.small_nodes + fleet.spare_nodes
     if nodes > MOST_NODES:
         rule = f"makes {nodes:,} nodes with the others; at most {MOST_NODES:,} can be played"
         yield problem("fleet.spare_nodes", fleet.spare_nodes, rule, "lower it")
@@ -78,6 +84,10 @@ def _world(scenario: Scenario) -> Iterator[ConfigProblem]:
     if job.exposed_share + job.bubble_share >= 1:
         rule = f"leaves nothing of a step beside job.exposed_share = {job.exposed_share:g}"
         yield problem("job.bubble_share", job.bubble_share, rule, "lower one of them")
+    for least, rate in scenario.faults.by_job_gpus.items():
+        if not least.isdecimal() or not 1 <= int(least) <= MOST_NODES:
+            rule = f"must name the least GPUs of such jobs, a number from 1 to {MOST_NODES:,}"
+            yield problem(f"faults.by_job_gpus.{least}", rate, rule, "e.g. faults.by_job_gpus.64")
     idle, watts = fleet.idle_watts_per_gpu, fleet.watts_per_gpu
     if idle is not None and watts is not None and idle > watts:
         rule = f"is more than fleet.watts_per_gpu = {watts:g}"

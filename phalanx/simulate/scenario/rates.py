@@ -182,6 +182,13 @@ def _named(rows: list[_Row]) -> list[CauseRate]:
     return rates
 
 
+def of_job_per_day(scenario: Scenario, gpus: int) -> float:
+    """Faults a day of the program of a job that runs on so many GPUs."""
+    classes = {int(least): rate for least, rate in scenario.faults.by_job_gpus.items()}
+    least = max((least for least in classes if least <= gpus), default=0)
+    return classes.get(least, 0.0) / 1000 * gpus / scenario.fleet.node_gpus
+
+
 def causes_of(scenario: Scenario) -> list[CauseRate]:
     """Every cause with its rate for nodes that jobs run on."""
     faults, fleet = scenario.faults, scenario.fleet

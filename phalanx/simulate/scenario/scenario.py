@@ -35,13 +35,17 @@ class FleetPart(Section, frozen=True, kw_only=True):
     """The machines."""
 
     gpus: Annotated[int, Meta(ge=1, le=MOST_NODES)] = 1024
-    """GPUs that jobs run on; spares stand beside them (--gpus)."""
+    """GPUs that jobs run on, those of small_nodes too; spares stand beside them (--gpus)."""
     spare_nodes: Annotated[int, Meta(ge=0, le=MOST_NODES)] = 0
     """Nodes kept free to replace others."""
     spares_warm: bool = True
     """Spares belong to the job and keep started workers; otherwise the fleet's pool has them."""
     node_gpus: Annotated[int, Meta(ge=1, le=63)] = 8
     """GPUs in a node."""
+    small_nodes: Annotated[int, Meta(ge=0, le=MOST_NODES)] = 0
+    """Nodes of these with fewer GPUs: a mixed fleet, for many jobs."""
+    small_node_gpus: Annotated[int, Meta(ge=1, le=63)] = 4
+    """GPUs in each of those."""
     kind: str = "h100"
     """Kind of GPU: what it costs and draws, and what jobs are given."""
     dollars_per_gpu_hour: Annotated[float, Meta(ge=0, le=10_000)] | None = None
@@ -188,6 +192,9 @@ class FaultPart(Section, frozen=True, kw_only=True):
     model's rate leaves them out; "none": as published for the number of GPUs."""
     domains: bool = True
     """Add faults of whole racks, feeds and fabrics where the model's rate leaves them out."""
+    by_job_gpus: dict[str, Rate] = field(default_factory=dict)
+    """Faults of programs, beside those of nodes: per 1000 node-days that jobs of at least so many
+    GPUs run. by_job_gpus.1=40 with by_job_gpus.64=5: small jobs fail more often."""
     lemon_share: Below1 = 0.0
     """Nodes that fail more often than others."""
     lemon_factor: Annotated[float, Meta(ge=1, le=1e4)] = 10.0
@@ -259,7 +266,7 @@ class QueuePart(Section, frozen=True, kw_only=True):
     starving_hours: Hours = _QUEUE.starving_ns / HOUR_NS
     """A job that waited this long gets a reservation of its own."""
     starving_reservations: Natural = _QUEUE.starving_reservations
-    """Jobs that have one for that reason at a time."""
+    """Jobs that have one for that reason on the same nodes at a time."""
     least_run_minutes: Minutes = _QUEUE.least_run_ns / (HOUR_NS / 60)
     """No job is preempted before it ran so long."""
 

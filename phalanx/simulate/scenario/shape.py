@@ -32,19 +32,25 @@ def ns(seconds: float) -> int:
     return round(seconds * SECOND_NS)
 
 
+def large_nodes(part: FleetPart) -> int:
+    """Nodes with ``fleet.node_gpus``, spares left out."""
+    return max(0, part.gpus - part.small_nodes * part.small_node_gpus) // part.node_gpus
+
+
 def job_nodes(scenario: Scenario) -> int:
     """Nodes that jobs run on, spares left out."""
-    return scenario.fleet.gpus // scenario.fleet.node_gpus
+    return large_nodes(scenario.fleet) + scenario.fleet.small_nodes
 
 
 def make_fleet(scenario: Scenario) -> Fleet:
     """All nodes, spares among them: every rack, feed, leaf and pod is filled in order."""
     part = scenario.fleet
-    nodes = job_nodes(scenario) + part.spare_nodes
+    nodes, large = job_nodes(scenario) + part.spare_nodes, large_nodes(part)
+    small = range(large, large + part.small_nodes)
     return Fleet(
         Node(
             name=f"n{number:05d}",
-            gpus=part.node_gpus,
+            gpus=part.small_node_gpus if number in small else part.node_gpus,
             kind=part.kind,
             rails=part.rails,
             rack=f"rack-{number // part.rack_nodes}",

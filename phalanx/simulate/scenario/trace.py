@@ -9,7 +9,7 @@ from msgspec import Struct
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.config.errors import ConfigError
 from phalanx.simulate.scenario.scenario import Scenario
-from phalanx.simulate.scenario.shape import expected_of, gang, limit_ns, ns
+from phalanx.simulate.scenario.shape import expected_of, gang, large_nodes, limit_ns, ns
 from phalanx.simulate.scenario.trace_file import RecordedJob, TraceFile, read_trace
 
 UNREADABLE_SHOWN = 3  # rows that a refusal names
@@ -83,7 +83,6 @@ def _left_out(scenario: Scenario, job: RecordedJob, seconds: float) -> str:
         return NO_TIME
     if job.gpus < scenario.workload.least_gpus:
         return SMALL
-    nodes = scenario.fleet.gpus // scenario.fleet.node_gpus
-    if job.gpus > nodes * scenario.fleet.node_gpus:
+    if job.gpus > large_nodes(scenario.fleet) * scenario.fleet.node_gpus:
         return LARGE
     return LATE if seconds > scenario.days * 86400 else ""

@@ -52,6 +52,7 @@ class Exposure:
         self._hits_per_day += sum(
             self._per_day(cause, rates, busy, shares) for cause, rates in self._causes
         )
+        self._hits_per_day += self._world.program_faults.per_day()
         self._looks += 1
 
     def _per_day(self, cause: CauseRate, rates: Floats, busy: Floats, shares: Floats) -> float:

@@ -171,6 +171,7 @@ class Gangs:
         self.world.tell(fact.GangReady(job=run.job, generation=run.generation, step=step))
         self._go_on(run)
         self.world.slow.watch(run)
+        self.world.program_faults.watch(run)
         for node, incident in self.world.broken.items():
             if incident.symptom == "corruption" and run.job in self.world.fleet.held[node]:
                 self.faults.corrupts(run, node)
@@ -268,7 +269,7 @@ class Gangs:
         """From now on checkpoints are made at the best interval for a rate of failures."""
         if self.runs.get(run.job) is not run or run.phase != "running" or run.last:
             return
-        gpus = self.world.scenario.fleet.node_gpus * len(run.nodes)
+        gpus = sum(self.world.fleet.nodes[node].gpus for node in run.nodes)
         between = mtbf_seconds(gpus, per_million_node_days / 1000)
         seconds = best_interval(between, run.expected.checkpoint_ns / 1e9)
         every = max(1, round(seconds * 1e9 / run.full_ns))

@@ -18,7 +18,7 @@ from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.policy import DAY_NS
 from phalanx.simulate.draws import DrawStream, SeedDraws
 from phalanx.simulate.scenario.fault_models import Symptom
-from phalanx.simulate.scenario.rates import CauseRate, causes_of
+from phalanx.simulate.scenario.rates import CauseRate, causes_of, of_job_per_day
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import job_nodes
 
@@ -42,8 +42,9 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 
 def expected_interruptions(scenario: Scenario) -> float:
-    """Mean number of unexpected incidents on the nodes that jobs run on."""
-    return sum(cause.per_day for cause in causes_of(scenario)) * scenario.days
+    """Mean number of unexpected incidents of a job on all nodes but the spares."""
+    of_nodes = sum(cause.per_day for cause in causes_of(scenario))
+    return (of_nodes + of_job_per_day(scenario, scenario.fleet.gpus)) * scenario.days
 
 
 class Rates:
@@ -57,8 +58,8 @@ class Rates:
         self._fleet = fleet
         self.jobs = min(job_nodes(scenario), len(fleet))
         self.lemons = lemons(scenario, len(fleet), draws)
-        weights = np.ones(len(fleet))
-        weights[self.lemons] = scenario.faults.lemon_factor
+        weights = fleet.columns.gpus / scenario.fleet.node_gpus  # of GPUs, as many can break
+        weights[self.lemons] *= scenario.faults.lemon_factor
         self._weights = weights / weights[: self.jobs].sum()
         few = draws.stream("corrupting")
         chosen: dict[int, None] = {}

@@ -19,6 +19,7 @@ class SeedCounts:
 
     def __init__(self) -> None:
         self.interruptions: list[tuple[int, str, int]] = []  # (time, cause, GPUs of the job)
+        self.node_faults: dict[int, int] = {}  # by node, whether a job was there or not
         self.formations = 0
         self.submitted = 0
         self.steps = 0
@@ -31,6 +32,11 @@ class SeedCounts:
         self._waits: list[int] = []
         self._down_ns: list[int] = []
         self._held_ns: dict[int, int] = {}  # by size: time that jobs held their nodes
+
+    def count_node_faults(self, nodes: list[int]) -> None:
+        """A fault took these nodes."""
+        for node in nodes:
+            self.node_faults[node] = self.node_faults.get(node, 0) + 1
 
     def ordered(self, event: Event, commands: list[Command], view: View) -> None:
         """An event was handled."""

@@ -29,6 +29,7 @@ from phalanx.simulate.world.exposure import Exposure
 from phalanx.simulate.world.gangs import Gangs
 from phalanx.simulate.world.incidents import Incident, Incidents
 from phalanx.simulate.world.people import Operators
+from phalanx.simulate.world.program_faults import ProgramFaults
 from phalanx.simulate.world.seed_counts import SeedCounts
 from phalanx.simulate.world.slow import SlowNodes
 
@@ -59,6 +60,7 @@ class World:
         self.tell = self.driver.tell
         self.gangs = Gangs(self)
         self.slow = SlowNodes(self)
+        self.program_faults = ProgramFaults(self)
         self.exposure = Exposure(self)
         self.people = Operators(self)
         self._checks_luck = self.draws.stream("check")
@@ -128,8 +130,9 @@ class World:
         if not nodes:
             return
         self.incidents += 1
+        self.record.count_node_faults(nodes)
         self.story.say(self.agenda.now_ns, f"{incident.cause} ({incident.symptom}) on {nodes}")
-        gpu = int(incident.quantile * self.scenario.fleet.node_gpus)
+        gpu = int(incident.quantile * self.fleet.nodes[nodes[0]].gpus)
         jobs = self.jobs_on(nodes, gpu if self._hits_one_gpu(incident) else -1)
         if jobs:
             gpus = sum(self.gangs.gpus(job) for job in jobs)

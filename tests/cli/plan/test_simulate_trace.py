@@ -32,6 +32,9 @@ def test_policies_are_put_side_by_side_and_drawn(trace: str, tmp_path: Path) -> 
     assert report["left_out"] == {"cannot be read": 1, "ask for no GPU": 1}
     assert report["unreadable"] == [f"{trace}:5: could not convert string to float: 'x'"]
     assert "<svg" in plot.read_text()
+    table = CliRunner().invoke(app, asked).output
+    for told in ("wait, hours", "ends, hours", "slowdown", "p99", "wait by GPUs", "wait by team"):
+        assert told in table
 
 
 def test_a_trace_is_told_by_size_and_team_and_what_was_left_out(trace: str) -> None:

@@ -8,7 +8,8 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.feasibility import admit, policy_problems
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
@@ -51,7 +52,7 @@ def test_shorter_limits_come_first_until_the_others_starve() -> None:
     site = Site(fleet_of(1), policy_of(fair_share_weight=0, starving_ns=3 * HOUR, grace_ns=0))
     site.submit(time_limit_ns=HOUR)
     site.look()
-    endless, long = site.submit(), site.submit(time_limit_ns=8 * HOUR)
+    long, endless = site.submit(time_limit_ns=8 * HOUR), site.submit()
     shorts = [site.submit(time_limit_ns=HOUR) for _ in range(6)]
     site.play(20 * HOUR)
     order = starts(site)[1:]
@@ -493,3 +494,16 @@ def test_jobs_without_limits_do_not_wait_for_each_others_promises() -> None:
     assert len(site.queue.state.reserved) > 1
     site.play(8 * HOUR)
     assert sorted(site.started[number] // HOUR for number in later) == [3, 4, 5, 6]
+
+
+def test_of_those_that_starve_one_has_a_firm_promise_on_the_same_nodes() -> None:
+    nodes = [Node(name=f"n{i}", partition="ab"[i // 2]) for i in range(4)]
+    site = Site(Fleet(nodes), policy_of(starving_ns=HOUR))
+    for name in ("a", "b"):
+        site.submit(16, run=10 * HOUR, time_limit_ns=10 * HOUR, partition=name)
+    site.look()
+    oldest, later = (site.submit(time_limit_ns=t * HOUR, partition="a") for t in (8, 4))
+    elsewhere = site.submit(time_limit_ns=2 * HOUR, partition="b")
+    site.play(3 * HOUR)
+    firm = [number for number, one in site.queue.state.reserved.items() if one.firm]
+    assert sorted(firm) == [oldest, elsewhere] and later not in firm

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import Held, NodeState
+from phalanx.cluster.forecast.why import WaitExplainer, explainer
 from phalanx.cluster.gang import formation
 from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.jobs.job import GangShape
@@ -311,13 +312,14 @@ def test_a_core_that_raises_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_queue_that_asking_changes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def meddling(queue: Queue, view: View, _job: int) -> None:
+    def meddling(queue: Queue, view: View) -> WaitExplainer:
         queue.state.usage_at_ns = view.now_ns + 1
+        return explainer(queue, view)
 
     def waits(drive: Drive, checks: Invariants) -> None:
         drive.submit(gang=structs.replace(ONE, replicas=8))
 
-    monkeypatch.setattr(invariants, "explain", meddling)
+    monkeypatch.setattr(invariants, "explainer", meddling)
     assert "asking" in checked(waits)
 
 
