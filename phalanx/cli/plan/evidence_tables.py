@@ -25,6 +25,7 @@ def print_calibration(calibration: Calibration) -> None:
     for name, errors in calibration.left_out.items():
         made.add_row(escape(name), *_errors(errors))
     out.print(made)
+    _print_counts("columns not read:", calibration.unread)
     out.print(f"left-one-out error: mean {calibration.mape:.1%}, median {calibration.median:.1%}")
 
 
@@ -50,10 +51,18 @@ def print_check(report: CheckReport, every_row: bool) -> None:
             f"{memory.out_of_memory_found} of {memory.out_of_memory} failures foreseen"
         )
     reasons = Counter(skipped.reason for skipped in report.skipped)
-    if reasons:
-        out.print(f"{len(report.skipped)} rows skipped:")
-        for reason, count in reasons.most_common():
-            out.print(escape(f"  {count} x {reason}"))
+    _print_counts(f"{len(report.skipped)} rows skipped:", dict(reasons.most_common()))
+    _print_counts("assumed:", report.assumed)
+    _print_counts("columns not read:", report.unread)
+
+
+def _print_counts(title: str, rows_of: dict[str, int]) -> None:
+    """How many rows each sentence concerns; nothing where there is none."""
+    if rows_of:
+        out = console()
+        out.print(title)
+        for sentence, count in rows_of.items():
+            out.print(escape(f"  {count} x {sentence}"))
 
 
 def _checked_rows(report: CheckReport) -> Table:

@@ -26,7 +26,8 @@ from msgspec import Struct, structs
 from phalanx.config import ConfigError
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.uncertainty import Z80
-from phalanx.plan.evidence.published import PublishedRun, read_runs
+from phalanx.plan.evidence.columns import unread_columns
+from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_table
 from phalanx.plan.evidence.replay import Replay
 from phalanx.plan.grid import Bools, Floats
 
@@ -61,17 +62,19 @@ class Calibration(Struct, frozen=True, kw_only=True):
     left_out: dict[str, dict[str, float]]  # project -> n, mape, median, bias
     mape: float  # over all dense runs, each predicted without its project
     median: float
+    unread: dict[str, int] = {}  # columns that no prediction reads, and rows that fill them
 
 
 def calibrate(path: Path) -> Calibration:
     """Fit the constants to a CSV of runs, validated by leaving out one project at a time."""
-    runs, skipped = read_runs(path, assume=True)
+    rows = read_table(path)
+    runs, skipped = parse_runs(rows, assume=True)
     timed = [run for run in runs if run.seconds is not None]
     if not timed:
         why = f" (line {skipped[0].row}: {skipped[0].reason})" if skipped else ""
         fix = "give runs with their time; `phalanx plan check` says what each row lacks"
         raise ConfigError("file", str(path), f"no run of it can be compared{why}", fix)
-    return calibrate_runs(timed)
+    return structs.replace(calibrate_runs(timed), unread=unread_columns(rows))
 
 
 def calibrate_runs(runs: Sequence[PublishedRun]) -> Calibration:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.plan.cost.constants import Constants, shipped
 from phalanx.plan.cost.uncertainty import Z80
-from phalanx.plan.evidence.published import PublishedRun, Skipped, read_runs
+from phalanx.plan.evidence.columns import unread_columns
+from phalanx.plan.evidence.published import PublishedRun, Skipped, parse_runs, read_table
 from phalanx.plan.evidence.replay import Replay
 from phalanx.plan.grid import Floats, grid_of
 from phalanx.plan.memory.peak import memory
@@ -71,12 +73,15 @@ class CheckReport(Struct, frozen=True, kw_only=True):
     memory: MemoryErrors | None
     memory_rows: tuple[MemoryRow, ...]
     skipped: tuple[Skipped, ...]
+    assumed: dict[str, int]  # what rows contradict or leave open, and how many do
+    unread: dict[str, int]  # columns that no prediction reads, and rows that fill them
 
 
 def check_rows(path: Path, constants: Constants | None = None) -> CheckReport:
     """Compare every run of a CSV file with its prediction."""
-    runs, skipped = read_runs(path)
-    return check_runs(runs, skipped, constants)
+    rows = read_table(path)
+    runs, skipped = parse_runs(rows)
+    return structs.replace(check_runs(runs, skipped, constants), unread=unread_columns(rows))
 
 
 def check_runs(
@@ -99,6 +104,8 @@ def check_runs(
         memory=_memory_errors(readings) if readings else None,
         memory_rows=tuple(readings),
         skipped=tuple(skipped),
+        assumed=dict(Counter(words for run in runs for words in run.assumed).most_common()),
+        unread={},
     )
 
 
