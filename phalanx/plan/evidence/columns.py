@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from phalanx.plan.stacks import TRAITS
+
 # Column -> other spellings, in lower case without separators.
 SPELLINGS = {
     "source": ("reference", "paper", "url"),
@@ -37,6 +39,7 @@ SPELLINGS = {
     "recompute": ("activationcheckpointing", "checkpointing", "recomputation", "ac", "actckpt"),
     "offload": ("offloading", "cpuoffload", "zerooffload"),
     "mem_gb": ("memgib", "memorygb", "memorygib", "peakmemgb", "peakmemorygb", "memory"),
+    "mem_kind": ("memkind", "memorykind", "memoryis"),
     "tflops_per_gpu": ("tflops", "tflopspergpu", "tflopsgpu", "modeltflops", "tflopssgpu"),
     "mfu_pct": ("mfu", "mfupercent"),
     "tokens_per_s_per_gpu": (
@@ -58,6 +61,12 @@ SPELLINGS = {
         "secondsperstep",
         "timeperstep",
     ),
+    "stack": ("framework", "software", "trainer", "codebase"),
+    "project": (),
+    "counted_flops": (),
+    "attention_flops": (),
+    "routing": ("routermode", "expertrouting"),
+    "trains": ("trained", "finetuning"),
     "notes": ("note", "comment", "comments", "remarks"),
 }
 # Column -> spellings whose numbers must be divided.
@@ -69,7 +78,7 @@ _KNOWN = {
     for column, others in SPELLINGS.items()
     for spelling in (column, *others)
 } | dict.fromkeys(MILLISECONDS, "iter_time_s")
-READ = frozenset(SPELLINGS)
+READ = frozenset((*SPELLINGS, *TRAITS))
 
 
 def tidy(rows: Iterable[Mapping[Any, Any]]) -> Iterator[dict[str, str]]:

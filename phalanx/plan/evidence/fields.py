@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Literal, get_args
 
 from phalanx.plan.workload import OFFLOADS, Precision, Recompute
 
 LARGEST = 10**9
+MemoryKind = Literal["allocated", "reserved", "device"]
+MEMORY_KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 MOST = {"layers": 4096, "hidden": 2**18, "heads": 8192, "kv_heads": 8192, "experts": 2**16}
 MOST |= {"ffn": 2**22, "seq": 2**24, "num_gpus": 10**7, "vpp": 4096, "microbatch": 2**16}
 MOST |= {"topk": 1024}
@@ -82,6 +85,16 @@ def recompute(text: str) -> Recompute | None:
     if text.startswith(("full", "uniform", "block", "yes", "true", "all")):
         return "full"
     return "none" if text in ("none", "no", "false", "off", "0") else "selective"
+
+
+def memory_kind(text: str) -> MemoryKind:
+    """What a reading is of; what is gone from the device where nothing is said."""
+    for kind in MEMORY_KINDS:
+        if kind in text.lower():
+            return kind
+    if text:
+        raise SkippedRowError(f"mem_kind = {text!r} is not one of {', '.join(MEMORY_KINDS)}")
+    return "device"
 
 
 def offload(text: str) -> str:

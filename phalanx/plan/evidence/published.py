@@ -18,7 +18,14 @@ from phalanx.config import ConfigError
 from phalanx.hardware import Cluster
 from phalanx.plan.evidence.columns import tidy
 from phalanx.plan.evidence.devices import cluster_of
-from phalanx.plan.evidence.fields import SkippedRowError, integer, number, recompute
+from phalanx.plan.evidence.fields import (
+    MemoryKind,
+    SkippedRowError,
+    integer,
+    memory_kind,
+    number,
+    recompute,
+)
 from phalanx.plan.evidence.layout import (
     NO_RECOMPUTE,
     ROUNDED_BATCH,
@@ -28,7 +35,16 @@ from phalanx.plan.evidence.layout import (
     whole_batch,
 )
 from phalanx.plan.evidence.shapes import model_of
-from phalanx.plan.evidence.traits import Traits, traits_of
+from phalanx.plan.evidence.sources import (
+    Counting,
+    counting_of,
+    project_of,
+    routing_skew_of,
+    software_of_row,
+    trained_of,
+    with_source_facts,
+)
+from phalanx.plan.machine import family_of
 from phalanx.plan.memory.model_counts import flops_per_token, parameters
 from phalanx.plan.workload import Mapping, Recompute, Software, Workload
 
@@ -49,6 +65,7 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
     seconds: float | None  # of a step; None where the run gave no time
     memory_bytes: float | None
     out_of_memory: bool
+    memory_kind: MemoryKind = "device"  # that the reading is of
     complete: bool  # gives TP, PP, micro-batch and global batch itself
     recompute_known: bool
     assumed: tuple[str, ...] = ()  # what its cells contradict or leave open, and what is taken
@@ -56,7 +73,7 @@ class PublishedRun(Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> str:
         """Group of the error table."""
-        return "moe" if self.workload.model.moe is not None else "dense"
+        return self.workload.kind
 
 
 class Skipped(Struct, frozen=True):
@@ -102,10 +119,9 @@ def parse_runs(
 
 
 def _run(line: int, row: dict[str, str], assume: bool) -> PublishedRun:
-    traits = traits_of(row)
-    if traits.refuse:
-        raise SkippedRowError(traits.refuse)
-    row, assumed = filled_in(row)
+    if "linear attention" in row.get("notes", "").lower():
+        raise SkippedRowError("linear attention is not modelled")
+    row, assumed = filled_in(with_source_facts(row))
     complete = all(row.get(key) for key in ("tp", "pp", "microbatch", "global_batch"))
     if assume and not row.get("microbatch") and integer(row, "seq", 1) >= LONG_SEQUENCE:
         row = row | {"microbatch": "1"}
@@ -122,17 +138,19 @@ def _run(line: int, row: dict[str, str], assume: bool) -> PublishedRun:
         model=model,
         sequence=integer(row, "seq"),
         global_batch=whole_batch(row, mapping),
-        routing_skew=traits.routing_skew,
-        trains=traits.trains,
+        routing_skew=routing_skew_of(row),
+        trains=trained_of(row),
     )
     if workload.global_batch != round(samples(row)):
         assumed.append(ROUNDED_BATCH)
+    software, unknown = software_of_row(row, family_of(cluster.gpu), mapping)
+    assumed += unknown
     recompute_known = recompute(row.get("recompute", "")) is not None
     if not recompute_known:
         assumed.append(NO_RECOMPUTE)
     memory_text = row.get("mem_gb", "").upper()
     oom = "OOM" in memory_text or "OUT OF MEMORY" in memory_text
-    seconds = _seconds(row, workload, mapping, cluster, traits, gpus)
+    seconds = _seconds(row, workload, mapping, cluster)
     memory = None if oom else number(row, "mem_gb")
     memory_bytes = memory * GB if memory is not None else None
     if seconds is None and memory_bytes is None and not oom:
@@ -140,14 +158,15 @@ def _run(line: int, row: dict[str, str], assume: bool) -> PublishedRun:
     return PublishedRun(
         row=line,
         source=row.get("source", ""),
-        project=traits.project,
+        project=project_of(row),
         workload=workload,
         mapping=mapping,
-        software=traits.software,
+        software=software,
         cluster=cluster,
         seconds=seconds,
         memory_bytes=memory_bytes,
         out_of_memory=oom,
+        memory_kind=memory_kind(row.get("mem_kind", "")),
         complete=complete,
         recompute_known=recompute_known,
         assumed=tuple(assumed),
@@ -155,16 +174,12 @@ def _run(line: int, row: dict[str, str], assume: bool) -> PublishedRun:
 
 
 def _seconds(
-    row: dict[str, str],
-    workload: Workload,
-    mapping: Mapping,
-    cluster: Cluster,
-    traits: Traits,
-    gpus: int,
+    row: dict[str, str], workload: Workload, mapping: Mapping, cluster: Cluster
 ) -> float | None:
+    counting, gpus = counting_of(row), mapping.gpus
     iteration = number(row, "iter_time_s")
     if iteration is not None:
-        _refuse_contradiction(row, workload, traits, iteration * gpus)
+        _refuse_contradiction(row, workload, counting, iteration * gpus)
         return iteration
     rate = number(row, "tokens_per_s_per_gpu")
     if rate is not None:
@@ -177,28 +192,26 @@ def _seconds(
         wanted = "fp8" if mapping.precision in ("fp8", "mxfp8", "nvfp4") else "bfloat16"
         assert percent is not None
         tera = percent / 100 * peak.get(wanted, next(iter(peak.values()))) / 1e12
-        counted = "model"
-    else:
-        counted = traits.flops
-    flops = _counted_flops(workload, counted, traits)
+        counting = structs.replace(counting, flops="model")
+    flops = _counted_flops(workload, counting)
     return flops / (tera * 1e12 * gpus)
 
 
 def _refuse_contradiction(
-    row: dict[str, str], workload: Workload, traits: Traits, gpu_seconds: float
+    row: dict[str, str], workload: Workload, counting: Counting, gpu_seconds: float
 ) -> None:
     """A row whose time and TFLOP/s differ by half or more describes two different batches."""
     tera = number(row, "tflops_per_gpu")
     if tera is None:
         return
-    ratio = _counted_flops(workload, traits.flops, traits) / (tera * 1e12 * gpu_seconds)
+    ratio = _counted_flops(workload, counting) / (tera * 1e12 * gpu_seconds)
     if not 0.5 < ratio < 2.0:
         raise SkippedRowError(f"its time and its TFLOP/s disagree by a factor of {ratio:.2f}")
 
 
-def _counted_flops(workload: Workload, counted: str, traits: Traits) -> float:
-    again: Recompute = "full" if counted == "hardware" else "none"
-    per_token = flops_per_token(workload.model, workload.sequence, traits.attention_flops, again)
+def _counted_flops(workload: Workload, counting: Counting) -> float:
+    again: Recompute = "full" if counting.flops == "hardware" else "none"
+    per_token = flops_per_token(workload.model, workload.sequence, counting.attention, again)
     assert parameters(workload.model).total > 0
-    flops = per_token.hardware_flops if counted == "hardware" else per_token.model_flops
+    flops = per_token.hardware_flops if counting.flops == "hardware" else per_token.model_flops
     return float(flops) * workload.tokens
