@@ -32,13 +32,16 @@ def seconds_of_search(question: PlanQuestion) -> float:
 
 def held_out() -> dict[str, float]:
     """Errors of step times, each project predicted by constants that were fitted without it."""
-    left_out = calibrate(RUNS).left_out
+    calibration = calibrate(RUNS)
+    left_out = calibration.left_out
     figures = {"rows": sum(errors["n"] for errors in left_out.values())}
     for kind in ("dense", "moe"):
         found = [errors for name, errors in left_out.items() if name.endswith(f":{kind}")]
         runs = sum(errors["n"] for errors in found)
         figures[f"{kind}_error"] = sum(e["mape"] * e["n"] for e in found) / runs
         print(f"{kind} runs of projects left out: {figures[f'{kind}_error']:.1%} of {runs:.0f}")
+        unseen = calibration.unseen[kind]
+        print(f"  unnamed too: {unseen['mape']:.1%}, {unseen['coverage80']:.0%} in the interval")
     return figures
 
 

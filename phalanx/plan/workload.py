@@ -44,6 +44,11 @@ class Workload(Struct, frozen=True, kw_only=True):
         return self.sequence * self.global_batch
 
     @property
+    def kind(self) -> Literal["dense", "moe"]:
+        """Which runs it is compared with."""
+        return "moe" if self.model.moe is not None else "dense"
+
+    @property
     def moment_bytes(self) -> float:
         """Of both moments of one element."""
         return MOMENT_BYTES[self.state]
@@ -79,6 +84,7 @@ class Mapping(Struct, frozen=True, kw_only=True):
 class Software(Struct, frozen=True, kw_only=True):
     """What the training software does on the device; the defaults are this project's trainer."""
 
+    name: str = "phalanx"  # one of STACKS; "" where nobody named it
     attention: AttentionKernel = "flash3"  # flash3 stands for cuDNN's fused kernels as well
     fused: bool = True  # elementwise work is compiled into few passes over memory
     sequence_parallel: bool = True  # the tensor axis also splits what lies between the matmuls
@@ -92,6 +98,13 @@ class Software(Struct, frozen=True, kw_only=True):
     overlap_expert: bool = False  # the all-to-all of one micro-batch runs beside another's compute
     overlap_offload: bool = False  # activations go to the host and back beside compute
     chunked_loss: bool = True  # logits never exist for the whole micro-batch
+    logit_bytes: float = (
+        10.0  # of one logit at its worst, where they exist whole: 16 bits, fp32 twice
+    )
+    eager_kept: float = 1.35  # activations that unfused blocks keep, over those of fused ones
+    fragmented: float = 0.18  # what the allocator holds beyond what is in use, where there is room
+    least_fragmented: float = 0.04  # of it, that the allocator cannot give back
+    activation_share: float = 1.0  # of activations and buffers, over what the terms count
     in_network_reduction: bool = False  # sums in the network's switches (SHARP), where they can
     selective_share: float = 1.0  # of matmul results that selective recompute keeps
     gradient_bytes: int = 4  # of one gradient while it accumulates

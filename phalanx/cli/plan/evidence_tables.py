@@ -16,6 +16,7 @@ from phalanx.plan.show.textbook import FormulaLine
 if TYPE_CHECKING:
     from phalanx.plan.evidence.calibrate import Calibration
     from phalanx.plan.evidence.check import CheckReport
+    from phalanx.plan.evidence.memory_readings import MemoryErrors
 
 
 def print_calibration(calibration: Calibration) -> None:
@@ -25,7 +26,32 @@ def print_calibration(calibration: Calibration) -> None:
     for name, errors in calibration.left_out.items():
         made.add_row(escape(name), *_errors(errors))
     out.print(made)
+    _print_counts("columns not read:", calibration.unread)
     out.print(f"left-one-out error: mean {calibration.mape:.1%}, median {calibration.median:.1%}")
+
+
+def print_unseen(calibration: Calibration) -> None:
+    """Each project predicted by constants fitted without it, as if its software had no name."""
+    headings = ("runs", "mean", "median", "bias", "in interval")
+    made = table("Software that is unseen and unnamed, share of error", "left out", *headings)
+    for name, errors in calibration.unseen.items():
+        if name == "dense":
+            made.add_section()
+        made.add_row(escape(name), *_errors(errors), f"{errors['coverage80']:.0%}")
+    console().print(made)
+    if calibration.unseen_memory is not None:
+        _print_memory(calibration.unseen_memory)
+
+
+def _print_memory(memory: MemoryErrors) -> None:
+    out = console()
+    if memory.n:
+        out.print(
+            f"memory: {memory.within_10:.0%} of {memory.n} readings within 10 %, "
+            f"{memory.within_15:.0%} within 15 %"
+        )
+    out.print(f"false OOM: {_share(memory.false_oom, memory.ran)} that ran")
+    out.print(f"false fit: {_share(memory.false_fit, memory.failed)} that ran out of memory")
 
 
 def print_check(report: CheckReport, every_row: bool) -> None:
@@ -44,16 +70,24 @@ def print_check(report: CheckReport, every_row: bool) -> None:
         made.add_row(escape(name), *row, f"{errors.coverage80:.0%}")
     out.print(made if report.rows else "no run of the file can be compared")
     if report.memory is not None:
-        memory = report.memory
-        out.print(
-            f"memory: {memory.within_15:.0%} of {memory.n} readings within 15 %; "
-            f"{memory.out_of_memory_found} of {memory.out_of_memory} failures foreseen"
-        )
+        _print_memory(report.memory)
     reasons = Counter(skipped.reason for skipped in report.skipped)
-    if reasons:
-        out.print(f"{len(report.skipped)} rows skipped:")
-        for reason, count in reasons.most_common():
-            out.print(escape(f"  {count} x {reason}"))
+    _print_counts(f"{len(report.skipped)} rows skipped:", dict(reasons.most_common()))
+    _print_counts("assumed:", report.assumed)
+    _print_counts("columns not read:", report.unread)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole} runs" + (f" ({part / whole:.1%})" if whole else "")
+
+
+def _print_counts(title: str, rows_of: dict[str, int]) -> None:
+    """How many rows each sentence concerns; nothing where there is none."""
+    if rows_of:
+        out = console()
+        out.print(title)
+        for sentence, count in rows_of.items():
+            out.print(escape(f"  {count} x {sentence}"))
 
 
 def _checked_rows(report: CheckReport) -> Table:

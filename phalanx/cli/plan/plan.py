@@ -81,7 +81,7 @@ def explain(
         request = _completed(request, json)
         proposal = propose(understand(request))
         explanation = explain_plan(
-            proposal.prediction, proposal.cluster, proposal.constants, most=most
+            proposal.prediction, proposal.cluster, proposal.constants, proposal.software, most
         )
     if json:
         print_json({"plan": proposal, "explanation": explanation})
@@ -160,6 +160,10 @@ def check(
         Path | None, typer.Option("--constants", help="File made by plan calibrate.")
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Print every row.")] = False,
+    unseen: Annotated[
+        bool,
+        typer.Option("--unseen", help="Fit without each project in turn, its software unnamed."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Predict every run of a table and compare with what was measured."""
@@ -167,6 +171,9 @@ def check(
     from phalanx.plan.question.request import load_constants
 
     with exit_on_config_error(json):
+        if unseen:
+            _check_unseen(_readable(runs), json)
+            return
         chosen = load_constants(constants) if constants is not None else None
         report = check_rows(_readable(runs), chosen)
     if json:
@@ -239,6 +246,18 @@ def textbook(
     from phalanx.cli.plan.evidence_tables import print_textbook
 
     print_textbook(lines, f"{short(case.parameters)} parameters on {on.gpus:,} {on.gpu.name}")
+
+
+def _check_unseen(runs: Path, json: bool) -> None:
+    from phalanx.plan.evidence.calibrate import calibrate as fit
+
+    calibration = fit(runs)
+    if json:
+        print_json(calibration.unseen)
+        return
+    from phalanx.cli.plan.evidence_tables import print_unseen
+
+    print_unseen(calibration)
 
 
 def _calibrate_to_runs(runs: Path, out: Path | None, json: bool) -> None:

@@ -14,6 +14,7 @@ from phalanx.plan.cost.failures import DAY_SECONDS, LEAST_RECOVERY_SECONDS, Fail
 from phalanx.plan.cost.money import Range
 from phalanx.plan.cost.predict import Prediction
 from phalanx.plan.question.quantities import duration, short, size
+from phalanx.plan.search.behind import EvidenceBehind
 from phalanx.plan.search.explain import WORDS, Explanation, PlanChange
 from phalanx.plan.search.proposal import PlanProposal, describe, not_run
 from phalanx.plan.search.search import MappingCandidate
@@ -128,12 +129,16 @@ def _memory(prediction: Prediction) -> str:
         ("optimizer", fullest.optimizer_bytes),
         ("activations", fullest.activation_bytes),
         ("working", fullest.working_bytes),
+        ("libraries", fullest.library_bytes),
     )
     rest = fullest.total_bytes - sum(count for _, count in parts)
     held = ", ".join(f"{name} {count / 2**30:.1f}" for name, count in (*parts, ("fragments", rest)))
     text = (
         f"{prediction.memory_bytes / 2**30:.1f} of {prediction.memory_limit / 2**30:.0f} GiB, "
-        f"{prediction.memory_margin:.0%} free ({held})"
+        f"{prediction.memory_margin:.0%} free ({held}); "
+        f"{prediction.allocated_bytes / 2**30:.1f} allocated, "
+        f"{prediction.reserved_bytes / 2**30:.1f} reserved, "
+        f"{prediction.needed_bytes / 2**30:.1f} at least"
     )
     for place, count, limit in (
         ("host memory", prediction.host_bytes, prediction.host_limit),
@@ -201,6 +206,14 @@ def print_explanation(proposal: PlanProposal, explanation: Explanation) -> None:
     out.print(_changes(explanation.changes))
     out.print(_traffic(proposal))
     out.print(_stages(prediction))
+    out.print(_evidence(explanation.evidence))
+
+
+def _evidence(rows: Sequence[EvidenceBehind]) -> Table:
+    made = table("Measured runs behind it", "", "runs", "must win by")
+    for row in rows:
+        made.add_row(escape(row.what), f"{row.runs:,}", f"{row.margin:.1%}" if row.margin else "")
+    return made
 
 
 def _changes(changes: Sequence[PlanChange]) -> Table:

@@ -6,7 +6,9 @@ import tomllib
 from functools import cache
 from importlib import resources
 
-from msgspec import Struct, convert
+from msgspec import Struct, convert, structs
+
+from phalanx.plan.workload import Software
 
 
 class Constants(Struct, frozen=True, kw_only=True):
@@ -37,6 +39,10 @@ class Constants(Struct, frozen=True, kw_only=True):
     expert_seconds: float  # routing, sorting and counting in one layer and direction
     expert_exchange: float  # speed of the all-to-all over that of the model; above 1 part is hidden
     error: dict[str, float]  # spread of log(measured / predicted), by group
+    pace: dict[str, float] = {}  # "stack:kind" -> a step over what the terms say
+    activation_share: dict[str, float] = {}  # stack -> activations over what the terms count
+    runs: dict[str, int] = {}  # "stack:kind" -> runs that this was seen in
+    seen: dict[str, int] = {}  # schedule, offload or "kind:family:precision" -> runs that had it
 
 
 def read_constants(text: str) -> Constants:
@@ -56,6 +62,12 @@ def shipped(family: str = "") -> Constants:
     )
 
 
+def calibrated(software: Software, constants: Constants) -> Software:
+    """The software with what runs have shown of its memory."""
+    share = constants.activation_share.get(software.name, 1.0)
+    return software if share == 1.0 else structs.replace(software, activation_share=share)
+
+
 def constants_toml(constants: Constants) -> str:
     """Constants in the form of ``data/constants.toml``."""
     tables = [name for name in Constants.__struct_fields__ if _is_table(constants, name)]
@@ -64,9 +76,9 @@ def constants_toml(constants: Constants) -> str:
         for name in Constants.__struct_fields__
         if name not in tables
     ]
-    for table in tables:
+    for table in filter(lambda name: getattr(constants, name), tables):
         lines += ["", f"[{table}]"]
-        lines += [f'"{key}" = {value:.4g}' for key, value in getattr(constants, table).items()]
+        lines += [f'"{key}" = {value:.5g}' for key, value in getattr(constants, table).items()]
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ from phalanx.hardware import ClusterFile, Gpu, lookup, make_cluster
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.predict import predict
 from phalanx.plan.machine import family_of, power_of
-from phalanx.plan.workload import Mapping, Workload
+from phalanx.plan.workload import Mapping, Software, Workload
 
 # The planner's name for the fused kernels of each family that torch chooses today.
 KERNELS = {"volta": "flash", "ampere": "flash2"}
@@ -82,6 +82,7 @@ def constants_from(measured: Measured, base: Constants) -> Constants:
         boost=measured.boost,
         memory=_share(measured.memory_bytes_per_second, gpu.memory_bandwidth),
         kernel_seconds=measured.kernel_seconds,
+        runs=base.runs | {f"{Software().name}:dense": len(measured.steps)},
     )
     return _with_steps(constants, measured.steps, gpu) if measured.steps else constants
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from phalanx.config import ConfigError
 from phalanx.hardware import Cluster
-from phalanx.plan.cost.constants import Constants, shipped
+from phalanx.plan.cost.constants import Constants, calibrated, shipped
 from phalanx.plan.cost.step import step_time
 from phalanx.plan.cost.uncertainty import Z80, spread
 from phalanx.plan.grid import Grid, grid_of
@@ -31,6 +31,7 @@ class StageMemory(Struct, frozen=True, kw_only=True):
     activation_bytes: float
     working_bytes: float
     total_bytes: float
+    library_bytes: float = 0.0  # of these, the driver's context, workspaces, NCCL's buffers
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
@@ -48,7 +49,10 @@ class Prediction(Struct, frozen=True, kw_only=True):
     parts: dict[str, float]  # seconds of the step; their sum is step_seconds
     bound_by: str  # the largest part
     memory: tuple[StageMemory, ...]
-    memory_bytes: float  # of the fullest rank
+    memory_bytes: float  # of the fullest rank: gone from the device, where there is room
+    allocated_bytes: float  # of these, what tensors take
+    reserved_bytes: float  # and what the allocator holds for them
+    needed_bytes: float  # on the smallest device that can hold it
     memory_limit: float
     host_bytes: float = 0.0  # that a rank keeps in host memory
     host_limit: float = 0.0
@@ -84,12 +88,13 @@ def predict(
     refuse(workload, mapping, cluster)
     machine = machine_of(cluster, mapping.gpus)
     constants = constants or shipped(machine.family)
-    software = software or usual_software(machine.family)
+    software = calibrated(software or usual_software(machine.family), constants)
     grid = grid_of([mapping])
     time = step_time(workload, grid, machine, constants, software)
     seconds = float(time.seconds[0])
     parts = {name: float(part[0]) for name, part in time.parts.items()}
-    deviation = Z80 * float(spread(workload, machine, time, mapping.precision, constants)[0])
+    wide = spread(workload, machine, time, grid, constants, software)
+    deviation = Z80 * float(wide[0])
     per_token = flops_per_token(workload.model, workload.sequence)
     flops = per_token.model_flops * workload.tokens
     stages = _stages(workload, grid, software)
@@ -108,6 +113,9 @@ def predict(
         bound_by=max(parts, key=lambda name: parts[name]),
         memory=stages,
         memory_bytes=float(fullest.total[0]),
+        allocated_bytes=float(fullest.allocated[0]),
+        reserved_bytes=float(fullest.reserved[0]),
+        needed_bytes=float(fullest.needed[0]),
         memory_limit=machine.memory_bytes,
         host_bytes=float(fullest.away.host[0]),
         host_limit=ROOM_SHARE * machine.host_memory_bytes,
@@ -130,6 +138,7 @@ def _stages(workload: Workload, grid: Grid, software: Software) -> tuple[StageMe
                 optimizer_bytes=int(here.optimizer[0]),
                 activation_bytes=float(here.activations[0]),
                 working_bytes=float(here.working[0]),
+                library_bytes=float(here.libraries[0]),
                 total_bytes=float(here.total[0]),
             )
         )

@@ -97,7 +97,9 @@ def step_time(
     parts["host"] = parts["host"] + constants.unmodelled * sum(parts.values())
     busy = sum(parts.values())
     parts["straggler"] = busy * straggler_share(grid.gpus, constants)
-    return StepSeconds(busy + parts["straggler"], parts)
+    pace = constants.pace.get(f"{software.name}:{workload.kind}", 1.0)
+    paced = {name: pace * seconds for name, seconds in parts.items()} if pace != 1.0 else parts
+    return StepSeconds(pace * (busy + parts["straggler"]), paced)
 
 
 def floor_seconds(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.plan.cost.constants import Constants, shipped
 from phalanx.plan.cost.uncertainty import Z80
-from phalanx.plan.evidence.published import PublishedRun, Skipped, read_runs
+from phalanx.plan.evidence.columns import unread_columns
+from phalanx.plan.evidence.memory_readings import (
+    MemoryErrors,
+    MemoryRow,
+    memory_errors,
+    memory_row,
+)
+from phalanx.plan.evidence.published import PublishedRun, Skipped, parse_runs, read_table
 from phalanx.plan.evidence.replay import Replay
-from phalanx.plan.grid import Floats, grid_of
-from phalanx.plan.memory.peak import memory
+from phalanx.plan.grid import Floats
 
 
 class CheckedRow(Struct, frozen=True, kw_only=True):
@@ -42,26 +49,6 @@ class Errors(Struct, frozen=True, kw_only=True):
     coverage80: float
 
 
-class MemoryRow(Struct, frozen=True, kw_only=True):
-    """A memory reading, or the report that there was not enough."""
-
-    row: int
-    project: str
-    predicted_bytes: float
-    measured_bytes: float | None
-    out_of_memory: bool
-    error: float  # against the reading, or against the device's size
-
-
-class MemoryErrors(Struct, frozen=True, kw_only=True):
-    """How well memory is predicted."""
-
-    n: int
-    within_15: float  # share of readings
-    out_of_memory: int
-    out_of_memory_found: int  # predicted not to fit, or within 5 % of the limit
-
-
 class CheckReport(Struct, frozen=True, kw_only=True):
     """The whole comparison."""
 
@@ -71,34 +58,40 @@ class CheckReport(Struct, frozen=True, kw_only=True):
     memory: MemoryErrors | None
     memory_rows: tuple[MemoryRow, ...]
     skipped: tuple[Skipped, ...]
+    assumed: dict[str, int]  # what rows contradict or leave open, and how many do
+    unread: dict[str, int]  # columns that no prediction reads, and rows that fill them
 
 
 def check_rows(path: Path, constants: Constants | None = None) -> CheckReport:
     """Compare every run of a CSV file with its prediction."""
-    runs, skipped = read_runs(path)
-    return check_runs(runs, skipped, constants)
+    rows = read_table(path)
+    runs, skipped = parse_runs(rows)
+    return structs.replace(check_runs(runs, skipped, constants), unread=unread_columns(rows))
 
 
 def check_runs(
     runs: Sequence[PublishedRun], skipped: Sequence[Skipped], constants: Constants | None = None
 ) -> CheckReport:
     """The same for runs that are at hand already."""
+    constants = constants or shipped()
     timed = [run for run in runs if run.seconds is not None]
-    rows = _checked(timed, constants or shipped())
+    rows = _checked(timed, constants)
     groups = {
         "dense": [row for row in rows if row.kind == "dense"],
         "moe": [row for row in rows if row.kind == "moe"],
         "all": rows,
     }
     projects = {row.project: [one for one in rows if one.project == row.project] for row in rows}
-    readings = [_memory_row(run) for run in runs if run.memory_bytes or run.out_of_memory]
+    held = [memory_row(run, constants) for run in runs]
     return CheckReport(
         groups={name: _errors(members) for name, members in groups.items()},
         by_source={name: _errors(members) for name, members in sorted(projects.items())},
         rows=tuple(rows),
-        memory=_memory_errors(readings) if readings else None,
-        memory_rows=tuple(readings),
+        memory=memory_errors(held) if held else None,
+        memory_rows=tuple(held),
         skipped=tuple(skipped),
+        assumed=dict(Counter(words for run in runs for words in run.assumed).most_common()),
+        unread={},
     )
 
 
@@ -137,29 +130,4 @@ def _errors(rows: Sequence[CheckedRow]) -> Errors:
         median=float(np.median(np.abs(errors))),
         bias=float(np.mean(errors)),
         coverage80=float(np.mean([row.covered for row in rows])),
-    )
-
-
-def _memory_row(run: PublishedRun) -> MemoryRow:
-    held = float(memory(run.workload, grid_of([run.mapping]), run.software).total[0])
-    against = run.memory_bytes or float(run.cluster.gpu.memory_bytes)
-    return MemoryRow(
-        row=run.row,
-        project=run.project,
-        predicted_bytes=held,
-        measured_bytes=run.memory_bytes,
-        out_of_memory=run.out_of_memory,
-        error=held / against - 1,
-    )
-
-
-def _memory_errors(rows: Sequence[MemoryRow]) -> MemoryErrors:
-    readings = [row for row in rows if not row.out_of_memory]
-    failed = [row for row in rows if row.out_of_memory]
-    near = [abs(row.error) <= 0.15 for row in readings]
-    return MemoryErrors(
-        n=len(readings),
-        within_15=float(np.mean(near)) if near else float("nan"),
-        out_of_memory=len(failed),
-        out_of_memory_found=sum(row.error >= -0.05 for row in failed),
     )

@@ -72,6 +72,11 @@ class Replay:
             time = step_time(group.workload, group.grid, group.machine, constants, group.software)
             seconds[group.index] = time.seconds
             spreads[group.index] = spread(
-                group.workload, group.machine, time, group.grid.precision, constants
+                group.workload,
+                group.machine,
+                time,
+                group.grid,
+                constants,
+                group.software,
             )
         return seconds, spreads

@@ -54,7 +54,7 @@ def block_bytes(
         if moe:
             selective = selective + feed_forward
     if not software.fused:
-        everything = everything * 1.35
+        everything = everything * software.eager_kept
         selective = selective * 1.1
     full = 2 * model.dim * stream
     kept = np.select(
@@ -133,10 +133,10 @@ def gathered_bytes(workload: Workload, grid: Grid, software: Software) -> Floats
 
 
 def logit_bytes(workload: Workload, grid: Grid, software: Software) -> Floats:
-    """Logits, their fp32 form and its gradient, of the chunk of tokens that is at work."""
+    """Logits and what the loss makes of them, of the chunk of tokens that is at work."""
     tokens = grid.micro_batch * workload.sequence / grid.context
     logits = tokens * workload.model.vocab / grid.tensor
-    return logits * (1.5 if software.chunked_loss else 10.0)
+    return logits * (1.5 if software.chunked_loss else software.logit_bytes)
 
 
 def flights(grid: Grid, micro_batches: Ints, position: Ints) -> tuple[Ints, Ints]:

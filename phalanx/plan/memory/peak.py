@@ -4,9 +4,13 @@
     gradients    whole while they accumulate, divided at ZeRO 2 and 3 without a pipeline
     optimizer    two fp32 moments, divided by ZeRO
     activations  what autograd keeps of each block, for every micro-batch in flight
-    working      one block at work, logits, gathered weights, buckets, NCCL's buffers
+    working      one block at work, logits, gathered weights, buckets
+    libraries    the driver's context, workspaces, NCCL's buffers
 
-The first three are exact: they count elements as the trainer cuts them.
+The first three are exact: they count elements as the trainer cuts them. Three totals are read off
+machines: what tensors take (allocated), what the allocator holds for them (reserved), and what is
+gone from the device. Where the device is nearly full the allocator gives cached blocks back and
+tries again before it fails: a run needs less than it takes where there is room.
 """
 
 from __future__ import annotations
@@ -44,7 +48,6 @@ from phalanx.plan.workload import Software, Workload
 CONTEXT_BYTES = 2.0e9  # the driver's context and the libraries' workspaces
 CHANNEL_BYTES = 0.6e9  # NCCL's buffers, for each axis that communicates
 BUCKET_BYTES = 2.0e9  # gradients and weights on their way, where ZeRO 1 or 2 divides the state
-FRAGMENTED = 0.18  # what the allocator cannot reuse, over what is in use
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,30 @@ class PeakMemory:
     optimizer: Ints
     activations: Floats
     working: Floats
+    libraries: Floats
+    fragmented: float  # of what is in use
+    least_fragmented: float
     away: OffloadedBytes  # what is offloaded
 
     @property
+    def allocated(self) -> Floats:
+        """What tensors take."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.working
+
+    @property
+    def reserved(self) -> Floats:
+        """What the allocator holds for them, where there is room."""
+        return self.allocated * (1 + self.fragmented)
+
+    @property
     def total(self) -> Floats:
-        state = self.weights + self.gradients + self.optimizer
-        parts = state + self.activations + self.working
-        return parts * (1 + FRAGMENTED)
+        """What is gone from the device, where there is room."""
+        return self.reserved + self.libraries
+
+    @property
+    def needed(self) -> Floats:
+        """The smallest device that can hold it."""
+        return self.allocated * (1 + self.least_fragmented) + self.libraries
 
 
 def memory(workload: Workload, grid: Grid, software: Software) -> PeakMemory:
@@ -89,6 +109,7 @@ class _Common:
     def __init__(self, workload: Workload, grid: Grid, software: Software) -> None:
         self.grid, self.software = grid, software
         self.moment_bytes = workload.moment_bytes
+        self.adapters = workload.trains == "adapters"
         self.many = grid.micro_batches(workload.global_batch)
         self.fsdp = uses_fsdp(grid)
         self.plain = ~self.fsdp & (grid.gpus == grid.pipeline) & (self.many == 1)
@@ -103,6 +124,7 @@ class _Common:
         self.output = np.where(grid.pipeline > 1, stream, 0.0)
         self.logits = logit_bytes(workload, grid, software)
         self.working = self._working(workload)
+        self.libraries = _library_bytes(grid)
 
     def at(self, rank: StagePosition) -> PeakMemory:
         grid = self.grid
@@ -123,6 +145,9 @@ class _Common:
         weights = np.where(OPTIMIZER_AWAY[grid.offload], stays, weights)
         weights = np.where(PARAMETERS_AWAY[grid.offload], 0, weights)
         gradients = np.where(PARAMETERS_AWAY[grid.offload] & ~kept_whole, 0, gradients)
+        if self.adapters:  # frozen weights: no masters, gradients or moments of them
+            weights = np.where((grid.zero == 3) & self.fsdp, width * own, width * whole)
+            gradients, optimizer = np.zeros_like(whole), np.zeros_like(whole)
         rounds, extra = flights(grid, self.many, rank.position)
         # A stage that holds one micro-batch more: its layers count as the larger kind.
         more = rank.layers_before[rank.shape, extra] * np.maximum(self.dense, self.moe)
@@ -131,10 +156,21 @@ class _Common:
         away = bytes_away(grid, own, kept, self.moment_bytes)
         activations = np.where(ACTIVATIONS_AWAY[grid.offload], 0.0, kept) + chunks * self.output
         working = self.working + rank.last * self.logits
-        return PeakMemory(weights, gradients, optimizer, activations, working, away)
+        share = self.software.activation_share
+        return PeakMemory(
+            weights,
+            gradients,
+            optimizer,
+            share * activations,
+            share * working,
+            self.libraries,
+            self.software.fragmented,
+            self.software.least_fragmented,
+            away,
+        )
 
     def _working(self, workload: Workload) -> Floats:
-        """One block at work with what is gathered for it, and the libraries' buffers."""
+        """One block at work with what is gathered for it, and buckets."""
         grid = self.grid
         options = (workload, grid, self.software, np.zeros_like(grid.recompute))
         moe = first_moe_layer(workload.model) < workload.model.layers
@@ -142,16 +178,20 @@ class _Common:
         alone = (grid.recompute > 0) | ACTIVATIONS_AWAY[grid.offload]
         block = np.where(alone, block, 0.5 * block)
         largest = np.maximum(self.kinds[0].held, self.kinds[1].held)
-        # Two blocks of 16-bit weights, and one block's gradients in two formats.
-        weights = np.where((grid.zero == 3) & self.fsdp, 16 * largest, 0)
-        axes = (grid.tensor, grid.pipeline, grid.data, grid.context, grid.expert)
-        channels = sum((size > 1).astype(np.int64) for size in axes)
+        # Two blocks of 16-bit weights, and one block's gradients in two formats; software that
+        # gathers parameters one by one has only some of a block at a time.
+        gathered = 16 * largest / self.software.gathers_per_block
+        weights = np.where((grid.zero == 3) & self.fsdp, gathered, 0)
         buckets = BUCKET_BYTES * ((grid.zero > 0) & (grid.zero < 3))
-        libraries = CONTEXT_BYTES + CHANNEL_BYTES * channels + buckets
-        working: Floats = (
-            block + gathered_bytes(workload, grid, self.software) + weights + libraries
-        )
+        working: Floats = block + gathered_bytes(workload, grid, self.software) + weights + buckets
         return working
+
+
+def _library_bytes(grid: Grid) -> Floats:
+    axes = (grid.tensor, grid.pipeline, grid.data, grid.context, grid.expert)
+    channels = np.sum([size > 1 for size in axes], axis=0)
+    libraries: Floats = CONTEXT_BYTES + CHANNEL_BYTES * channels
+    return libraries
 
 
 def uses_fsdp(grid: Grid) -> Bools:
@@ -200,9 +240,14 @@ def _larger(one: PeakMemory, other: PeakMemory) -> PeakMemory:
     take = other.total > one.total
     parts = {
         name: np.where(take, getattr(other, name), getattr(one, name))
-        for name in ("weights", "gradients", "optimizer", "activations", "working")
+        for name in ("weights", "gradients", "optimizer", "activations", "working", "libraries")
     }
     away = OffloadedBytes(
         np.maximum(one.away.host, other.away.host), np.maximum(one.away.nvme, other.away.nvme)
     )
-    return PeakMemory(**parts, away=away)
+    return PeakMemory(
+        **parts,
+        fragmented=one.fragmented,
+        least_fragmented=one.least_fragmented,
+        away=away,
+    )

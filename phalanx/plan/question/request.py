@@ -26,12 +26,15 @@ from phalanx.plan.cost.constants import Constants, read_constants, shipped
 from phalanx.plan.cost.failures import FailureSettings, rate_named
 from phalanx.plan.memory.model_counts import parameters
 from phalanx.plan.question.quantities import quantity, short
+from phalanx.plan.stacks import stack_of
 from phalanx.plan.workload import (
     OFFLOADS,
     PRECISIONS,
     RECOMPUTES,
     SCHEDULES,
+    Software,
     Workload,
+    usual_software,
 )
 
 Objective = Literal["tokens", "dollars", "days", "memory"]
@@ -87,6 +90,7 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     failure_rate: str = ""
     recovery_seconds: float | None = None
     constants: str = ""  # a file of calibrated constants
+    stack: str = ""  # the training software: a name, its traits as key=value, or both
 
 
 class PlanQuestion(Struct, frozen=True, kw_only=True):
@@ -101,6 +105,7 @@ class PlanQuestion(Struct, frozen=True, kw_only=True):
     robust: bool
     failures: FailureSettings
     constants: Constants
+    software: Software
     assumed: tuple[str, ...]  # what nobody said
 
 
@@ -147,6 +152,7 @@ def understand(request: PlanRequest) -> PlanQuestion:
         constants=load_constants(Path(request.constants))
         if request.constants
         else shipped(on.gpu.family),
+        software=stack_of(request.stack, usual_software(on.gpu.family)),
         assumed=tuple(assumed),
     )
 

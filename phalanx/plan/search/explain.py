@@ -10,7 +10,9 @@ from phalanx.config import ConfigError
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.predict import Prediction, predict
+from phalanx.plan.machine import machine_of
 from phalanx.plan.question.emit import job_of
+from phalanx.plan.search.behind import EvidenceBehind, evidence_behind
 from phalanx.plan.workload import OFFLOADS, Mapping, Software, Workload
 
 WORDS = {
@@ -51,6 +53,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     loss: str  # the largest part that is no work
     loss_share: float
     changes: tuple[PlanChange, ...]  # that help, best first
+    evidence: tuple[EvidenceBehind, ...]  # measured runs that stand behind the prediction
 
 
 def explain_plan(
@@ -61,7 +64,8 @@ def explain_plan(
     most: int = 3,
 ) -> Explanation:
     """The waterfall of a prediction and the few changes that would help most."""
-    parts = prediction.parts
+    parts, software = prediction.parts, software or Software()
+    machine = machine_of(cluster, prediction.gpus)
     losses = {name: seconds for name, seconds in parts.items() if name not in WORK}
     worst = max(losses, key=lambda name: losses[name])
     ordered = {name: parts[name] for name in WORDS if name in parts}
@@ -71,7 +75,8 @@ def explain_plan(
         bound_by=WORDS.get(prediction.bound_by, prediction.bound_by),
         loss=WORDS.get(worst, worst),
         loss_share=losses[worst] / prediction.step_seconds,
-        changes=tuple(best_changes(prediction, cluster, constants, software or Software())[:most]),
+        changes=tuple(best_changes(prediction, cluster, constants, software)[:most]),
+        evidence=evidence_behind(prediction, machine, constants, software),
     )
 
 
@@ -88,7 +93,9 @@ def best_changes(
         except ConfigError:
             continue
         gain = other.tokens_per_second / prediction.tokens_per_second - 1
-        if other.fits and gain > 0.002:
+        # What hardly a run has shown must win at the 90th percentile too.
+        sure = kind != "mapping" or other.step_seconds_high < prediction.step_seconds_high
+        if other.fits and gain > 0.002 and sure:
             changes.append(
                 PlanChange(
                     kind, what, gain, other.tokens_per_second, other.memory_bytes, other.fits

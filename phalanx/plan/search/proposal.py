@@ -23,7 +23,7 @@ from phalanx.plan.search.search import MappingCandidate, SearchResult, search
 from phalanx.plan.search.space import Pins
 from phalanx.plan.show.plot import Picture, Point
 from phalanx.plan.show.roofline import kernels
-from phalanx.plan.workload import Mapping, Precision
+from phalanx.plan.workload import Mapping, Precision, Software
 
 # Where fewer GPUs may be better (failures and batch limits can make the last ones cost more than
 # they bring), round numbers down to this share of the cluster are tried.
@@ -54,6 +54,7 @@ class PlanProposal(Struct, frozen=True, kw_only=True):
     priced: int
     search_seconds: float
     constants: Constants
+    software: Software
     assumed: tuple[str, ...]
 
 
@@ -102,7 +103,7 @@ def _propose(question: PlanQuestion, on: Cluster, hint: bool = True) -> PlanProp
         objective=question.objective,
         prediction=best,
         tokens_per_second=speed,
-        traffic=traffic(question.workload, best.mapping, on),
+        traffic=traffic(question.workload, best.mapping, on, question.software),
         failures=ahead,
         checkpoint_steps=max(1, round(ahead.interval_seconds / best.step_seconds)),
         bill=bill(on, question.tokens, speed, kept, spare_gpus=ahead.spares[0].gpus),
@@ -112,6 +113,7 @@ def _propose(question: PlanQuestion, on: Cluster, hint: bool = True) -> PlanProp
         priced=result.priced,
         search_seconds=result.seconds,
         constants=question.constants,
+        software=question.software,
         assumed=question.assumed,
     )
 
@@ -127,6 +129,7 @@ def _search(question: PlanQuestion, on: Cluster) -> SearchResult:
         robust=question.robust,
         precision=precision,
         constants=question.constants,
+        software=question.software,
     )
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from phalanx.config import ConfigError
 from phalanx.hardware import Cluster
-from phalanx.plan.cost.constants import Constants, shipped
+from phalanx.plan.cost.constants import Constants, calibrated, shipped
 from phalanx.plan.cost.predict import Prediction, predict
 from phalanx.plan.cost.step import floor_seconds, step_time
 from phalanx.plan.cost.uncertainty import Z80, least_spread, spread
@@ -89,11 +89,12 @@ def search(
         )
     pins = pins or Pins()
     space = Space(workload, cluster, gpus, pins, precision)
+    constants = constants or shipped(cluster.gpu.family)
     asked = _Asked(
         workload,
         machine_of(cluster, gpus),
-        constants or shipped(cluster.gpu.family),
-        software or usual_software(cluster.gpu.family),
+        constants,
+        calibrated(software or usual_software(cluster.gpu.family), constants),
         precision,
         "memory" if objective == "memory" else "late" if robust else "seconds",
         exhaustive,
@@ -166,7 +167,9 @@ class _Asked:
 
     def _surely(self) -> float:
         """What the 90th percentile of any step is at least, over its mean."""
-        least = least_spread(self.workload, self.machine, self.precision, self.constants)
+        least = least_spread(
+            self.workload, self.machine, self.precision, self.constants, self.software
+        )
         return float(np.exp(Z80 * least))
 
     def _price(self, space: Space, rows: Ints, floors: Floats, front: ParetoFront) -> None:
@@ -205,7 +208,14 @@ class _Asked:
         if wanted.any():
             part = grid.take(wanted)
             priced = step_time(self.workload, part, self.machine, self.constants, self.software)
-            wide = spread(self.workload, self.machine, priced, self.precision, self.constants)
+            wide = spread(
+                self.workload,
+                self.machine,
+                priced,
+                part,
+                self.constants,
+                self.software,
+            )
             late = priced.seconds * np.exp(Z80 * wide)
             front.add(PricedMappings(part, priced.seconds, late, total[wanted]))
         return fits

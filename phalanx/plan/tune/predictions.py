@@ -11,8 +11,9 @@ from phalanx.config import ConfigError, Job, resolve
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.predict import predict
-from phalanx.plan.evidence.calibrate import ROUNDS, CalibrationFit, Knob
+from phalanx.plan.evidence.fit import ROUNDS, CalibrationFit, Knob
 from phalanx.plan.evidence.published import PublishedRun
+from phalanx.plan.evidence.spreads import seen_in
 from phalanx.plan.machine import family_of
 from phalanx.plan.question.emit import mapping_of, workload_of
 from phalanx.plan.tune.settings import Choice, Setting, changed, runs
@@ -91,11 +92,22 @@ def refit(measured: Sequence[MeasuredJob], on: Cluster, base: Constants) -> Refi
     spread = max(LEAST_ERROR, float(np.sqrt(np.mean(after**2))))
     constants = fit.constants(shift)
     return Refit(
-        constants=structs.replace(constants, error=constants.error | {label: spread}),
+        constants=structs.replace(
+            constants,
+            error=constants.error | {label: spread},
+            runs=constants.runs | {f"{made[0].software.name}:{made[0].kind}": len(made)},
+            seen=constants.seen | _seen_here(made, constants),
+        ),
         steps=len(made),
         error_before=float(np.mean(np.abs(np.expm1(before)))),
         error_after=float(np.mean(np.abs(np.expm1(after)))),
     )
+
+
+def _seen_here(made: Sequence[PublishedRun], constants: Constants) -> dict[str, int]:
+    """What own steps add to the runs that had a feature, where these are counted at all."""
+    counted = seen_in(made) if constants.seen else {}
+    return {name: count + constants.seen.get(name, 0) for name, count in counted.items()}
 
 
 def _run(number: int, one: MeasuredJob, on: Cluster) -> PublishedRun:

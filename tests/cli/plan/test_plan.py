@@ -130,7 +130,7 @@ ROW = (
 
 def test_check_compares_rows_and_counts_those_it_skips(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    path.write_text(HEADER + ROW + ROW.replace(",128,1,1,", ",,1,1,"), encoding="utf-8")
+    path.write_text(HEADER + ROW + ROW.replace(",128,1,1,128,", ",,1,1,,"), encoding="utf-8")
     found = json.loads(run("check", str(path), "--json").stdout)
     assert found["groups"]["dense"]["n"] == found["groups"]["all"]["n"] == 1
     assert set(found["groups"]["all"]) == {"n", "mape", "median", "bias", "coverage80"}

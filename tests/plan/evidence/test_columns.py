@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from phalanx.config import ConfigError
 from phalanx.plan.evidence.calibrate import calibrate
 from phalanx.plan.evidence.check import check_rows, check_runs
-from phalanx.plan.evidence.columns import tidy
+from phalanx.plan.evidence.columns import BEYOND_HEADINGS, tidy
 from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_runs
 from tests.plan.evidence.test_published import ROW
 
@@ -81,6 +81,14 @@ def test_values_are_read_as_they_are_meant(
         "kind": run.kind,
     }
     assert found.get(field, getattr(run.mapping, field, None)) == value
+
+
+def test_columns_that_no_prediction_reads_are_listed(tmp_path: Path) -> None:
+    table = [[*ROW, "act_ckpt_freq", "Rack"], [*ROW.values(), "2", "R7", "beyond"]]
+    table[0][table[0].index("recompute")] = "act_ckpt"
+    report = check_rows(write(tmp_path, table))
+    assert report.unread == {"act_ckpt_freq": 1, "Rack": 1, BEYOND_HEADINGS: 1}
+    assert not report.assumed and len(report.rows) == 1
 
 
 def test_milliseconds_become_seconds() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from phalanx.plan.cost.constants import constants_toml, read_constants, shipped
-from phalanx.plan.evidence.calibrate import CalibrationFit, Knob, calibrate_runs, prior_constants
+from phalanx.plan.evidence.calibrate import calibrate_runs
 from phalanx.plan.evidence.check import check_runs
+from phalanx.plan.evidence.fit import CalibrationFit, Knob, prior_constants
 from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_runs
 from phalanx.plan.evidence.replay import Replay
 
@@ -129,6 +130,11 @@ def test_leaving_a_project_out_is_harder_than_fitting_it(published: list[Publish
     assert set(found.left_out) == {"vtrain:dense", "megatron:dense"}
     assert 0 < found.mape < 0.5
     assert found.constants.error["dense"] > 0
+    assert found.unseen["dense"]["n"] == found.runs
+    assert 0.3 < found.unseen["dense"]["coverage80"] <= 1
+    counted = {label: n for label, n in found.constants.runs.items() if n}
+    assert counted.keys() <= {"megatron:dense", "megatron-2021:dense"}
+    assert found.constants.seen["1f1b"] > 0 and "zero-bubble" not in found.constants.seen
 
 
 @pytest.mark.soak

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from phalanx.config import Job, check, job_from_table, resolve
 from phalanx.hardware import cluster
@@ -87,10 +88,28 @@ def test_state_equals_what_the_trainer_would_hold_to_the_byte(name: str) -> None
     assert [stage.layers for stage in planned] == [len(row.layers) for row in held]
 
 
-def test_published_memory_is_met_and_every_failure_is_foreseen() -> None:
+def test_published_memory_is_met_and_hardly_a_run_is_misjudged() -> None:
     with resources.as_file(resources.files("phalanx.plan") / "data/published_runs.csv") as path:
-        report = check_rows(Path(path))
-    assert report.memory is not None
-    assert report.memory.n > 50 and report.memory.out_of_memory > 0
-    assert report.memory.within_15 >= 0.9
-    assert report.memory.out_of_memory_found == report.memory.out_of_memory
+        held = check_rows(Path(path)).memory
+    assert held is not None and held.n > 50
+    assert held.within_10 >= 0.9 and held.within_15 >= 0.95
+    assert held.false_oom <= 0.1 * held.ran
+    # One of BLOOM's four failures held less than runs beside it that ran.
+    assert held.failed == 4 and held.false_fit <= 1
+
+
+def test_a_run_needs_less_than_it_takes_where_there_is_room() -> None:
+    job = job_of(16, "llama3-8b", {"zero": 1})
+    found = predict(workload_of(job), mapping_of(job), cluster("h100-16"))
+    totals = (found.allocated_bytes, found.reserved_bytes, found.memory_bytes)
+    assert totals == tuple(sorted(totals))
+    assert found.allocated_bytes < found.needed_bytes < found.memory_bytes
+
+
+def test_adapters_hold_no_state_of_the_frozen_weights() -> None:
+    job = job_of(16, "llama3-8b", {"zero": 1})
+    frozen = structs.replace(workload_of(job), trains="adapters")
+    (stage,) = predict(frozen, mapping_of(job), cluster("h100-16")).memory
+    (whole,) = predict(workload_of(job), mapping_of(job), cluster("h100-16")).memory
+    assert stage.gradient_bytes == stage.optimizer_bytes == 0 < stage.weight_bytes
+    assert stage.weight_bytes < whole.weight_bytes
