@@ -204,14 +204,17 @@ class WorkerClient:
         checkpointer = self._keepers()
         if not checkpointer.in_background:
             _need_group()
+            shift = int(os.environ.get("PHALANX_BUDDY_SHIFT", "0"))
+            spare = checkpointer.agreed(self._spare_keeper())
             checkpointer.prepare_background(
                 state,
                 generation=self._generation,
                 step=step - 1,
                 device=next(iter(state.values())).device,
                 slots=SLOTS,
-                replicate=int(os.environ.get("PHALANX_BUDDY_SHIFT", "0")) > 0,
-                buddy_shift=int(os.environ.get("PHALANX_BUDDY_SHIFT", "0")),
+                replicate=shift > 0 or bool(spare),
+                buddy_shift=shift,
+                spare=spare,
                 prompt=True,
             )
         extra = Extra(
@@ -229,6 +232,16 @@ class WorkerClient:
             return  # left out
         # A step is taken over only when the one before it is safe.
         self._kept, self._handed = self._handed, step
+
+    def _spare_keeper(self) -> str:
+        """host:port of a spare's keeper, which holds the snapshots of a program on one node too."""
+        store, _, prefix = os.environ.get("PHALANX_SPARE_STORE", "").rpartition("/")
+        if not store or self._rank:
+            return ""
+        from phalanx.train.rank.formation import find_spare_keeper
+
+        host, _, port = store.rpartition(":")
+        return find_spare_keeper(host, int(port), prefix)
 
     def _explain(self, cause: str, detail: str) -> None:
         """Says why this rank takes no more part, before its process ends by it."""

@@ -131,6 +131,8 @@ class Gangs:
         run = self.runs.get(body.job)
         if run is None or run.generation != body.generation or run.phase == "running":
             return
+        if command.target[0] not in run.nodes:
+            return  # a spare is told, and loads nothing
         self.world.checks.restores(body)
         run.phase = "restoring"
         run.token += 1
