@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from phalanx.control.server.webhooks import Webhooks, bad_address
@@ -79,19 +80,30 @@ def exported() -> set[str]:
     return {family.name for family in job_families([sample])}
 
 
-def test_the_dashboard_asks_only_for_what_is_exported(server: ServerProcess) -> None:
+def expressions() -> dict[str, str]:
+    """PromQL of the dashboard's panels and variables and of the rules, by what has it."""
     dashboard = json.loads((MONITORING / "grafana.json").read_text())
+    found = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+    }
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            found[variable["name"]] = variable["query"]["query"]
+    (group,) = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    return found | {rule["alert"]: rule["expr"] for rule in group["rules"]}
+
+
+def test_dashboard_and_rules_ask_only_for_what_is_exported(server: ServerProcess) -> None:
     known = exported() | {
         line.split()[2]
         for line in server.call("GET", "/metrics")[1].splitlines()
         if line.startswith("# TYPE")
     }
-    for panel in dashboard["panels"]:
-        (target,) = panel["targets"]
-        words = target["expr"].replace("(", " ").replace("{", " ").replace("[", " ").split()
-        asked = {word for word in words if word.startswith("phalanx_")}
-        assert asked, panel["title"]
-        assert asked <= known, panel["title"]
+    for where, expression in expressions().items():
+        asked = set(re.findall(r"\bphalanx_\w+", expression)) or {expression.split("{")[0]}
+        assert asked <= known | {"up"}, where
 
 
 def test_labels_are_not_the_scrapes_own_and_alerts_know_them(server: ServerProcess) -> None:
