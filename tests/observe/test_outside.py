@@ -22,8 +22,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from phalanx.control.server.api.prometheus import sample_of
 from phalanx.control.server.webhooks import Webhooks, bad_address
 from phalanx.observe.prometheus import MOST_JOBS, Family, JobSample, job_families, render
+from tests.cluster.drive import Drive
 from tests.control.servers import ServerProcess
 from tests.ports import free_port
 
@@ -122,10 +124,16 @@ def test_labels_are_not_the_scrapes_own_and_alerts_know_them(server: ServerProce
     assert set(re.findall(r"\{(\w+)=~", dashboard)) <= found
 
 
-def test_a_program_that_reports_no_steps_is_never_called_stuck() -> None:
-    sample = JobSample(job=7, name="n", team="t", step=None, generation=1, row={})
-    families = {family.name: family.samples for family in job_families([sample])}
+def test_a_program_has_a_series_of_steps_from_the_first_that_it_reports() -> None:
+    drive = Drive()
+    job = drive.submit(reports_steps=False)
+    drive.run(job)
+    families = {family.name: family.samples for family in job_families([sample_of(job, {})])}
+    # Without one it is never called stuck.
     assert not families["phalanx_job_step"] and families["phalanx_job_generations_total"]
+    drive.train(job, 3)
+    families = {family.name: family.samples for family in job_families([sample_of(job, {})])}
+    assert [value for _, value in families["phalanx_job_step"]] == [3.0]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
