@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import json
 import logging
 import re
 import shutil
 import subprocess
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,7 +23,7 @@ from phalanx.control.server.webhooks import Webhooks, bad_address
 from phalanx.observe.prometheus import MOST_JOBS, Family, JobSample, job_families, render
 from tests.cluster.drive import Drive
 from tests.control.servers import ServerProcess
-from tests.ports import free_port
+from tests.receivers import NEEDS_PROMETHEUS, HttpReceiver, Prometheus
 
 MONITORING = resources.files("phalanx.observe") / "monitoring"
 
@@ -153,33 +149,6 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-class Receiver:
-    """A real HTTP server that refuses the first messages."""
-
-    def __init__(self, refuse: int) -> None:
-        got: list[dict[str, Any]] = []
-        left = [refuse]
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
-                if left[0]:
-                    left[0] -= 1
-                    self.send_response(503)
-                else:
-                    got.append(json.loads(data))
-                    self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.got = got
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/hook?secret=hush"
-
-
 async def send(hooks: Webhooks, done: Any) -> None:
     sending = asyncio.ensure_future(hooks.run())
     async with asyncio.timeout(90):
@@ -189,17 +158,15 @@ async def send(hooks: Webhooks, done: Any) -> None:
 
 
 def test_a_message_is_repeated_until_it_is_taken() -> None:
-    receiver = Receiver(refuse=2)
-
-    async def run() -> None:
-        hooks = Webhooks((receiver.url,), pause_seconds=0.01)
+    async def run(url: str) -> None:
+        hooks = Webhooks((url,), pause_seconds=0.01)
         hooks.tell("finding", {"job": 1, "sentence": "<script>"})
         hooks.tell("job", {"job": 1, "state": "done"})
         await send(hooks, lambda: hooks.sent == 2)
 
-    asyncio.run(run())
-    assert [each["kind"] for each in receiver.got] == ["finding", "job"]
-    receiver.server.shutdown()
+    with HttpReceiver(refuse=2) as receiver:
+        asyncio.run(run(f"{receiver.url}/hook?secret=hush"))
+    assert [json.loads(each)["kind"] for each in receiver.got] == ["finding", "job"]
 
 
 def test_a_dead_receiver_costs_its_messages_and_no_secret(caplog: pytest.LogCaptureFixture) -> None:
@@ -227,46 +194,19 @@ def test_rules_and_dashboard_are_installed_with_the_package() -> None:
         assert Path(str(MONITORING / name)).is_file()
 
 
-def asked(port: int, path: str) -> dict[str, Any]:
-    """What a Prometheus answers."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-        return dict(json.load(answer)["data"])
-
-
 @pytest.mark.soak
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+@NEEDS_PROMETHEUS
 def test_a_real_prometheus_scrapes_the_server_and_loads_the_rules(
     server: ServerProcess, tmp_path: Path
 ) -> None:
-    """As the how-to has it set up: with a token of role ``read``."""
-    (tmp_path / "phalanx.token").write_text(server.token("read", "prometheus"))
-    shutil.copy(MONITORING / "alerts.yml", tmp_path)
-    (tmp_path / "prometheus.yml").write_text(f"""
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
-scrape_configs:
-  - job_name: phalanx
-    authorization: {{credentials_file: {tmp_path}/phalanx.token}}
-    static_configs: [{{targets: ["127.0.0.1:{server.port}"]}}]
-rule_files: [{tmp_path}/alerts.yml]
-""")
-    port = free_port()
-    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml"]
-    command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
-        try:
-            deadline = time.monotonic() + 60
-            found: list[Any] = []
-            while not found and time.monotonic() < deadline:
-                time.sleep(1)
-                with suppress(OSError):
-                    found = asked(port, "/api/v1/query?query=phalanx_nodes")["result"]
-            assert found, (tmp_path / "log").read_text()
-            assert {series["metric"]["job"] for series in found} == {"phalanx"}
-            (target,) = asked(port, "/api/v1/targets")["activeTargets"]
-            assert (target["health"], target["lastError"]) == ("up", "")
-            time.sleep(3)  # rules are evaluated once more
-            (group,) = asked(port, "/api/v1/rules")["groups"]
-            assert len(group["rules"]) == (MONITORING / "alerts.yml").read_text().count("- alert:")
-            assert {rule["health"] for rule in group["rules"]} == {"ok"}
-        finally:
-            process.terminate()
+    """With a token of role ``read``."""
+    rules, target = (MONITORING / "alerts.yml").read_text(), f"127.0.0.1:{server.port}"
+    with Prometheus(tmp_path, target, server.token("read", "prometheus"), rules) as prometheus:
+        found = prometheus.series("phalanx_nodes")
+        assert {series["metric"]["job"] for series in found} == {"phalanx"}
+        (scraped,) = prometheus.asked("/api/v1/targets")["activeTargets"]
+        assert (scraped["health"], scraped["lastError"]) == ("up", "")
+        time.sleep(3)  # rules are evaluated once more
+        (group,) = prometheus.asked("/api/v1/rules")["groups"]
+        assert len(group["rules"]) == rules.count("- alert:")
+        assert {rule["health"] for rule in group["rules"]} == {"ok"}
