@@ -122,6 +122,7 @@ class TrialCluster:
         policy: str = "",
         namespaces: bool = False,
         hardware: Sequence[Path] = (),
+        server_options: Sequence[str] = (),
     ) -> None:
         self.network = NodeNamespaces(nodes + spares) if namespaces else None
         self.root, self.state = root, root / "server"
@@ -131,7 +132,7 @@ class TrialCluster:
         self.server: subprocess.Popen[bytes] | None = None
         self._runner = asyncio.Runner()
         self._nodes, self._gpus = nodes + spares, gpus_per_node
-        self._hardware = hardware
+        self._hardware, self._server_options = hardware, server_options
 
     def __enter__(self) -> TrialCluster:
         try:
@@ -180,7 +181,7 @@ class TrialCluster:
         command += ["--port", str(port), "--policy", str(self._policy)]
         if self.network is not None:
             command += ["--host", self.network.host]
-        command += ["--follow", str(os.getpid())]
+        command += ["--follow", str(os.getpid()), *self._server_options]
         self.server = start_in_background(command, self.state / "server.log", {})
         self.wait(self._server_is_up, "the server")
 

@@ -1,6 +1,8 @@
 #!/bin/bash
 # Fetches Debian's source of Kubernetes and builds its servers, once: build.sh FOLDER
-# Debian ships kubectl and etcd as programs, but of Kubernetes' servers only the source.
+# Debian ships kubectl and etcd as programs, but of Kubernetes' servers only the source, and that of
+# bookworm (1.20.2) is the newest with servers in it: later ones (trixie 1.32, sid 1.36) are cut down to
+# kubectl, Ubuntu has none, and no known package of PyPI or npm brings kube-apiserver, k3s or envtest's programs.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 programs=(kube-apiserver kube-controller-manager kube-scheduler)
@@ -31,6 +33,10 @@ if ! ls -d kubernetes-*/cmd >/dev/null 2>&1; then
   apt-get -qq "${options[@]}" source kubernetes >/dev/null
 fi
 cd kubernetes-*/
+if [ ! -d cmd/kube-apiserver ]; then
+  echo "the source of Kubernetes in ${SUITE:-bookworm} is without its servers: SUITE=bookworm has them" >&2
+  exit 1
+fi
 version=$(sed -n 's/.*really\([0-9.]*\).*/\1/p' debian/changelog | head -1)
 # Its own makefile: some of the source is generated first, by programs that it builds itself.
 mkdir -p .go/src/k8s.io home

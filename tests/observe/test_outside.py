@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import json
 import logging
 import re
 import shutil
 import subprocess
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from phalanx.control.server.api.prometheus import sample_of
 from phalanx.control.server.webhooks import Webhooks, bad_address, post_there
 from phalanx.observe.prometheus import MOST_JOBS, Family, JobSample, job_families, render
+from tests.cluster.drive import Drive
 from tests.control.servers import ServerProcess
-from tests.ports import free_port
+from tests.receivers import NEEDS_PROMETHEUS, HttpReceiver, Prometheus
 
 MONITORING = resources.files("phalanx.observe") / "monitoring"
 
@@ -79,19 +78,30 @@ def exported() -> set[str]:
     return {family.name for family in job_families([sample])}
 
 
-def test_the_dashboard_asks_only_for_what_is_exported(server: ServerProcess) -> None:
+def expressions() -> dict[str, str]:
+    """PromQL of the dashboard's panels and variables and of the rules, by what has it."""
     dashboard = json.loads((MONITORING / "grafana.json").read_text())
+    found = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+    }
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            found[variable["name"]] = variable["query"]["query"]
+    (group,) = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    return found | {rule["alert"]: rule["expr"] for rule in group["rules"]}
+
+
+def test_dashboard_and_rules_ask_only_for_what_is_exported(server: ServerProcess) -> None:
     known = exported() | {
         line.split()[2]
         for line in server.call("GET", "/metrics")[1].splitlines()
         if line.startswith("# TYPE")
     }
-    for panel in dashboard["panels"]:
-        (target,) = panel["targets"]
-        words = target["expr"].replace("(", " ").replace("{", " ").replace("[", " ").split()
-        asked = {word for word in words if word.startswith("phalanx_")}
-        assert asked, panel["title"]
-        assert asked <= known, panel["title"]
+    for where, expression in expressions().items():
+        asked = set(re.findall(r"\bphalanx_\w+", expression)) or {expression.split("{")[0]}
+        assert asked <= known | {"up"}, where
 
 
 def test_labels_are_not_the_scrapes_own_and_alerts_know_them(server: ServerProcess) -> None:
@@ -110,10 +120,16 @@ def test_labels_are_not_the_scrapes_own_and_alerts_know_them(server: ServerProce
     assert set(re.findall(r"\{(\w+)=~", dashboard)) <= found
 
 
-def test_a_program_that_reports_no_steps_is_never_called_stuck() -> None:
-    sample = JobSample(job=7, name="n", team="t", step=None, generation=1, row={})
-    families = {family.name: family.samples for family in job_families([sample])}
+def test_a_program_has_a_series_of_steps_from_the_first_that_it_reports() -> None:
+    drive = Drive()
+    job = drive.submit(reports_steps=False)
+    drive.run(job)
+    families = {family.name: family.samples for family in job_families([sample_of(job, {})])}
+    # Without one it is never called stuck.
     assert not families["phalanx_job_step"] and families["phalanx_job_generations_total"]
+    drive.train(job, 3)
+    families = {family.name: family.samples for family in job_families([sample_of(job, {})])}
+    assert [value for _, value in families["phalanx_job_step"]] == [3.0]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -133,36 +149,6 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-class Receiver:
-    """A real HTTP server that refuses the first messages, or sends all of them elsewhere."""
-
-    def __init__(self, refuse: int = 0, redirect: str = "") -> None:
-        got: list[dict[str, Any]] = []
-        left = [refuse]
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
-                if left[0]:
-                    left[0] -= 1
-                    self.send_response(503)
-                elif redirect:
-                    self.send_response(302)
-                    self.send_header("Location", redirect)
-                else:
-                    got.append(json.loads(data))
-                    self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.got = got
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/hook?secret=hush"
-
-
 async def send(hooks: Webhooks, done: Any) -> None:
     sending = asyncio.ensure_future(hooks.run())
     async with asyncio.timeout(90):
@@ -172,33 +158,30 @@ async def send(hooks: Webhooks, done: Any) -> None:
 
 
 def test_a_message_is_repeated_until_it_is_taken() -> None:
-    receiver = Receiver(refuse=2)
-
-    async def run() -> None:
-        hooks = Webhooks((receiver.url,), pause_seconds=0.01)
+    async def run(url: str) -> None:
+        hooks = Webhooks((url,), pause_seconds=0.01)
         hooks.tell("finding", {"job": 1, "sentence": "<script>"})
         hooks.tell("job", {"job": 1, "state": "done"})
         await send(hooks, lambda: hooks.sent == 2)
 
-    asyncio.run(run())
-    assert [each["kind"] for each in receiver.got] == ["finding", "job"]
-    receiver.server.shutdown()
+    with HttpReceiver(refuse=2) as receiver:
+        asyncio.run(run(f"{receiver.url}/hook?secret=hush"))
+    assert [json.loads(each)["kind"] for each in receiver.got] == ["finding", "job"]
 
 
 def test_a_job_is_told_to_its_own_address_and_to_no_other_that_answers_for_it() -> None:
-    receiver, redirecting = Receiver(refuse=1), Receiver(redirect="http://127.0.0.1:9/elsewhere")
-
-    async def run() -> Webhooks:
+    async def run(own: str, redirecting: str) -> None:
         hooks = Webhooks((), pause_seconds=0.01)
-        hooks.tell_job(redirecting.url, "job", {"job": 1}, post_there)
-        hooks.tell_job(receiver.url, "job", {"job": 2, "state": "done"}, post_there)
+        hooks.tell_job(redirecting, "job", {"job": 1}, post_there)
+        hooks.tell_job(own, "job", {"job": 2, "state": "done"}, post_there)
         await send(hooks, lambda: hooks.sent == 1 and hooks.failed == 1)
-        return hooks
 
-    asyncio.run(run())
-    assert receiver.got == [{"kind": "job", "job": 2, "state": "done"}]
-    for each in (receiver, redirecting):
-        each.server.shutdown()
+    elsewhere = "http://127.0.0.1:9/elsewhere"
+    with HttpReceiver(refuse=1) as receiver, HttpReceiver(redirect=elsewhere) as redirecting:
+        asyncio.run(run(receiver.url, redirecting.url))
+    assert [json.loads(each) for each in receiver.got] == [
+        {"kind": "job", "job": 2, "state": "done"}
+    ]
 
 
 def test_a_dead_receiver_costs_its_messages_and_no_secret(caplog: pytest.LogCaptureFixture) -> None:
@@ -226,46 +209,19 @@ def test_rules_and_dashboard_are_installed_with_the_package() -> None:
         assert Path(str(MONITORING / name)).is_file()
 
 
-def asked(port: int, path: str) -> dict[str, Any]:
-    """What a Prometheus answers."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-        return dict(json.load(answer)["data"])
-
-
 @pytest.mark.soak
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+@NEEDS_PROMETHEUS
 def test_a_real_prometheus_scrapes_the_server_and_loads_the_rules(
     server: ServerProcess, tmp_path: Path
 ) -> None:
-    """As the how-to has it set up: with a token of role ``read``."""
-    (tmp_path / "phalanx.token").write_text(server.token("read", "prometheus"))
-    shutil.copy(MONITORING / "alerts.yml", tmp_path)
-    (tmp_path / "prometheus.yml").write_text(f"""
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
-scrape_configs:
-  - job_name: phalanx
-    authorization: {{credentials_file: {tmp_path}/phalanx.token}}
-    static_configs: [{{targets: ["127.0.0.1:{server.port}"]}}]
-rule_files: [{tmp_path}/alerts.yml]
-""")
-    port = free_port()
-    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml"]
-    command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
-        try:
-            deadline = time.monotonic() + 60
-            found: list[Any] = []
-            while not found and time.monotonic() < deadline:
-                time.sleep(1)
-                with suppress(OSError):
-                    found = asked(port, "/api/v1/query?query=phalanx_nodes")["result"]
-            assert found, (tmp_path / "log").read_text()
-            assert {series["metric"]["job"] for series in found} == {"phalanx"}
-            (target,) = asked(port, "/api/v1/targets")["activeTargets"]
-            assert (target["health"], target["lastError"]) == ("up", "")
-            time.sleep(3)  # rules are evaluated once more
-            (group,) = asked(port, "/api/v1/rules")["groups"]
-            assert len(group["rules"]) == (MONITORING / "alerts.yml").read_text().count("- alert:")
-            assert {rule["health"] for rule in group["rules"]} == {"ok"}
-        finally:
-            process.terminate()
+    """With a token of role ``read``."""
+    rules, target = (MONITORING / "alerts.yml").read_text(), f"127.0.0.1:{server.port}"
+    with Prometheus(tmp_path, target, server.token("read", "prometheus"), rules) as prometheus:
+        found = prometheus.series("phalanx_nodes")
+        assert {series["metric"]["job"] for series in found} == {"phalanx"}
+        (scraped,) = prometheus.asked("/api/v1/targets")["activeTargets"]
+        assert (scraped["health"], scraped["lastError"]) == ("up", "")
+        time.sleep(3)  # rules are evaluated once more
+        (group,) = prometheus.asked("/api/v1/rules")["groups"]
+        assert len(group["rules"]) == rules.count("- alert:")
+        assert {rule["health"] for rule in group["rules"]} == {"ok"}

@@ -73,6 +73,8 @@ def restore(ctx: Context, job: Job) -> None:
     limit_ns = timeouts_of(ctx, job).restore_ns + max(0, over_ns(ctx, job) - ctx.now_ns)
     gang.deadline_ns = enter(ctx, job, "restoring", limit_ns)
     ctx.emit(placement.nodes, restore_order(job))
+    if gang.next_backup >= 0:  # it learns which of its copies the generation goes on from
+        ctx.emit((gang.next_backup,), restore_order(job))
 
 
 def choose_source(ctx: Context, job: Job, memory_step: int) -> tuple[int, Source]:

@@ -92,9 +92,8 @@ def backup_spare(job: Job) -> int:
     """The spare that keeps a copy where a gang has no second node to; -1: there is none."""
     placement = job.placement
     assert placement is not None
-    keeps = job.spec.reports_steps and job.spec.expected.snapshot_steps > 0
     alone = len(placement.nodes) == 1 and len(placement.spares) > 0
-    return placement.spares[0] if keeps and alone else -1
+    return placement.spares[0] if alone and job.spec.expected.snapshot_steps > 0 else -1
 
 
 def buddy_shift(domains: FailureDomains, nodes: Sequence[int], before: int = 0) -> int:

@@ -101,6 +101,13 @@ class KeeperState(Struct, kw_only=True):
             known = self.sealed.ward if generation == self.sealed_generation else ()
             self.sealed_generation, self.sealed = generation, KeptSteps.newest((), (*known, step))
 
+    def still_backs_up(self, generation: int, step: int) -> None:
+        """A generation goes on from a step: of a spare's copies only that one is of its branch."""
+        if generation > self.kept_generation:
+            self.sealed_generation, self.sealed = 0, KeptSteps()
+            if step in self.steps.ward:
+                self.back_up(generation, step)
+
     def adopt(self, committed: int, ward: int) -> None:
         """Workers that outlived their agent say what they have all committed.
 

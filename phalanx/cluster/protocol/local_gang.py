@@ -77,6 +77,9 @@ class LocalGang(Struct, kw_only=True):
     def tell(self, order: WorkerOrder) -> list[Output]:
         """Passes an order on to the workers."""
         match order:
+            case Restore() if self.phase == "spare":
+                self.kept.still_backs_up(self.generation, order.step)
+                return []
             case Restore():
                 return self._restore(order)
             case Go():

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from phalanx.train.measure.waits import PeerWaits
 
 SLOTS = 4
+# torchrun and those like it, Open MPI, MPICH and Intel's.
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 class WorkerClient:
@@ -43,10 +46,10 @@ class WorkerClient:
         self.under_phalanx = "PHALANX_AGENT" in os.environ
         self.stopping = False  # somebody wants the program to save and end
         self._generation = int(os.environ.get("PHALANX_GENERATION", "0"))
-        self._rank = int(os.environ.get("RANK", "0"))
+        self._rank = _number(*RANKS)
         # A launcher gives its ranks its own environment, and each of them its number.
-        place = "LOCAL_RANK" if "PHALANX_LAUNCHED" in os.environ else "PHALANX_INDEX"
-        self._index = int(os.environ.get(place, "0"))
+        launched = "PHALANX_LAUNCHED" in os.environ
+        self._index = _number(*LOCAL_RANKS) if launched else _number("PHALANX_INDEX")
         self._step = 0
         self._handed = self._kept = -1  # newest snapshots: handed over; safe at a neighbour
         self._link: AgentLink | None = None
@@ -204,14 +207,17 @@ class WorkerClient:
         checkpointer = self._keepers()
         if not checkpointer.in_background:
             _need_group()
+            shift = int(os.environ.get("PHALANX_BUDDY_SHIFT", "0"))
+            spare = checkpointer.agreed(self._spare_keeper())
             checkpointer.prepare_background(
                 state,
                 generation=self._generation,
                 step=step - 1,
                 device=next(iter(state.values())).device,
                 slots=SLOTS,
-                replicate=int(os.environ.get("PHALANX_BUDDY_SHIFT", "0")) > 0,
-                buddy_shift=int(os.environ.get("PHALANX_BUDDY_SHIFT", "0")),
+                replicate=shift > 0 or bool(spare),
+                buddy_shift=shift,
+                spare=spare,
                 prompt=True,
             )
         extra = Extra(
@@ -229,6 +235,16 @@ class WorkerClient:
             return  # left out
         # A step is taken over only when the one before it is safe.
         self._kept, self._handed = self._handed, step
+
+    def _spare_keeper(self) -> str:
+        """host:port of a spare's keeper, which holds the snapshots of a program on one node too."""
+        store, _, prefix = os.environ.get("PHALANX_SPARE_STORE", "").rpartition("/")
+        if not store or self._rank:
+            return ""
+        from phalanx.train.rank.formation import find_spare_keeper
+
+        host, _, port = store.rpartition(":")
+        return find_spare_keeper(host, int(port), prefix)
 
     def _explain(self, cause: str, detail: str) -> None:
         """Says why this rank takes no more part, before its process ends by it."""
@@ -268,6 +284,11 @@ class WorkerClient:
             step=self._step,
             committed=self._kept,
         )
+
+
+def _number(*names: str) -> int:
+    """The first of some variables that is set; 0: none is."""
+    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
 
 
 def _need_group() -> None:

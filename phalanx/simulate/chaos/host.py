@@ -254,7 +254,7 @@ class SimulatedHost(SimulatedMachine):
                 buddy = self.world.hosts[form.nodes[(slot + form.buddy_shift) % count]]
                 if buddy.alive:
                     buddy.keep(form, "ward", slot, step, branch)
-            elif form.backup >= 0:
+            elif form.backup >= 0 and not self._is_program(form.job):  # it seals its next step
                 self.world.hosts[form.backup].back_up(form, step, branch)
         job, generation = worker.job, worker.generation
         for rank in worker.ranks:

@@ -21,6 +21,7 @@ class Lineage:
         # The generation that the core knows to run, and its newest step whose every copy was
         # acknowledged. What a generation did that nobody heard of was never promised to anybody.
         self.heard: dict[int, int] = {}
+        self.heard_ns: dict[int, int] = {}  # since when, by the core's clock
         self.committed: dict[int, int] = {}
         self._next_branch = 1
         self._complain = complain
@@ -53,14 +54,15 @@ class Lineage:
             history.append(branch)
         return branch
 
-    def hear(self, job: int, generation: int, step: int) -> None:
+    def hear(self, job: int, generation: int, step: int, since_ns: int) -> None:
         """The core was told that a generation runs, from this step on."""
-        self.heard[job] = generation
+        self.heard[job], self.heard_ns[job] = generation, since_ns
         self.committed[job] = step
 
     def forget(self, job: int) -> None:
         """A job left its nodes: what they kept in memory is given up, checkpoints stay."""
         self.heard.pop(job, None)
+        self.heard_ns.pop(job, None)
         self.committed.pop(job, None)
 
     def commit(self, job: int, generation: int, step: int) -> None:

@@ -237,18 +237,18 @@ class ChaosWorld:
             controller.contact.check(self.agenda.now_ns)
         self.record.ordered(event, commands, controller.core.view)
         self.checks.after(event, commands)
-        for number in list(self.lineage.heard):
-            if controller.core.view.jobs[number].placement is None:
+        jobs = controller.core.view.jobs
+        for number, since_ns in list(self.lineage.heard_ns.items()):
+            if jobs[number].placement is None or jobs[number].queued_ns > since_ns:  # and is back
                 self.lineage.forget(number)
         for order in (each.body for each in commands if isinstance(each.body, Go)):
             # A gang may also be found ready by a controller that takes over.
             if self.lineage.heard.get(order.job) != order.generation:
-                running = controller.core.view.jobs[order.job]
-                self._goes_on(running, gang_of(running).restored, commands)
+                self._goes_on(jobs[order.job], gang_of(jobs[order.job]).restored, commands)
         if isinstance(body, JobFinished):
-            job = controller.core.view.jobs.get(body.job)
-            if job is not None and job.state == JobState.DONE and job.ended_ns == event.time_ns:
-                self.lineage.finished(body.job, job.spec.expected.steps)
+            ended = jobs.get(body.job)
+            if ended and ended.state == JobState.DONE and ended.ended_ns == event.time_ns:
+                self.lineage.finished(body.job, ended.spec.expected.steps)
         return commands
 
     def _goes_on(self, job: Job, step: int, commands: list[Command]) -> None:
@@ -262,7 +262,7 @@ class ChaosWorld:
             self.complain("committed", told)
         self._says(job, step, committed, commands)
         self.rolled_back.pop(job.id, None)
-        lineage.hear(job.id, job.generation, step)
+        lineage.hear(job.id, job.generation, step, gang_of(job).since_ns)
 
     def _says(self, job: Job, step: int, committed: int, commands: list[Command]) -> None:
         """Committed steps that a job lost are said: all that a node of it still knows of."""

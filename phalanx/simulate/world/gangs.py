@@ -127,9 +127,10 @@ class Gangs:
         self.world.tell(joined)
 
     def on_restore(self, body: order.Restore, command: Command) -> None:
-        """Everybody loads a step."""
+        """Everybody loads a step, but a spare that is told of it."""
         run = self.runs.get(body.job)
-        if run is None or run.generation != body.generation or run.phase == "running":
+        known = run is not None and run.generation == body.generation
+        if run is None or not known or run.phase == "running" or command.target[0] not in run.nodes:
             return
         self.world.checks.restores(body)
         run.phase = "restoring"

@@ -89,14 +89,19 @@ def join_group(formation: Formation, job: Job, device: torch.device) -> None:
 def spare_keeper(formation: Formation) -> str:
     """host:port of the spare's keeper that holds our snapshots too; "": none does, or not in time.
 
-    Its node says so at the store.
+    Only the first rank asks.
     """
     if not formation.backed_up or formation.rank:
         return ""
+    return find_spare_keeper(formation.host, formation.port, formation.prefix)
+
+
+def find_spare_keeper(host: str, port: int, prefix: str) -> str:
+    """The same, as the spare's node says it at a generation's store."""
     timeout = timedelta(seconds=BACKUP_SECONDS)
     try:
-        meeting = TCPStore(formation.host, formation.port, is_master=False, timeout=timeout)
-        return PrefixStore(formation.prefix, meeting).get(BACKUP_KEY).decode()
+        meeting = TCPStore(host, port, is_master=False, timeout=timeout)
+        return PrefixStore(prefix, meeting).get(BACKUP_KEY).decode()
     except dist.DistError as error:
         log.warning("the spare node keeps no snapshots: its keeper is not there (%s)", error)
         return ""

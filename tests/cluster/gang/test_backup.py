@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.gang.losses import in_memory
-from phalanx.cluster.jobs.job import GangShape, Job
-from phalanx.cluster.protocol.commands import Form, Stop
+from phalanx.cluster.jobs.job import Expected, GangShape, Job
+from phalanx.cluster.protocol.commands import Form, Restore, Stop
 from phalanx.cluster.protocol.events import GangJoined, NodeSilent, Requeue
-from phalanx.cluster.protocol.messages import Inventory, NodeSeen
+from phalanx.cluster.protocol.messages import Inventory, NodeSeen, WorkerExited
 from tests.cluster.drive import SECOND, Drive
 
 ONE = GangShape(slot_gpus=8)
@@ -30,14 +31,36 @@ def test_the_first_spare_of_a_gang_on_one_node_is_told_to_keep_its_snapshots() -
     [
         {"spares": 0},
         {"gang": GangShape(replicas=2, tensor=8, slot_gpus=8)},
-        {"reports_steps": False},
+        {"expected": Expected(snapshot_steps=0)},
     ],
-    ids=["no spare", "two nodes", "a program"],
+    ids=["no spare", "two nodes", "no snapshots"],
 )
 def test_without_a_spare_with_a_second_node_or_without_snapshots_none_is(fields: dict) -> None:
     drive = Drive()
     drive.submit(**{"gang": ONE, "spares": 1, **fields})
     assert drive.last_form().backup == -1
+
+
+def test_the_spare_of_a_program_on_one_node_keeps_what_it_hands_over() -> None:
+    drive = Drive()
+    drive.submit(gang=ONE, spares=1, reports_steps=False)
+    form = drive.last_form()
+    assert form.backup == form.spares[0]
+
+
+def test_the_spare_that_keeps_snapshots_is_told_what_the_next_generation_goes_on_from() -> None:
+    drive = Drive()
+    job = running(drive, spares=2)
+    (node,), (keeps, _) = job.placement.nodes, job.placement.spares
+    exited = WorkerExited(
+        job=job.id, generation=1, node=node, rank=0, step=STEPS, cause=Cause.WORKER_KILLED
+    )
+    drive.tell(exited, SECOND)
+    drive.settle(job)
+    drive.run(job)
+    orders = [each for each in drive.sent if isinstance(each.body, Restore)]
+    assert [each.target for each in orders] == [(node,), (keeps,)] * 2
+    assert orders[2].body == orders[3].body and orders[3].body.step == STEPS
 
 
 def test_the_spare_that_has_them_takes_the_place_of_a_lost_node_and_no_step_is_lost() -> None:

@@ -42,3 +42,22 @@ def test_what_a_spare_backs_up_counts_when_its_generation_is_known_to_have_run()
     assert state.steps == KeptSteps((), (11, 10)) and state.committed == -1
     state.back_up(1, 12)  # too late
     assert state.steps == KeptSteps((), (11, 10))
+
+
+@pytest.mark.parametrize(
+    ("restored", "kept"),
+    [
+        (9, (9,)),  # the copy of what the next generation goes on from stays good
+        (8, (8,)),  # and later ones are of a branch that is given up
+        (5, ()),  # of this one there is no copy
+    ],
+)
+def test_a_spares_copy_of_what_is_restored_counts_for_the_next_generation(
+    restored: int, kept: tuple[int, ...]
+) -> None:
+    state = KeeperState(steps=KeptSteps((), (9, 8)), kept_generation=1)
+    state.still_backs_up(2, 9)  # refused: the order comes again with another step
+    state.still_backs_up(2, restored)
+    assert state.steps == KeptSteps((), (9, 8))  # until it is known that the second one ran
+    state.fence(2)
+    assert state.steps == KeptSteps((), kept)

@@ -12,12 +12,15 @@ from phalanx.testing.slurm.files import SandboxOptions
 from phalanx.testing.slurm.sandbox import Sandbox, SandboxError, require_programs
 from tests.ports import free_port
 
-SECONDS = 900  # real daemons and jobs: what a test waits for itself says more when it is missing
+# Real daemons and jobs: what a test waits for itself says more when it is missing. One that waits
+# for longer has a mark of its own.
+SECONDS = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "make_sandbox" in getattr(item, "fixturenames", ()):
+        waits = item.get_closest_marker("timeout") is not None
+        if "make_sandbox" in getattr(item, "fixturenames", ()) and not waits:
             item.add_marker(pytest.mark.timeout(SECONDS))
 
 

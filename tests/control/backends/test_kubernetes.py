@@ -33,7 +33,7 @@ from phalanx.control.agent.config import read_agent_config
 from phalanx.control.backends.kubernetes.apply import KubernetesError, apply
 from phalanx.control.backends.kubernetes.install import install
 from phalanx.control.backends.kubernetes.manifests import manifests
-from phalanx.control.backends.kubernetes.pods import ADMIN, NOTICE
+from phalanx.control.backends.kubernetes.pods import ADMIN, AGENT, NOTICE, SECRETS
 from phalanx.control.backends.kubernetes.site import KubernetesSite
 from phalanx.control.backends.need import need_of
 from phalanx.control.backends.requested import fitted
@@ -448,6 +448,32 @@ def test_only_the_controller_has_the_administrators_token(kind: str) -> None:
                 f"{ADMIN}/token" if leads else None
             )
             assert "admin" not in variables.get("PHALANX_TOKEN_FILE", "") or leads
+
+
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "volcano", "job", "pods"])
+@pytest.mark.parametrize("program", [False, True], ids=["job file", "program"])
+def test_values_of_a_jobs_secrets_are_in_a_secret_alone(kind: str, program: bool) -> None:
+    work = wanted(kind=kind, stage="aws s3 cp s3://data /local")
+    if program:
+        backend = work.backend
+        work = RequestedWork(program_backend=backend, argv=("x",), ranks=16, slot_gpus=8)
+    environment = {"HF_TOKEN": "hush-hush", "A": "b", "B_KEY": "secret-file:/k"}
+    made = manifests(work.with_backend(structs.replace(work.backend, environment=environment)))
+    (secret,) = [each for each in made if "HF_TOKEN" in each.get("stringData", {})]
+    assert secret["stringData"] == {"HF_TOKEN": "hush-hush"}
+    assert "hush-hush" not in json.dumps([each for each in made if each is not secret])
+    (config,) = [each["data"] for each in made if each["kind"] == "ConfigMap"]
+    text = config["environment" if program else "job.toml"]
+    assert '"secret-file:/etc/phalanx-secrets/HF_TOKEN"' in text and '"secret-file:/k"' in text
+    for template in templates(made):
+        agent = template["metadata"]["labels"]["phalanx.dev/role"] == AGENT
+        named = [each.get("secret", {}).get("secretName") for each in template["spec"]["volumes"]]
+        assert (secret["metadata"]["name"] in named) is agent
+        for container in template["spec"]["containers"]:
+            mounted = [each["mountPath"] for each in container["volumeMounts"]]
+            assert (SECRETS in mounted) is agent
+            (token,) = [each for each in container["env"] if each["name"] == "HF_TOKEN"]
+            assert token["valueFrom"]["secretKeyRef"]["name"] == secret["metadata"]["name"]
 
 
 def test_a_pod_that_ends_says_so_by_the_file_that_its_agent_watches(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def words_of(program: Program, folder: Path) -> list[str]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(PLAY_SECONDS + 300)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_on_slurm_whose_rank_is_killed_runs_to_its_end(
     program: Program, make_sandbox: Callable[..., Sandbox], tmp_path: Path
@@ -59,7 +59,7 @@ def test_a_program_on_slurm_whose_rank_is_killed_runs_to_its_end(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(PLAY_SECONDS + 300)
 @needs_ray
 @needs_namespace
 @pytest.mark.parametrize("program", PROGRAMS)

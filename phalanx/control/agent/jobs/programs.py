@@ -297,6 +297,7 @@ def torchrun_environment(job: LocalJob, process: WorkerProcess, form: Form) -> d
     """What torchrun would give a rank, and what ``phalanx.worker()`` asks for."""
     local = len(job.processes)
     world = str(local * len(form.nodes))
+    backed_up = {"PHALANX_SPARE_STORE": f"{job.store}/{job.meeting}"} if form.backup >= 0 else {}
     return {
         "RANK": str(process.rank),
         "WORLD_SIZE": world,
@@ -313,5 +314,6 @@ def torchrun_environment(job: LocalJob, process: WorkerProcess, form: Form) -> d
         "PHALANX_RESTORE_STEP": str(job.restored),
         "PHALANX_BUDDY_SHIFT": str(form.buddy_shift),
         "PHALANX_FOLDER": str(job.own_folder),
+        **backed_up,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }

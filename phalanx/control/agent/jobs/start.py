@@ -163,7 +163,12 @@ class Processes:
             log=str(job.folder / "keeper.log"),
             socket=str(job.keeper_socket),
             host=self._settings.address,
-            environment={**self._replicas.environment(), REPLICA_KEY: job.replica_key.hex()},
+            # It copies to the job's archive, with the job's keys.
+            environment={
+                **self.given(job),
+                **self._replicas.environment(),
+                REPLICA_KEY: job.replica_key.hex(),
+            },
             user=self.user(job),
             lease_seconds=self.lease_seconds,
             containment=structs.replace(self.containment(job), group=""),

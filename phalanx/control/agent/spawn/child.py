@@ -108,7 +108,10 @@ def owner_of(user: str) -> Owner | None:
 
 
 def secrets_of(order: Spawn) -> dict[str, str]:
-    """What the references of a job stand for, read as its user."""
+    """What the references of a job stand for, read as its user.
+
+    Of one that cannot be read the job's workers tell; its keeper is there before them.
+    """
     try:
         return {
             name: value
@@ -116,6 +119,8 @@ def secrets_of(order: Spawn) -> dict[str, str]:
             if value != order.environment[name]
         }
     except SecretError as error:
+        if order.role == "keeper":
+            return {}
         raise CannotStartError(str(error)) from error
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from msgspec import structs
+
 from phalanx.config import ConfigError, Kubernetes, to_toml
 from phalanx.control.backends.kubernetes.pods import (
     AGENT,
@@ -12,17 +14,20 @@ from phalanx.control.backends.kubernetes.pods import (
     JOB,
     NAME_LABEL,
     NOTICE,
+    SECRETS,
     PodOptions,
     Tree,
     admin_secret,
     agent_pod,
     controller_pod,
+    job_secret,
     object_name,
 )
 from phalanx.control.backends.kubernetes.pods import PORT as API_PORT
 from phalanx.control.backends.need import need_of
 from phalanx.control.backends.requested import environment_file, lead_words
 from phalanx.control.server.http.submission import RequestedWork
+from phalanx.control.trust.secrets import REFERENCE, plain_secrets
 
 MOST_INDEX_RESTARTS = 10  # of one agent
 MOST_RESTARTS = 100  # of pods, by infrastructure that fails again and again
@@ -33,7 +38,10 @@ BAD_JOB = [1, 2]  # exit codes of a controller whose job is wrong: doing it agai
 
 def manifests(wanted: RequestedWork) -> list[Tree]:
     """Everything that a job needs in its namespace, beside ``install`` once."""
-    options = pod_options(wanted)
+    given = wanted.backend.environment
+    hidden = {name: given[name] for name in plain_secrets(given)}
+    wanted = _with_references(wanted, hidden)
+    options = structs.replace(pod_options(wanted), secrets=tuple(hidden))
     kinds = {
         "jobset": _jobset,
         "pytorchjob": _pytorchjob,
@@ -41,7 +49,9 @@ def manifests(wanted: RequestedWork) -> list[Tree]:
         "job": _jobs,
         "pods": _bare_pods,
     }
-    made = [_config_map(options, wanted), _admin_token(options), *kinds[options.site.kind](options)]
+    made = [_config_map(options, wanted), _admin_token(options)]
+    made += [_job_secrets(options, hidden)] if hidden else []
+    made += kinds[options.site.kind](options)
     for each in made:
         each["metadata"]["namespace"] = options.site.namespace
         each["metadata"].setdefault("labels", {})[NAME_LABEL] = options.name
@@ -103,8 +113,6 @@ def _refuse_to_hold(site: Kubernetes) -> None:
 
 
 def _config_map(options: PodOptions, wanted: RequestedWork) -> Tree:
-    from msgspec import structs
-
     if wanted.job is None:
         data = {"environment": environment_file(wanted.backend)}
     else:
@@ -114,6 +122,22 @@ def _config_map(options: PodOptions, wanted: RequestedWork) -> Tree:
         "kind": "ConfigMap",
         "metadata": {"name": f"{options.name}-job"},
         "data": data | {"agent.toml": AGENT_CONFIG},
+    }
+
+
+def _with_references(wanted: RequestedWork, hidden: dict[str, str]) -> RequestedWork:
+    """The same work, whose secrets are files that agents' pods mount: nobody else reads them."""
+    references = {name: f"{REFERENCE}{SECRETS}/{name}" for name in hidden}
+    environment = wanted.backend.environment | references
+    return wanted.with_backend(structs.replace(wanted.backend, environment=environment))
+
+
+def _job_secrets(options: PodOptions, values: dict[str, str]) -> Tree:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": job_secret(options)},
+        "stringData": values,
     }
 
 

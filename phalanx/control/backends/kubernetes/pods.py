@@ -16,6 +16,7 @@ from phalanx.control.client.client import TLS_FILE
 
 RUNS, DATA, JOB = "/runs", "/data", "/etc/phalanx"
 ADMIN = "/etc/phalanx-admin"  # of the controller alone
+SECRETS = "/etc/phalanx-secrets"  # of agents: the job's own
 NOTICE = "/tmp/phalanx-notice"  # in an agent's pod: it is about to be taken away
 PORT = 7070
 AGENT = "agent"
@@ -44,6 +45,7 @@ class PodOptions(Struct, frozen=True, kw_only=True):
     slot_cpus: int = 1  # that were asked for
     held: bool = False  # suspended until a person lets it go
     index: str = INDEX_LABELS["job"]  # label with an agent's number
+    secrets: tuple[str, ...] = ()  # names of variables whose values are in a Secret
 
     @property
     def site(self) -> Kubernetes:
@@ -72,6 +74,11 @@ def object_name(title: str) -> str:
 def admin_secret(options: PodOptions) -> str:
     """The name of the Secret with the administrator's token, which only the controller mounts."""
     return f"{options.name}-admin"
+
+
+def job_secret(options: PodOptions) -> str:
+    """The name of the Secret with those variables of the job that are shown to nobody."""
+    return f"{options.name}-secrets"
 
 
 def controller_pod(options: PodOptions) -> Tree:
@@ -195,7 +202,12 @@ def _environment(options: PodOptions, name: str) -> list[Tree]:
     elif name == "controller":
         given["PHALANX_TOKEN_FILE"] = given["PHALANX_ADMIN_TOKEN_FILE"] = f"{ADMIN}/token"
     given |= options.backend.environment
-    variables: list[Tree] = [{"name": key, "value": value} for key, value in given.items()]
+    variables: list[Tree] = [
+        {"name": key, "value": value} for key, value in given.items() if key not in options.secrets
+    ]
+    for key in options.secrets:
+        source = {"secretKeyRef": {"name": job_secret(options), "key": key}}
+        variables.append({"name": key, "valueFrom": source})
     if name == AGENT:
         label = f"metadata.labels['{options.index}']"
         variables += [
@@ -213,6 +225,8 @@ def _mounts(options: PodOptions, name: str) -> list[Tree]:
         mounts.append({"name": "data", "mountPath": DATA, "readOnly": True})
     if name == "controller":
         mounts.append({"name": "admin", "mountPath": ADMIN, "readOnly": True})
+    if name == AGENT and options.secrets:
+        mounts.append({"name": "secrets", "mountPath": SECRETS, "readOnly": True})
     if name == AGENT:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
         if options.site.stage:
@@ -229,6 +243,9 @@ def _volumes(options: PodOptions, *, shared_memory: bool) -> list[Tree]:
     if site.data_claim:
         claim = {"claimName": site.data_claim, "readOnly": True}
         volumes.append({"name": "data", "persistentVolumeClaim": claim})
+    if shared_memory and options.secrets:
+        secret = {"secretName": job_secret(options), "defaultMode": 0o440}
+        volumes.append({"name": "secrets", "secret": secret})
     if shared_memory:
         limit = {"medium": "Memory", "sizeLimit": _giga(shared_memory_gb(options))}
         volumes.append({"name": "shm", "emptyDir": limit})

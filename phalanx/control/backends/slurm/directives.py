@@ -136,7 +136,7 @@ def _place(options: ScriptOptions) -> Iterator[Directive]:
 def _time(options: ScriptOptions) -> Iterator[Directive]:
     need, slurm = options.need, options.backend.slurm
     if need.hours:
-        hours, why = need.hours, "backend.hours"
+        hours, why = need.hours, "--minutes, or backend.hours"
         if need.predicted:
             hours += (START_SECONDS + slurm.signal_seconds) / 3600
             why = f"{need.predicted};\n{START_SECONDS // 60} minutes to start, and the warning"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from phalanx.cluster.fleet.membership import MessageRefusal
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.measured import reports_steps
 from phalanx.cluster.ledger.report import report
 from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoints
 from phalanx.observe.prometheus import Family, JobSample, job_families, render
@@ -29,17 +31,22 @@ def _jobs(call: Call) -> list[JobSample]:
     core, recorder = call.leading.core, call.leading.hub.gangs.metrics.recorder
     latest = recorder.latest if recorder is not None else {}
     return [
-        JobSample(
-            job=number,
-            name=job.spec.name,
-            team=job.spec.team,
-            step=job.step if job.spec.reports_steps else None,
-            generation=job.generation,
-            row=latest.get(number, {}),
-        )
+        sample_of(job, latest.get(number, {}))
         for number in core.view.active
         if call.sees((job := core.view.jobs[number]).spec.team)
     ]
+
+
+def sample_of(job: Job, row: Mapping[str, float | int | None]) -> JobSample:
+    """A running job. Steps that it only prints may be far apart and are left out."""
+    return JobSample(
+        job=job.id,
+        name=job.spec.name,
+        team=job.spec.team,
+        step=job.step if reports_steps(job) else None,
+        generation=job.generation,
+        row=row,
+    )
 
 
 def _fleet(call: Call) -> list[Family]:

@@ -333,3 +333,32 @@ def test_ranks_without_a_group_are_told_that_they_need_one(
             worker.snapshot(1, {"w": torch.zeros(1)})
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "index"),
+    [
+        ({"RANK": "5", "LOCAL_RANK": "1", "PHALANX_INDEX": "1"}, 5, 1),
+        ({"RANK": "5", "LOCAL_RANK": "1", "PHALANX_LAUNCHED": "1"}, 5, 1),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "3",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+                "PHALANX_LAUNCHED": "1",
+            },
+            3,
+            3,
+        ),
+        ({"PMI_RANK": "2", "MPI_LOCALRANKID": "2", "PHALANX_LAUNCHED": "1"}, 2, 2),
+    ],
+    ids=["phalanx", "torchrun", "Open MPI", "MPICH"],
+)
+def test_a_rank_finds_its_number_whoever_started_it(
+    given: dict[str, str], rank: int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "PHALANX_AGENT", "PHALANX_INDEX", "PHALANX_LAUNCHED"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"PHALANX_JOB": "1", **given}.items():
+        monkeypatch.setenv(name, value)
+    present = phalanx.worker()._present()
+    assert (present.rank, present.index) == (rank, index)

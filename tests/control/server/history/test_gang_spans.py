@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -24,6 +20,7 @@ from phalanx.cluster.protocol.messages import WorkerExited
 from phalanx.control.server.history.gang_spans import GangSpans, Spans
 from tests.cluster.drive import SECOND, Drive
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
+from tests.receivers import HttpReceiver
 
 
 class Traced(Drive):
@@ -88,33 +85,11 @@ def test_a_server_that_takes_over_goes_on_with_the_same_trace() -> None:
     assert all(span.status.status_code is not StatusCode.ERROR for span in found)
 
 
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[bytes]]]:
-    got: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            data = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                data = gzip.decompress(data)
-            got.append(data)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", got
-        server.shutdown()
-
-
-def test_a_collector_is_sent_the_gangs_spans(
-    tmp_path: Path, collector: tuple[str, list[bytes]]
-) -> None:
-    url, got = collector
-    with ServerProcess(tmp_path / "state", "--otlp", url) as server:
+def test_a_collector_is_sent_the_gangs_spans(tmp_path: Path) -> None:
+    with (
+        HttpReceiver() as collector,
+        ServerProcess(tmp_path / "state", "--otlp", collector.url) as server,
+    ):
         join = (server.state / "join.token").read_text().strip()
 
         async def scenario() -> None:
@@ -134,7 +109,7 @@ def test_a_collector_is_sent_the_gangs_spans(
         server.stop()  # what waits is sent
     names = {
         span.name
-        for data in got
+        for data in collector.got
         for resource in ExportTraceServiceRequest.FromString(data).resource_spans
         for scope in resource.scope_spans
         for span in scope.spans
