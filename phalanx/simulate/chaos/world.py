@@ -84,14 +84,13 @@ class ChaosWorld:
         self.record = SeedCounts()
         shape = draws.stream("shape")
         count = max(2, part.nodes - shape.below(part.nodes // 2 + 1))
-        one_writer = draws.stream("storage").chance(0.5)
         site = draws.stream("site")
         self.busy = site.chance(part.busy)
         stream = draws.stream("partitions")
         lab = lab_nodes(count) if self.busy and stream.chance(part.partitioned) else 0
         partitions = {LAB: lab_rules(stream)} if lab else {}
         queue = busy_queue(count * NODE_GPUS, partitions) if self.busy else QueuePolicy()
-        self.policy = make_policy(shape.below(2), 1 if one_writer else 0, queue)
+        self.policy = make_policy(shape.below(2), draws, queue)
         core = Core(make_fleet(count, lab), self.policy)
         self.checks = Invariants(core, SWEEP_EVENTS, REPLAY_EVENTS)
         self.complain = self.checks.add
