@@ -59,7 +59,8 @@ class NodeRates(Struct, kw_only=True):
     by_kind: dict[str, dict[str, int]] = {}  # and group
     seen: dict[str, Any] = {}  # SeenFailures of a kind
     totals: dict[tuple[int, ...], int] = {}  # over some nodes
-    of_nodes: NDArray[np.int64] | None = None  # of every node
+    groups: NDArray[np.int64] | None = None  # of every node, see ``risk_groups``
+    of_nodes: NDArray[np.int64] | None = None  # the rate of every node
 
 
 class SeenReturns(Struct, kw_only=True):

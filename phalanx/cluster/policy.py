@@ -171,6 +171,9 @@ class RecoveryPolicy(PolicySection, frozen=True):
     # A gang that lacks nodes may keep its others, idle, for up to this long where the missing ones
     # are expected sooner; 0: it never waits.
     wait_ns: int = 1800 * SECOND_NS
+    # A gang waits up to this for the workers of a node that comes into it to start. Where they need
+    # longer, an elastic one goes on without them and takes them in when they have.
+    start_wait_ns: int = 60 * SECOND_NS
     settle_ns: int = 50_000_000  # failures that belong together are gathered this long
     room_retry_ns: int = 30 * SECOND_NS  # pause after a full disk, longer each time
     room_tries: int = 8  # attempts to write a last checkpoint that there is no room for

@@ -65,6 +65,8 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
 def _look_at_rates(ctx: Context, _about: int, _token: int) -> None:
     failure_rates.look_again(ctx)
     pool.follow_rate(ctx)
+    if ctx.wanting:  # what did not pay may do so now
+        ctx.look_at_queue(capacity=True)
 
 
 def _queue_asked(ctx: Context, _about: int, asked_ns: int) -> None:

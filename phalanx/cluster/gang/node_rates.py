@@ -6,7 +6,7 @@ counted, or the event is over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -59,6 +59,12 @@ def rated(
     return RatedNodes(count, max(1, total // max(1, count)))
 
 
+def rates_of(ctx: Context, nodes: Sequence[int]) -> list[int]:
+    """The rate of each of some nodes."""
+    found: list[int] = _of_all(ctx)[list(nodes)].tolist()
+    return found
+
+
 def mean_of_groups(ctx: Context, groups: dict[str, dict[str, int]]) -> int:
     """The mean rate of so many nodes of each kind and group."""
     total = count = 0
@@ -84,16 +90,29 @@ def _worked_out(ctx: Context) -> NodeRates:
     return known
 
 
+def by_node(ctx: Context, priced: Callable[[int], int]) -> NDArray[np.int64]:
+    """What a function of its rate gives for every node; it is asked once a kind and group."""
+    fleet, tables = ctx.fleet, [of_groups(ctx, each.kind) for each in ctx.fleet.classes]
+    values = np.asarray(
+        [[priced(rates[group]) for group in risk_groups.GROUPS] for rates in tables], np.int64
+    ).reshape(len(tables), len(risk_groups.GROUPS))
+    found: NDArray[np.int64] = values[fleet.columns.node_class, _group_numbers(ctx)]
+    return found
+
+
 def _of_all(ctx: Context) -> NDArray[np.int64]:
     """The rate of every node of the fleet."""
+    known = _worked_out(ctx)
+    if known.of_nodes is None or len(known.of_nodes) != len(ctx.fleet):
+        known.of_nodes = by_node(ctx, lambda rate: rate)
+    return known.of_nodes
+
+
+def _group_numbers(ctx: Context) -> NDArray[np.int64]:
+    """The group of every node of the fleet, by its place among all groups."""
     known, fleet = _worked_out(ctx), ctx.fleet
-    if known.of_nodes is not None and len(known.of_nodes) == len(fleet):
-        return known.of_nodes
-    by_kind = {each.kind: of_groups(ctx, each.kind) for each in fleet.classes}
-    rates = np.asarray(
-        [[by_kind[each.kind][group] for group in risk_groups.GROUPS] for each in fleet.classes],
-        np.int64,
-    ).reshape(len(fleet.classes), len(risk_groups.GROUPS))
+    if known.groups is not None and len(known.groups) == len(fleet):
+        return known.groups
     often = len(risk_groups.FAILED)
     group = np.full(len(fleet), often * risk_groups.AGES.index(risk_groups.OLDER))
     young = ctx.health.in_service
@@ -103,5 +122,5 @@ def _of_all(ctx: Context) -> NDArray[np.int64]:
     group[nodes] = often * ages
     for node, days in ctx.health.failed.items():
         group[node] += min(len(days), often - 1)
-    known.of_nodes = rates[fleet.columns.node_class, group]
-    return known.of_nodes
+    known.groups = group
+    return group

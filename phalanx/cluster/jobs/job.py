@@ -182,10 +182,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
     @property
     def array_width(self) -> int:
-        """Members of its array that may be in the queue or run at a time; 1 without an array.
-
-        They share a name: where only one job of it may run, they run one after another.
-        """
+        """Members of its array that may be in the queue or run at a time; 1 without an array."""
         if self.array is None or any(one.kind == "singleton" for one in self.after):
             return 1
         return self.array.width or self.array.count
@@ -261,6 +258,9 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     deadline_ns: int = 0  # of the phase
     retry_ns: int = 0  # it does not form again before
     reshaped_ns: int = 0
+    stood_by: dict[int, int] = {}  # spares that had workers as they became that: when
+    ready_ns: int = 0  # when nodes that it waits for, to grow, have started their workers
+    declined_ns: int = 0  # when it was said that growing would not pay; 0: never
     ending: JobState | None = None  # what a gang becomes that drains, or is to once it has formed
     leave_by_ns: int = 0  # it must be gone then, saved or not; 0: it takes the time that it needs
     ending_why: Reason = Reason("")

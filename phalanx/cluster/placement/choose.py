@@ -11,7 +11,6 @@ import numpy as np
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import lowest_bits
-from phalanx.cluster.fleet.spares import replacements
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.placement.arrange import Cells, arrange, cells_of
 from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
@@ -40,7 +39,6 @@ __all__ = [
     "defragment",
     "held_by",
     "place",
-    "replacements",
     "request_of",
 ]
 

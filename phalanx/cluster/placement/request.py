@@ -25,7 +25,7 @@ class PlacementRequest(Struct, frozen=True, kw_only=True):
     spares: int = 0
     avoid: tuple[int, ...] = ()  # nodes that it may not use
     keep: tuple[int, ...] = ()  # nodes it stands on already, in slot order, that it should keep
-    warm_since_ns: int = 0  # spares that it was given later may still start their workers
+    warm: tuple[int, ...] = ()  # spares of its own whose workers have started
     backup: int = -1  # a spare that keeps its newest steps in memory; -1: none does
     closed: Nodes = 0  # as ``avoid``: the set of nodes kept for others
     own: Nodes = 0  # spares of the job, which count as free

@@ -19,18 +19,14 @@ from phalanx.cluster.gang.node_rates import RatedNodes, rated
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import FallbackMapping, Job
 from phalanx.cluster.jobs.measured import waiting_parts_ns
-from phalanx.cluster.placement.choose import (
-    PlacementRefusal,
-    place,
-    replacements,
-    request_of,
-)
-from phalanx.cluster.placement.free_index import array_of
+from phalanx.cluster.placement.choose import PlacementRefusal, place, request_of
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.recovery.fallbacks import best_fallback
+from phalanx.cluster.recovery.incoming import Pairs, can_stand_by, incoming, is_warm
 from phalanx.cluster.recovery.prices import (
     as_it_is,
     failures_ppm,
+    grown_pause_ns,
     horizon_ns,
     missing_ns,
     pause_ns,
@@ -67,7 +63,8 @@ class Option(Struct, frozen=True, kw_only=True):
     rung: Rung
     loss_gpu_ns: int
     leaving: tuple[int, ...] = ()  # nodes that leave the gang
-    incoming: tuple[tuple[int, int], ...] = ()  # (slot, node) that takes its place
+    incoming: Pairs = ()  # (slot, node) that takes its place
+    standing_by: tuple[int, ...] = ()  # nodes that start workers while the gang goes on without
     columns: tuple[int, ...] = ()  # that are cut out
     replicas: int = 0
     micro_batches: tuple[int, ...] = ()
@@ -92,15 +89,17 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
     for gone in dict.fromkeys(((*must, *may), must)):
         if not gone:
             continue
-        incoming = _incoming(ctx, job, gone) if allowed.swap else ()
-        if len(incoming) == len(gone):
-            ways.append(_reshaped(ctx, job, gone, incoming, ()))
+        found = incoming(ctx, job, gone) if allowed.swap else ()
+        if len(found) == len(gone):
+            way = _reshaped(ctx, job, gone, found, ())
+            ways.append(way)
+            if way.cold and not saves:
+                ways += _goes_on_without(ctx, job, gone, found)
             continue
-        missing_by_ns = missing_ns(ctx, job, gone, len(gone) - len(incoming))
-        for partly in dict.fromkeys((incoming, ())) if allowed.shrink else ():
-            option = _shrunk(ctx, job, gone, partly, missing_by_ns)
-            if option is not None:
-                ways.append(option)
+        missing_by_ns = missing_ns(ctx, job, gone, len(gone) - len(found))
+        back_ns = None if missing_by_ns is None else max(missing_by_ns, allowed.grow_after_ns)
+        for partly in dict.fromkeys((found, ())) if allowed.shrink else ():
+            ways += _shrunk(ctx, job, gone, partly, back_ns)
     if (must or may) and not ways and not saves and allowed.order == "predicted":
         ways += _waiting(ctx, job, (*must, *may), missing_by_ns)
     if missing_by_ns != 0 and allowed.order == "predicted":
@@ -152,54 +151,18 @@ def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
     return Option(rung=Rung.IN_PLACE, loss_gpu_ns=down + again, replicas=job.placement.replicas)
 
 
-def _buddies(job: Job, slot: int) -> tuple[int, ...]:
-    """Nodes that keep the snapshot of a slot, and whose snapshot it keeps."""
-    assert job.placement is not None
-    nodes, shift = job.placement.nodes, gang_of(job).buddy_shift
-    if not shift:
-        return ()
-    return nodes[(slot + shift) % len(nodes)], nodes[(slot - shift) % len(nodes)]
-
-
-def _warm_since_ns(ctx: Context, job: Job) -> int:
-    """Spares that a job was given before then have started their workers."""
-    return ctx.now_ns - job.expected.start_ns
-
-
-def _warm(ctx: Context, job: Job, node: int) -> bool:
-    """Whether a node has workers of a job that wait."""
-    mine = ctx.fleet.spare_for(node) == job.id
-    return mine and ctx.fleet.since_ns(node) <= _warm_since_ns(ctx, job)
-
-
-def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Replacements for as many slots as there are nodes for."""
-    placement = job.placement
-    assert placement is not None
-    shut = ctx.queue.shut_now(ctx.view, job)  # spares stand by there until the window opens
-    request = structs.replace(
-        request_of(job, placement.replicas, ctx.policy),
-        keep=placement.nodes,
-        avoid=tuple(array_of(shut, len(ctx.fleet)).tolist()),
-        closed=ctx.queue.kept_from(ctx.view, job),
-        warm_since_ns=_warm_since_ns(ctx, job),
-        backup=gang_of(job).backup,
-    )
-    slots = [placement.nodes.index(node) for node in gone]
-    return replacements(ctx.fleet, request, [(slot, _buddies(job, slot)) for slot in slots])
-
-
 def _reshaped(
     ctx: Context,
     job: Job,
     gone: tuple[int, ...],
-    incoming: tuple[tuple[int, int], ...],
+    taken: Pairs,
     columns: tuple[int, ...],
-    missing_by_ns: int | None = None,
+    back_ns: int | None = None,
 ) -> Option:
+    """``back_ns``: until the columns that are cut out are back; None: nobody can say."""
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
-    cold = not all(_warm(ctx, job, node) for _, node in incoming)
+    cold = not all(is_warm(ctx, job, node) for _, node in taken)
     # A worker that merely lost its peer lives on and joins again.
     ended = [
         n for n, why in gang_of(job).broken.items() if n not in gone and why != Cause.LOST_PEER
@@ -207,55 +170,49 @@ def _reshaped(
     expected = job.expected
     started = expected.join_ns(cold=cold) if cold or ended else expected.rejoin_ns
     replicas = placement.replicas - len(columns) * column_replicas(shape, placement.replicas)
-    gpus, on = shape.gpus(replicas), _rated_with(ctx, job, incoming, columns)
+    gpus, on = shape.gpus(replicas), _rated_with(ctx, job, taken, columns)
     loss = pause_ns(ctx, job, on, gpus, started_ns=started, lost=gone) * gpus
     span_ns = horizon_ns(ctx, job)
-    if columns:  # until it grows back
-        if missing_by_ns is not None:
-            span_ns = min(span_ns, max(missing_by_ns, ctx.policy.recovery.grow_after_ns))
+    if columns:
+        span_ns = span_ns if back_ns is None else min(span_ns, back_ns)
         loss += slower_gpu_ns(job, replicas, span_ns)
     loss += to_come_gpu_ns(ctx, job, on, gpus, span_ns)
     return Option(
         rung=Rung.SHRINK if columns else Rung.SWAP,
         loss_gpu_ns=loss,
         leaving=gone,
-        incoming=incoming,
+        incoming=taken,
         columns=columns,
         replicas=replicas,
         cold=cold,
     )
 
 
-def _rated_with(
-    ctx: Context, job: Job, incoming: tuple[tuple[int, int], ...], columns: tuple[int, ...]
-) -> RatedNodes:
+def _rated_with(ctx: Context, job: Job, taken: Pairs, columns: tuple[int, ...]) -> RatedNodes:
     """The nodes of a gang with others in some slots, and without some columns."""
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
-    slots = [slot for slot, _ in incoming]
+    slots = [slot for slot, _ in taken]
     for column in columns:
         slots.extend(column_slots(shape, placement.replicas, column))
     return rated(
         ctx,
         placement.nodes,
         without=[placement.nodes[slot] for slot in slots],
-        incoming=[node for _, node in incoming],
+        incoming=[node for _, node in taken],
     )
 
 
 def _shrunk(
-    ctx: Context,
-    job: Job,
-    gone: tuple[int, ...],
-    incoming: tuple[tuple[int, int], ...],
-    missing_by_ns: int | None,
-) -> Option | None:
+    ctx: Context, job: Job, gone: tuple[int, ...], taken: Pairs, back_ns: int | None
+) -> list[Option]:
+    """Going on without the replicas that lost nodes, but for those that ``taken`` ones fill."""
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
     together = column_replicas(shape, placement.replicas)
     if not together:
-        return None
-    filled = [slot for slot, _ in incoming]
+        return []
+    filled = [slot for slot, _ in taken]
     slots = [placement.nodes.index(node) for node in gone]
     columns = tuple(
         dict.fromkeys(
@@ -263,12 +220,27 @@ def _shrunk(
         )
     )
     if placement.replicas - len(columns) * together < shape.floor:
-        return None
+        return []
     # A replacement inside a column that is cut out anyway would be wasted.
     useful = tuple(
-        pair for pair in incoming if column_of(shape, placement.replicas, pair[0]) not in columns
+        pair for pair in taken if column_of(shape, placement.replicas, pair[0]) not in columns
     )
-    return _reshaped(ctx, job, gone, useful, columns, missing_by_ns)
+    return [_reshaped(ctx, job, gone, useful, columns, back_ns)]
+
+
+def _goes_on_without(ctx: Context, job: Job, gone: tuple[int, ...], found: Pairs) -> list[Option]:
+    """Shrinking at once, where replacements need long to start, and growing when they have."""
+    allowed, expected = ctx.policy.recovery, job.expected
+    if not allowed.shrink or gang_of(job).ending is not None:
+        return []
+    nodes = tuple(node for _, node in found)
+    if expected.start_ns <= allowed.start_wait_ns or not can_stand_by(ctx, job, nodes):
+        return []
+    ways = _shrunk(ctx, job, gone, (), expected.start_ns)
+    back = grown_pause_ns(ctx, job, as_it_is(ctx, job)) * ctx.ledger.accounts[job.id].gpus
+    return [
+        structs.replace(way, loss_gpu_ns=way.loss_gpu_ns + back, standing_by=nodes) for way in ways
+    ]
 
 
 def _remapped(
@@ -326,11 +298,15 @@ def _requeued(
     again_ns = saving if saves else (job.step - job.durable) * step_ns(job)
     down = through_ns(ctx, job, on, gpus, start_ns, again_ns) + ctx.policy.queue.delay_ns
     # Whether there is room elsewhere is worth finding out only if that could decide.
-    cheaper = best is None or down * gpus < best
-    if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), PlacementRefusal):
+    if best is not None and down * gpus >= best:
+        return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus)
+    found = place(ctx.fleet, request_of(job, 0, ctx.policy))
+    if isinstance(found, PlacementRefusal):
         repair_ns = ctx.policy.recovery.repair_ns
         down += repair_ns if missing_by_ns is None else min(missing_by_ns, repair_ns)
-    return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus)
+        return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus)
+    failures = to_come_gpu_ns(ctx, job, rated(ctx, found.nodes), gpus, horizon_ns(ctx, job))
+    return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus + failures)
 
 
 def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) -> list[Option]:
@@ -375,5 +351,5 @@ def degraded_ways(ctx: Context, job: Job, node: int) -> list[Option]:
 def _swapped(ctx: Context, job: Job, node: int) -> list[Option]:
     if not ctx.policy.recovery.swap:
         return []
-    incoming = _incoming(ctx, job, (node,))
-    return [_reshaped(ctx, job, (node,), incoming, ())] if incoming else []
+    found = incoming(ctx, job, (node,))
+    return [_reshaped(ctx, job, (node,), found, ())] if found else []

@@ -15,7 +15,6 @@ from phalanx.cluster.jobs.lifecycle import spare_gpus
 from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.jobs.replan import beyond_limits, place_as
 from phalanx.cluster.placement.choose import PlacementRefusal
-from phalanx.cluster.reasons import reason
 from phalanx.cluster.recovery.fallbacks import return_ns
 from phalanx.cluster.recovery.prices import (
     failures_ppm,
@@ -23,6 +22,7 @@ from phalanx.cluster.recovery.prices import (
     to_come_gpu_ns,
     until_through_ns,
 )
+from phalanx.cluster.recovery.reshape import prepare
 
 
 def return_to_own(ctx: Context, job: Job) -> None:
@@ -83,9 +83,7 @@ def _hold(ctx: Context, job: Job, found: Placement) -> None:
         and ctx.fleet.state(node) is NodeState.HEALTHY
         and not ctx.fleet.held[node]
     ]
-    for node in free:
-        why = reason("spare_of_job", job=job.id)
-        ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
+    prepare(ctx, job, free)
     job.placement = structs.replace(placement, spares=(*placement.spares, *free))
     account = ctx.ledger.accounts[job.id]
     ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))

@@ -6,23 +6,27 @@ by its kind, age and past as such were seen to fail, times its GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import returns
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.losses import in_memory
-from phalanx.cluster.gang.node_rates import RatedNodes, rated
+from phalanx.cluster.gang.node_rates import RatedNodes, by_node, rated
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.gang.seen_failures import NODE_GPUS
 from phalanx.cluster.jobs.job import LONGEST_NS, Expected, Job
 from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.placement.free_index import free_index_of
+from phalanx.cluster.placement.replacements import NodePrices
 from phalanx.cluster.placement.request import request_of, tensor_slots
 from phalanx.cluster.policy import DAY_NS, MILLION
 from phalanx.cluster.protocol.messages import Source
 
 MOST_FAILURES_PPM = 16 * MILLION  # during one pause: such a gang would never run again
+ALIKE_PARTS = 100  # nodes whose prices differ by less than this part of a failure are alike
 
 
 def horizon_ns(ctx: Context, job: Job) -> int:
@@ -148,6 +152,15 @@ def through_ns(
     return until_through_ns(start_ns, failures_ppm(on, gpus, start_ns)) + again_ns
 
 
+def grown_pause_ns(ctx: Context, job: Job, on: RatedNodes, *, cold: bool = False) -> int:
+    """How long a gang that runs stands still to take more nodes in; all others' workers live."""
+    expected = job.expected
+    started_ns = expected.join_ns(cold=True) if cold else expected.rejoin_ns
+    start_ns = started_ns + expected.form_ns + expected.restore_peer_ns
+    gpus = on.count * job.spec.gang.slot_gpus
+    return through_ns(ctx, job, on, gpus, start_ns, 0)
+
+
 def to_come_gpu_ns(ctx: Context, job: Job, on: RatedNodes, gpus: int, span_ns: int) -> int:
     """What failures within a time cost a gang on some nodes more than as it is.
 
@@ -160,15 +173,48 @@ def to_come_gpu_ns(ctx: Context, job: Job, on: RatedNodes, gpus: int, span_ns: i
 
 
 def _to_come(ctx: Context, job: Job, on: RatedNodes, gpus: int, span_ns: int) -> int:
+    each_ns = failure_ns(job, copied=_copied(ctx, job, on.count))
+    return gpus * each_ns * failures_ppm(on, gpus, span_ns) // MILLION
+
+
+def failure_ns(job: Job, *, copied: bool) -> int:
+    """How long a gang stands still, and makes steps again, for one failure to come.
+
+    ``copied``: another node has every slot's newest snapshot.
+    """
     expected = job.expected
     each_ns = expected.join_ns(cold=False) + expected.form_ns
-    if _copied(ctx, job, on.count):
-        each_ns += expected.restore_peer_ns + expected.snapshot_steps * step_ns(job) // 2
-    elif expected.checkpoint_steps:
-        each_ns += expected.restore_remote_ns + expected.checkpoint_steps * step_ns(job) // 2
-    else:
-        each_ns += job.step * step_ns(job)
-    return gpus * each_ns * failures_ppm(on, gpus, span_ns) // MILLION
+    if copied:
+        return each_ns + expected.restore_peer_ns + expected.snapshot_steps * step_ns(job) // 2
+    if expected.checkpoint_steps:
+        made_ns = expected.checkpoint_steps * step_ns(job) // 2
+        return each_ns + expected.restore_remote_ns + made_ns
+    return each_ns + job.step * step_ns(job)
+
+
+def node_prices(ctx: Context, job: Job) -> NodePrices:
+    """What each node of the fleet would cost a gang that takes it for a lost one."""
+    assert job.placement is not None
+    shape, span_ns, expected = job.spec.gang, horizon_ns(ctx, job), job.expected
+    each_ns = failure_ns(job, copied=_copied(ctx, job, len(job.placement.nodes)))
+    alone_ns = failure_ns(job, copied=False)
+
+    def priced(each_ns: int) -> Callable[[int], int]:
+        seen = NODE_GPUS * DAY_NS * MILLION
+        return lambda rate: min(LONGEST_NS, rate * shape.slot_gpus * span_ns * each_ns // seen)
+
+    return NodePrices(
+        cold_ns=expected.join_ns(cold=True) - expected.rejoin_ns,
+        failures_ns=by_node(ctx, priced(each_ns)),
+        both_copies_ns=by_node(ctx, priced(max(each_ns, alone_ns))),
+        steps=span_ns // step_ns(job),
+        alike_ns=max(1, each_ns // ALIKE_PARTS),
+    )
+
+
+def until_failure_ns(on: RatedNodes, gpus: int, most_ns: int) -> int:
+    """When the next failure of so many GPUs of some nodes is expected, or some time before."""
+    return min(most_ns, most_ns * MILLION // max(1, failures_ppm(on, gpus, most_ns)))
 
 
 def _copied(ctx: Context, job: Job, slots: int) -> bool:

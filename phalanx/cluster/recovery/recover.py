@@ -19,6 +19,7 @@ from phalanx.cluster.jobs.leave_cause import STORAGE_GONE, LeaveCause
 from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.protocol.commands import Abort, Rebalance
 from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.recovery.incoming import safer
 from phalanx.cluster.recovery.options import LEAVES, Option, Rung, degraded_ways, options, slow_ways
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, back_off_ns
 from phalanx.cluster.recovery.reshape import doubtful, remap, reshape, settle_nodes
@@ -168,6 +169,8 @@ def recover(ctx: Context, job: Job) -> None:
             ctx.queue.wait_for_rest(ctx.view, job, rest, ctx.now_ns + wait_ns)
         settle_nodes(ctx, gone)
         return
+    for told in safer(ctx, job, best.leaving, best.incoming):
+        ctx.notify(told, job=job.id)
     if best.fallback is not None:
         remap(ctx, job, best, why)
     else:

@@ -48,6 +48,7 @@ def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
             else []
         )
         spares += _stand_by(ctx, job, [node for node in freed if node not in gone])
+        spares += prepare(ctx, job, [node for node in option.standing_by if node not in spares])
     job.placement = Placement(
         nodes=kept,
         gpus=tuple(masks),
@@ -59,6 +60,8 @@ def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
     gang_of(job).micro_batches = ()
     if option.columns:
         gang_of(job).reshaped_ns = ctx.now_ns
+    if option.standing_by:
+        wake_when_ready(ctx, job, ctx.now_ns + job.expected.start_ns)
     ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
     _stop_left(ctx, job, gone)
     form(ctx, job, why, cold=option.cold)
@@ -166,7 +169,23 @@ def _stand_by(ctx: Context, job: Job, nodes: list[int]) -> list[int]:
     for node in nodes:
         ctx.fleet.release(job.id, node)
         if ctx.fleet.state(node) is NodeState.HEALTHY and not ctx.fleet.held[node]:
-            why = reason("spare_of_job", job=job.id)
-            ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
             waiting.append(node)
+    prepare(ctx, job, waiting)
+    gang_of(job).stood_by.update(dict.fromkeys(waiting, ctx.now_ns))
     return waiting
+
+
+def prepare(ctx: Context, job: Job, nodes: list[int]) -> list[int]:
+    """Nodes stand by for a job: they are told to start its workers, if they have none."""
+    for node in nodes:
+        why = reason("spare_of_job", job=job.id)
+        ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
+    return nodes
+
+
+def wake_when_ready(ctx: Context, job: Job, ready_ns: int) -> None:
+    """Looks at a gang again that can grow as soon as nodes have started their workers."""
+    gang = gang_of(job)
+    if gang.ready_ns != ready_ns:
+        gang.ready_ns = ready_ns
+        ctx.wake(ready_ns, "capacity", 0)

@@ -36,7 +36,6 @@ SENTENCES = {
     "no_steps": "a workflow needs at least one job",
     "named_twice": 'two jobs of the workflow are named "{job}"',
     # elastic
-    "grow": "{added} more replicas: nodes for them are free",
     "scale": "{replicas} replicas were asked for",
     "scaled_in_part": "accepted, but {why}: it gets no more until that limit is raised",
     "not_elastic": "job {job} runs with {least} to {most} replicas",

@@ -9,6 +9,16 @@ SENTENCES = {
     "ends_agents": "quarantined: agents ended while they started it ({nodes}); an operator"
     " looks at their logs, and cancels it or lets it in again (phalanx resume)",
     "sibling_ends_agents": "quarantined with job {job} of its array, whose start ended agents",
+    # growth
+    "grow": "{added} more replicas: shorter steps are worth {faster} GPU-seconds, the pause costs"
+    " {pause}, and failures of more nodes {failures}",
+    "stays_small": "nodes for {added} more replicas are there, but would not pay: shorter steps are"
+    " worth {faster} GPU-seconds, the pause costs {pause}, and failures of these nodes {failures}",
+    "stands_by_no_more": "the job that it stood by for has all its replicas again: it is for"
+    " everybody",
+    # incoming
+    "safer": "{node} comes in rather than {other}: of nodes like it {rate} fail in 1000 days, of"
+    " the other's {other_rate}",
     # incidents
     "hang": "no step after step {step} ({nodes}){evidence}: Phalanx ends its processes and "
     "starts them again",

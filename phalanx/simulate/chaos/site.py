@@ -27,7 +27,7 @@ from phalanx.cluster.policy import (
     StoragePolicy,
     TimeoutPolicy,
 )
-from phalanx.simulate.draws import DrawStream
+from phalanx.simulate.draws import DrawStream, SeedDraws
 from phalanx.simulate.scenario.scenario import ChaosPart
 from phalanx.simulate.scenario.shape import ns
 
@@ -71,8 +71,13 @@ def make_fleet(count: int, lab: int = 0) -> Fleet:
     )
 
 
-def make_policy(spares: int, flushes: int, queue: QueuePolicy) -> Policy:
-    """Deadlines that fit a world of seconds."""
+def make_policy(spares: int, draws: SeedDraws, queue: QueuePolicy) -> Policy:
+    """Deadlines that fit a world of seconds.
+
+    On half of the seeds one job writes at a time; on half, elastic gangs wait for no new worker.
+    """
+    flushes = 1 if draws.stream("storage").chance(0.5) else 0
+    start_wait_ns = 0 if draws.stream("starts").chance(0.5) else MINUTE
     return Policy(
         queue=queue,
         spares=SparePolicy(nodes=spares),
@@ -81,7 +86,7 @@ def make_policy(spares: int, flushes: int, queue: QueuePolicy) -> Policy:
             heartbeat_ns=10 * SECOND, missed_heartbeats=3, round_trip_ns=3 * SECOND
         ),
         health=HealthPolicy(test_ns=MINUTE, breaker_least_nodes=3),
-        recovery=RecoveryPolicy(grow_after_ns=MINUTE),
+        recovery=RecoveryPolicy(grow_after_ns=MINUTE, start_wait_ns=start_wait_ns),
     )
 
 

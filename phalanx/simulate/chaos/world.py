@@ -85,14 +85,13 @@ class ChaosWorld:
         self.record = SeedCounts()
         shape = draws.stream("shape")
         count = max(2, part.nodes - shape.below(part.nodes // 2 + 1))
-        one_writer = draws.stream("storage").chance(0.5)
         site = draws.stream("site")
         self.busy = site.chance(part.busy)
         stream = draws.stream("partitions")
         lab = lab_nodes(count) if self.busy and stream.chance(part.partitioned) else 0
         partitions = {LAB: lab_rules(stream)} if lab else {}
         queue = busy_queue(count * NODE_GPUS, partitions) if self.busy else QueuePolicy()
-        self.policy = make_policy(shape.below(2), 1 if one_writer else 0, queue)
+        self.policy = make_policy(shape.below(2), draws, queue)
         core = Core(make_fleet(count, lab), self.policy)
         self.checks = Invariants(core, SWEEP_EVENTS, REPLAY_EVENTS)
         self.complain = self.checks.add
@@ -272,15 +271,16 @@ class ChaosWorld:
             for each in notices  # also of other jobs that the event lets go on
             if each.job == job.id and LossNotice.of(each.reason) is LossNotice.MADE_AGAIN
         ]
+        if not given_up:  # a controller may have died between writing it down and saying it
+            given_up = [loss.last for loss in job.losses if loss.at_ns == gang_of(job).since_ns]
         lost = step < committed and job.id not in self.rolled_back
         if lost and self._witnessed(job) and max(given_up, default=0) < committed:
             silent = f"job {job.id} lost steps {step + 1} to {committed}, and says {given_up}"
             self.complain("losses", silent)
-        known = job.id in self.lineage.committed
         # Ranks may be one step apart, and more where a keeper was late: who holds a step and cannot
         # know of the others' tells of it.
         most = max(committed + 1, self._newest_held(job))
-        if known and max(given_up, default=0) > most:
+        if job.id in self.lineage.committed and max(given_up, default=0) > most:
             self.complain(
                 "losses", f"job {job.id} reports as lost {given_up}, and had committed {committed}"
             )

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from phalanx.cluster.jobs.job import HOUR_NS
-from phalanx.cluster.policy import DAY_NS, QueuePolicy
+from phalanx.cluster.jobs.job import HOUR_NS, SECOND_NS
+from phalanx.cluster.policy import DAY_NS, QueuePolicy, RecoveryPolicy
 from phalanx.config.section import Below1, Fraction, Section
 
 # Bounds refuse slips of the hand, and what virtual time (64 bits of nanoseconds) cannot hold.
@@ -232,6 +232,9 @@ class PolicyPart(Section, frozen=True, kw_only=True):
     """Restart a worker on its node."""
     shrink: bool = True
     """Go on with fewer replicas (jobs with least_replicas)."""
+    start_wait_seconds: Seconds = RecoveryPolicy().start_wait_ns / SECOND_NS
+    """Wait up to this for the workers of a replacement to start; where they need longer, jobs with
+    least_replicas go on without them and take them in when they have."""
     degraded: bool = True
     """Go on after the loss of a network card."""
     rebalance: bool = True

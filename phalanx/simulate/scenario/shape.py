@@ -89,6 +89,7 @@ def make_policy(scenario: Scenario) -> Policy:
             in_place=part.in_place,
             swap=part.swap,
             shrink=part.shrink,
+            start_wait_ns=ns(part.start_wait_seconds),
             rebalance=part.rebalance,
             degraded=part.degraded,
             peer_memory=part.peer_memory,

@@ -105,8 +105,10 @@ class Gangs:
             quick = restart.standby_seconds if stands_by else None
             seconds = max(seconds, restart.start_seconds if quick is None else quick)
         delay = ns((restart.seconds or seconds) * self._spread(run.job, run.generation, 0))
-        self.living[run.job] = dict.fromkeys((*run.nodes, *body.spares))
-        self._had[run.job] = (*run.nodes, *body.spares)
+        living = self.living.get(run.job, {})
+        self._had[run.job] = (*run.nodes, *(node for node in body.spares if node in living))
+        self.living[run.job] = dict.fromkeys(self._had[run.job])
+        self.world.agenda.after(ns(restart.start_seconds), self._warm, run.job, body.spares)
         self.world.agenda.after(delay, self._joined, run, run.token)
 
     def _joined(self, run: GangRun, token: int) -> None:
@@ -363,9 +365,8 @@ class Gangs:
         if run.token != token or self.runs.get(run.job) is not run or run.phase != "running":
             return
         self.report(run)
-        self.world.tell(
-            fact.JobFinished(job=run.job, generation=run.generation, step=run.expected.steps)
-        )
+        done = fact.JobFinished(job=run.job, generation=run.generation, step=run.expected.steps)
+        self.world.tell(done)
         self._leave(run.job)
 
     def _user_error(self, run: GangRun, token: int) -> None:

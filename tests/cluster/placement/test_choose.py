@@ -16,7 +16,7 @@ from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.fleet.spares import spare_nodes, spares_needed
 from phalanx.cluster.jobs.job import GangShape, Placement
-from phalanx.cluster.placement.choose import PlacementRefusal, PlacementRequest, place, replacements
+from phalanx.cluster.placement.choose import PlacementRefusal, PlacementRequest, place
 from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.placement.constraints import parse
 from phalanx.cluster.placement.free_index import FreeIndex, free_index_of
@@ -233,32 +233,6 @@ def test_the_index_equals_a_new_one_after_any_changes(seed: int, changes: int) -
         new.worse,
         new.members,
     )
-
-
-def test_a_slot_gets_its_jobs_spare_then_the_pools_then_any_free_node_nearest_first() -> None:
-    fleet = fleet_of(16, leaf=4, pod=8)
-    found = placed(fleet, request(GangShape(replicas=4, tensor=8, slot_gpus=8)))
-    asked = request(GangShape(replicas=4, tensor=8, slot_gpus=8), keep=found.nodes)
-    for node in found.nodes:
-        occupy(fleet, node, 8)
-    assert replacements(fleet, asked, [(0, ())]) == ((0, 4),)  # its pod
-    fleet.set_state(15, NodeState.SPARE, 0, WHY)
-    assert replacements(fleet, asked, [(0, ())]) == ((0, 15),)
-    fleet.set_state(5, NodeState.SPARE, 0, WHY)
-    assert replacements(fleet, asked, [(0, ())]) == ((0, 5),)
-    fleet.set_state(14, NodeState.SPARE, 0, WHY, spare_for=1)
-    assert replacements(fleet, asked, [(0, ())]) == ((0, 14),)
-
-
-def test_a_wide_tensor_group_is_replaced_only_within_its_domain() -> None:
-    fleet = fleet_of(8, leaf=8, domain=4)
-    asked = request(GangShape(tensor=16, slot_gpus=8), keep=(0, 1))
-    for node in (4, 5, 6, 7):
-        fleet.set_state(node, NodeState.SPARE, 0, WHY)
-    assert replacements(fleet, asked, [(0, ())]) == ((0, 2),)
-    for node in (2, 3):
-        fleet.set_state(node, NodeState.DEAD, 0, WHY)
-    assert replacements(fleet, asked, [(0, ())]) == ()
 
 
 def test_spares_follow_the_binomial_and_stand_in_different_racks() -> None:

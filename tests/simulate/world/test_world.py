@@ -143,6 +143,17 @@ def test_an_elastic_job_shrinks_instead_of_waiting() -> None:
     assert elastic.rungs.get("shrink", 0) > 0 and elastic.rungs.get("grow", 0) > 0
 
 
+def test_an_elastic_job_goes_on_while_its_replacements_start() -> None:
+    shape = ("days=5", "faults.per_1000_node_days=200", "restart.seconds=0", "restart.spread=0")
+    slow = (*shape, "restart.start_seconds=600", "restart.standby_seconds=15")
+    slow = (*slow, "job.pipeline=2", "job.least_replicas=48")
+    slow = (*slow, "checkpoint.memory_steps=1", "policy.peer_memory=true")
+    waits, goes_on = run(*slow, "policy.start_wait_seconds=600"), run(*slow)
+    assert waits.rungs.get("shrink", 0) < goes_on.rungs["shrink"] // 4
+    assert goes_on.steps > 1.05 * waits.steps
+    assert goes_on.mean_recovery_seconds < waits.mean_recovery_seconds / 2
+
+
 def test_another_spread_of_restarts_leaves_their_mean() -> None:
     report = run_seeds(
         load_scenario("llama3-54d", [*PLAIN, "restart.spread=1", "restart.seconds=0"]),
