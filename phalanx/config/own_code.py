@@ -81,7 +81,7 @@ def _import_file(path: Path) -> None:
     key, value = "code.files", f'"{path}"'
     if path.suffix != ".py" or not name.isidentifier():
         raise ConfigError(key, value, "is no module's name", "name a file such as my_model.py")
-    if loaded is not None or importlib.util.find_spec(name) is not None:
+    if loaded is not None or _hides_another(name, path):
         rule = f"{name} is the name of another module"
         raise ConfigError(key, value, rule, "give the file another name")
     if not path.is_file():
@@ -97,6 +97,12 @@ def _import_file(path: Path) -> None:
     except Exception as error:
         del sys.modules[name]
         raise _refusal(key, str(path), error) from error
+
+
+def _hides_another(name: str, path: Path) -> bool:
+    """Whether a module of this name can be imported that is another file."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and (not spec.origin or Path(spec.origin).absolute() != path.absolute())
 
 
 def _refusal(key: str, value: str, error: Exception, fix: str = "") -> ConfigError:

@@ -42,6 +42,13 @@ def test_a_file_is_imported_once_and_its_classes_are_found(tmp_path: Path) -> No
     assert load_class("model.module", "own_thing:Thing", dict) is first.Thing
 
 
+def test_a_file_may_lie_where_python_looks_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("own_near.py").write_text("x = 1\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    import_code(OwnCode(files=("own_near.py",)))
+    assert sys.modules["own_near"].x == 1
+
+
 def test_what_does_not_import_is_named_with_its_line() -> None:
     said = refusal("import math\nx = math.nothing\n")
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -229,6 +230,8 @@ def _on_ranks(mesh: Candidate, run: Callable[[], list[MeshComparison]]) -> list[
     """Run on every rank of a mesh; of what they found, the worst. Refusals are results."""
 
     def attempt() -> bytes:
+        # It warns that whole weights take two gathers, which is no step of training.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         try:
             return msgspec.msgpack.encode(run())
         except (ConfigError, UnknownParameterError) as error:
