@@ -9,7 +9,6 @@ import typer
 
 from phalanx.cli.options import JobFile, Json, Set
 from phalanx.cli.output import exit_on_config_error, print_json, print_stopped_early
-from phalanx.cli.process import collection_paused
 from phalanx.config import load_job
 from phalanx.train.rank.stop import left_on_signal
 from phalanx.train.rank.threads import keep_single_threaded
@@ -43,7 +42,7 @@ def parity(
         job = load_job(path, overrides or [])
     keep_single_threaded()
     # Only now torch: ranks are forked from a process that has one thread.
-    with left_on_signal(partial(print_stopped_early, json)), collection_paused():
+    with left_on_signal(partial(print_stopped_early, json)):
         from phalanx.train.parity.prove import prove
 
     from phalanx.cli.train.parity_tables import print_comparison, print_reshards, print_verdict
