@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from phalanx.train.parity.prove import train
 from proof.report import report
-from tests.parallel.test_parity import MESHES, job_of_mesh, reference_of_mesh, train
+from tests.parallel.test_parity import MESHES, job_of_mesh, reference_of_mesh
 from tests.ranks import run_ranks
 
 STEPS = 10

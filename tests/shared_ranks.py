@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from tests.ranks import GRACE_SECONDS, RankError
+from phalanx.train.parity.ranks import GRACE_SECONDS, RankError
 
 
 class Call(NamedTuple):

@@ -7,12 +7,12 @@ from phalanx.config.errors import ConfigError, ConfigProblem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
-from phalanx.config.program import program_backend
 from phalanx.config.ramp import BatchRamp, batch_ramp, constant_batch
 from phalanx.config.resolve import (
     default_world_size,
     has_window,
     is_gated,
+    parameter_group,
     reforms_scores,
     resolve,
     resolve_model,
@@ -22,6 +22,7 @@ from phalanx.config.resolve import (
 )
 from phalanx.config.rules.job import check
 from phalanx.config.rules.mesh import micro_batches, takes_unequal_shares
+from phalanx.config.rules.program import program_backend
 from phalanx.config.rules.same_model import ModelDifference, model_differences
 from phalanx.config.schema import (
     STATE_BLOCK,
@@ -37,7 +38,9 @@ from phalanx.config.schema import (
     Model,
     Moe,
     Optimizer,
+    OwnCode,
     Parallel,
+    ParameterGroup,
     Precision,
     RopeScaling,
     Schedule,
@@ -79,7 +82,9 @@ __all__ = [
     "ModelDifference",
     "Moe",
     "Optimizer",
+    "OwnCode",
     "Parallel",
+    "ParameterGroup",
     "Precision",
     "Ray",
     "RopeScaling",
@@ -104,6 +109,7 @@ __all__ = [
     "load_job",
     "micro_batches",
     "model_differences",
+    "parameter_group",
     "problem",
     "program_backend",
     "reduces_once",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 from msgspec import structs
 
 from phalanx.config.errors import ConfigError
 from phalanx.config.load import unknown_preset
 from phalanx.config.presets import PRESETS
-from phalanx.config.schema import Job, Model, Parallel
+from phalanx.config.schema import Job, Model, Optimizer, Parallel, ParameterGroup
 
 PLAIN_MLPS = ("gelu", "gelu-exact", "relu2")  # two matrices; the others have a gate as well
 LEAST_VERIFIED_ZERO = 2  # below, gradients of several micro-batches are reduced together
@@ -100,6 +102,11 @@ def _context_method(job: Job, model: Model) -> str:
     fits = heads % (axes.tensor * axes.context) == 0
     whole = job.data.document_mask or not ring_computes(model)
     return "ulysses" if axes.context > 1 and (fits or whole) else "ring"
+
+
+def parameter_group(optimizer: Optimizer, name: str) -> ParameterGroup | None:
+    """The first group that a parameter belongs to, if any."""
+    return next((g for g in optimizer.groups if fnmatchcase(name, g.pattern)), None)
 
 
 def is_gated(model: Model) -> bool:

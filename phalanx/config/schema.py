@@ -130,6 +130,10 @@ class Model(Section, frozen=True, kw_only=True):
 
     preset: str = ""
     """Named shape to start from; keys given beside it win."""
+    module: str = ""
+    """Class of your own for the layers, or for the whole model: "package:Class"; "": ours."""
+    loss: str = ""
+    """Class of your own that makes a loss of logits: "package:Class"; "": cross-entropy."""
     dim: Width = 0
     """Width of the residual stream."""
     layers: Layers = 0
@@ -228,8 +232,10 @@ class Store(Section, frozen=True, kw_only=True):
 class Data(Section, frozen=True, kw_only=True):
     """Which tokens, in which order."""
 
-    source: Literal["synthetic", "shards"] = "synthetic"
-    """Generated tokens, or a folder written by `phalanx data tokenize`."""
+    source: Literal["synthetic", "shards", "module"] = "synthetic"
+    """Generated tokens, a folder written by `phalanx data tokenize`, or a class of your own."""
+    module: str = ""
+    """Class of your own that has the samples: "package:Class"; for source = "module"."""
     path: str = ""
     """Folder of token shards, or a URL such as s3://bucket/folder."""
     blend: dict[str, BlendSource] = {}
@@ -327,11 +333,28 @@ STATE_FORMATS: tuple[StateFormat, ...] = get_args(StateFormat)
 STATE_BLOCK = 128  # neighbours in a row whose 8-bit moments share a scale
 
 
+class ParameterGroup(Section, frozen=True, kw_only=True):
+    """Parameters that are updated otherwise than the rest, or not at all."""
+
+    pattern: str
+    """Names, with * for any part: "layers.*.attention.*"; the first group that fits counts."""
+    rate_factor: NonNegative = 1.0
+    """Factor on the learning rate."""
+    weight_decay: NonNegative | None = None
+    """Decay of these parameters; "none": as without a group."""
+    freeze: bool = False
+    """They stay as they are, and do not count in the gradient norm."""
+
+
 class Optimizer(Section, frozen=True, kw_only=True):
     """Update rule, the format of its state, clipping and the guard against bad steps."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     """Update rule; muon takes the hidden matrices and leaves the rest to AdamW."""
+    module: str = ""
+    """Class of your own in place of kind: "package:Class"; its update is elementwise."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Tables [[optimizer.groups]]: other rates and decays by name, and frozen parameters."""
     state: StateFormat = "float32"
     """Format of AdamW's moments: 8, 4 or about 2 bytes a parameter; masters stay fp32."""
     learning_rate: Positive = 3e-4
@@ -523,6 +546,15 @@ class Log(Section, frozen=True, kw_only=True):
     """Steps [first, last) traced into logs/; "none": no trace."""
 
 
+class OwnCode(Section, frozen=True, kw_only=True):
+    """Python of your own, which ranks import and nothing else does."""
+
+    files: tuple[str, ...] = ()
+    """Python files, in this order, from the folder that the job runs in; nodes need them too."""
+    callbacks: tuple[str, ...] = ()
+    """Classes that attach to the loop, callbacks or metrics: "package:Class", or a plug-in."""
+
+
 class Job(Section, frozen=True, kw_only=True):
     """One training job: the root of the tree."""
 
@@ -540,6 +572,7 @@ class Job(Section, frozen=True, kw_only=True):
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
+    code: OwnCode = OwnCode()
     backend: Backend = Backend()
 
 

@@ -1,28 +1,51 @@
 """The transformer and its MoE layers as plain modules; nothing here knows of parallelism."""
 
 from phalanx.model.attention import CausalAttention, GroupedQueryAttention, LatentAttention
-from phalanx.model.init import fill, initial_std, key_of
+from phalanx.model.declare import (
+    REPLICATED,
+    RESIDUAL,
+    ROWS,
+    SCALE,
+    Declaration,
+    declarations,
+    declare,
+    declared,
+)
+from phalanx.model.init import draw, fill, key_of
+from phalanx.model.layer import Layer
 from phalanx.model.layers import ForwardContext, RMSNorm
 from phalanx.model.loss import VocabSlice, linear_cross_entropy
 from phalanx.model.moe import Experts, MoeLayer, Router
-from phalanx.model.transformer import Block, Embedding, Head, Transformer
+from phalanx.model.own_loss import TokenLoss
+from phalanx.model.transformer import Block, Embedding, Head, Transformer, make_model
 
 __all__ = [
+    "REPLICATED",
+    "RESIDUAL",
+    "ROWS",
+    "SCALE",
     "Block",
     "CausalAttention",
+    "Declaration",
     "Embedding",
     "Experts",
     "ForwardContext",
     "GroupedQueryAttention",
     "Head",
     "LatentAttention",
+    "Layer",
     "MoeLayer",
     "RMSNorm",
     "Router",
+    "TokenLoss",
     "Transformer",
     "VocabSlice",
+    "declarations",
+    "declare",
+    "declared",
+    "draw",
     "fill",
-    "initial_std",
     "key_of",
     "linear_cross_entropy",
+    "make_model",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from phalanx.config import Model, has_window, rotated_width
+from phalanx.model.declare import BIAS, REPLICATED, RESIDUAL, ROWS, Declaration, declare
 from phalanx.model.layers import BiasedLinear, ForwardContext, Linear, Windowed, make_norm
 from phalanx.model.ops import apply_rope, soft_cap, split_heads, split_rope
 
@@ -213,6 +215,13 @@ class GroupedQueryAttention(nn.Module):
         norms = [make_norm(config, n * config.head_dim) if config.qk_norm else None for n in wide]
         self.q_norm, self.k_norm = norms
         self.core = CausalAttention(config.attention_scale, config.attention_softcap)
+        heads = (self.queries * self.head_dim, self.head_dim, self.head_dim)
+        declare(self.qkv, weight=Declaration(split=0, fused=heads))
+        declare(self.out, weight=RESIDUAL)
+        if config.attention_bias:
+            declare(self.qkv, bias=replace(BIAS, split=0))
+        if self.sinks is not None:
+            declare(self, sinks=Declaration(split=0, decay=False))
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         return self.attend(self.qkv(x), context)
@@ -264,6 +273,11 @@ class LatentAttention(nn.Module):
         self.kv_up = Linear(self.key_value_rank, kv_rows)
         self.out = Linear(config.heads * self.value, config.dim)
         self.core = CausalAttention(config.attention_scale, config.attention_softcap)
+        if self.q_down is not None:
+            declare(self.q_down, weight=REPLICATED)
+        for linear, held in ((self.q_up, ROWS), (self.kv_down, REPLICATED), (self.kv_up, ROWS)):
+            declare(linear, weight=held)
+        declare(self.out, weight=RESIDUAL)
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         low = self.q_norm(self.q_down(x)) if self.q_down and self.q_norm else x

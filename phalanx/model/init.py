@@ -13,19 +13,9 @@ import torch
 from torch import Tensor
 
 from phalanx.config import Model
+from phalanx.model.declare import Declaration
 
 _CHUNK = 1 << 24  # elements drawn at once: bounds the memory of the int64 work
-
-
-def initial_std(config: Model, name: str) -> float | None:
-    """Standard deviation of a parameter's initial values; None for a norm, which starts at one."""
-    if name.endswith((".bias", "_bias")):
-        return 0.0
-    if "norm" in name.rsplit(".", 2)[-2]:
-        return 0.0 if config.norm_offset else None
-    if name.endswith((".out.weight", ".down.weight", "experts.down")):
-        return 0.02 / math.sqrt(2 * config.layers)  # residual branches start small
-    return 0.02
 
 
 def key_of(seed: int, name: str) -> int:
@@ -35,13 +25,29 @@ def key_of(seed: int, name: str) -> int:
 
 
 @torch.no_grad()
-def fill(
-    block: Tensor, *, std: float | None, key: int, shape: Sequence[int], offset: Sequence[int]
+def draw(
+    block: Tensor,
+    declaration: Declaration,
+    config: Model,
+    *,
+    key: int,
+    shape: Sequence[int],
+    offset: Sequence[int],
 ) -> None:
-    """Fill ``block``, which lies at ``offset`` of a parameter of ``shape``."""
-    if std is None:
-        block.fill_(1.0)
+    """Give a parameter's block its initial values, as declared."""
+    if declaration.start is not None:
+        block.fill_(declaration.start)
         return
+    # Residual branches start small: so many of them add up.
+    depth = math.sqrt(2 * config.layers) if declaration.residual else 1.0
+    fill(block, std=declaration.std / depth, key=key, shape=shape, offset=offset)
+
+
+@torch.no_grad()
+def fill(
+    block: Tensor, *, std: float, key: int, shape: Sequence[int], offset: Sequence[int]
+) -> None:
+    """Normal values for ``block``, which lies at ``offset`` of a parameter of ``shape``."""
     if block.numel() == 0:
         return
     rows, row = block.shape[0], block[0].numel()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from phalanx.config import Model, gate_up_groups
 from phalanx.model import ops
+from phalanx.model.declare import BIAS, RESIDUAL, ROWS, SCALE, Declaration, declare
 
 
 class Windowed(NamedTuple):
@@ -40,6 +41,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(width))
+        declare(self, weight=SCALE)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.join(x)[1]
@@ -53,6 +55,10 @@ class RMSNorm(nn.Module):
 
 class OffsetRMSNorm(RMSNorm):
     """Multiplies by one plus its weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(width, eps)
+        declare(self, weight=BIAS)
 
     def join(self, x: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return ops.add_rms_norm(x, branch, self.weight + 1, self.eps)
@@ -79,6 +85,7 @@ class BiasedLinear(Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
         self.bias = nn.Parameter(torch.empty(outputs))
+        declare(self, bias=BIAS)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.bias
@@ -96,6 +103,9 @@ class GatedMlp(nn.Module):
         self.group_width = ffn // gate_up_groups(ffn)
         self.gate_up = Linear(dim, 2 * ffn)
         self.down = Linear(ffn, dim)
+        pair = (self.group_width, self.group_width)
+        declare(self.gate_up, weight=Declaration(split=0, fused=pair))
+        declare(self.down, weight=RESIDUAL)
 
 
 class SwiGLU(GatedMlp):
@@ -137,6 +147,8 @@ class PlainMlp(nn.Module):
         super().__init__()
         self.up = Linear(dim, ffn)
         self.down = Linear(ffn, dim)
+        declare(self.up, weight=ROWS)
+        declare(self.down, weight=RESIDUAL)
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:

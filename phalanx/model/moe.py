@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.config import Moe
+from phalanx.model.declare import BIAS, Declaration, declare
 from phalanx.model.layers import SWIGLU_FORMS, ForwardContext
 from phalanx.model.ops import clamped_swiglu
 
@@ -39,6 +41,9 @@ class Router(nn.Module):
         self.moe = moe
         self.weight = nn.Parameter(torch.empty(moe.experts, dim))
         self.bias = nn.Parameter(torch.empty(moe.experts)) if moe.biases else None
+        declare(self, weight=Declaration(orthogonal=False))
+        if moe.biases:
+            declare(self, bias=BIAS)
         self.register_buffer("expert_bias", torch.zeros(moe.experts, dtype=torch.float32))
         # Tokens each expert received in the step so far; read and cleared by `update_bias`.
         self.register_buffer(
@@ -134,6 +139,11 @@ class Experts(nn.Module):
         if moe.biases:
             self.gate_up_bias = nn.Parameter(torch.empty(moe.experts, 2 * moe.ffn))
             self.down_bias = nn.Parameter(torch.empty(moe.experts, dim))
+            bias = replace(BIAS, expert=True)
+            declare(self, gate_up_bias=bias, down_bias=bias)
+        stacked = Declaration(expert=True, decay=True, orthogonal=True)
+        declare(self, gate_up=replace(stacked, fused=(moe.ffn, moe.ffn)))
+        declare(self, down=replace(stacked, residual=True))
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: [tokens, dim] sorted by expert; counts: [experts] tokens of each."""
@@ -167,6 +177,10 @@ class MoeLayer(nn.Module):
         self.experts = Experts(dim, moe, mlp)
         shared = moe.shared_ffn or moe.shared_experts * moe.ffn
         self.shared = SWIGLU_FORMS[mlp](dim, shared) if shared else None
+        if self.shared is not None:  # whole on every rank: it sees a slice of the sequence
+            pair = (self.shared.group_width, self.shared.group_width)
+            declare(self.shared.gate_up, weight=Declaration(fused=pair))
+            declare(self.shared.down, weight=Declaration(residual=True))
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         x, weights, experts = self.router(x, context)

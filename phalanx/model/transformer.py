@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.config import Model, reforms_scores
+from phalanx.config import ConfigError, Model, reforms_scores
+from phalanx.config.own_code import load_class
 from phalanx.model.attention import (
     GroupedQueryAttention,
     LatentAttention,
     document_mask,
     window_mask,
 )
+from phalanx.model.declare import ROWS, declare
+from phalanx.model.layer import Layer
 from phalanx.model.layers import ForwardContext, RMSNorm, Windowed, dense_mlp, make_norm
 from phalanx.model.loss import linear_cross_entropy
 from phalanx.model.moe import MoeLayer
 from phalanx.model.ops import soft_cap
+from phalanx.model.own_loss import TokenLoss
 from phalanx.model.rope import rope_tables
 
+OWN = "model.module"  # the setting that names a class
 
-class Block(nn.Module):
+
+class Block(Layer):
     """Attention and feed-forward, each behind a norm and beside a residual."""
+
+    splits_sequence = True
 
     def __init__(self, config: Model, index: int) -> None:
         super().__init__()
@@ -39,6 +48,9 @@ class Block(nn.Module):
         x, normed = self.attention_norm.join(x)
         x, normed = self.mlp_norm.join(x, self.attention(normed, context))
         return x + self.feed_forward(normed, context)
+
+    def branches(self) -> list[nn.Module]:
+        return [self.attention] if self.mlp is None else [self.attention, self.mlp]
 
     def feed_forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Experts, or the dense MLP."""
@@ -81,8 +93,11 @@ class ComposedBlock(Block):
         return branch if self.residual_scale == 1.0 else branch * self.residual_scale
 
 
-def make_block(config: Model, index: int) -> Block:
-    """The block of a layer; the plain form is the one that fused kernels know."""
+def make_block(config: Model, index: int) -> Layer:
+    """A layer: of the class that a job names, or a block. Fused kernels know the plain form."""
+    own = load_class(OWN, config.module, nn.Module) if config.module else Block
+    if issubclass(own, Layer) and own is not Block:
+        return cast(Layer, cast(Any, own)(config, index))
     plain = config.norm == "pre" and not config.norm_offset and config.residual_scale == 1.0
     return (Block if plain else ComposedBlock)(config, index)
 
@@ -93,6 +108,7 @@ class Embedding(nn.Module):
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, dim))
+        declare(self, weight=ROWS)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
@@ -101,14 +117,20 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Projects to the vocabulary: logits, or the loss when labels are given."""
 
-    def __init__(self, dim: int, vocab: int, softcap: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, vocab: int, softcap: float = 0.0, own_loss: TokenLoss | None = None
+    ) -> None:
         super().__init__()
+        self.own_loss = own_loss
         self.weight = nn.Parameter(torch.empty(vocab, dim))
+        declare(self, weight=ROWS)
         self.softcap = softcap  # of the logits; 0: none
 
     def forward(self, x: Tensor, labels: Tensor | None, token_weight: Tensor) -> Tensor:
         if labels is None:
             return self.logits(x)
+        if self.own_loss is not None:
+            return torch.stack((self.own_loss.total(self.logits(x), labels, token_weight),))
         loss = linear_cross_entropy(x, self.weight, labels, token_weight, softcap=self.softcap)
         # Not a view: FSDP hooks onto what a module returns.
         return torch.stack((loss,))
@@ -117,6 +139,12 @@ class Head(nn.Module):
         """Of the vocabulary rows that are here."""
         logits = F.linear(x, self.weight)
         return soft_cap(logits, self.softcap) if self.softcap else logits
+
+
+def make_head(config: Model) -> Head:
+    """The head, with the loss that a job names."""
+    own = load_class("model.loss", config.loss, TokenLoss)() if config.loss else None
+    return Head(config.dim, config.vocab, config.logit_softcap, own)
 
 
 class Transformer(nn.Module):
@@ -140,7 +168,7 @@ class Transformer(nn.Module):
         indices = range(config.layers) if layers is None else layers
         self.layers = nn.ModuleDict({str(i): make_block(config, i) for i in indices})
         self.norm = make_norm(config, config.dim) if head else None
-        self.head = Head(config.dim, config.vocab, config.logit_softcap) if head else None
+        self.head = make_head(config) if head else None
         if config.tied_embedding and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.weight
         self.token_weight: Tensor
@@ -203,3 +231,16 @@ class Transformer(nn.Module):
         blocks = reforms_scores(self.config)
         mask_of_all = window_mask(window.size, sequence, self.window_cos.device, blocks)
         return Windowed(self.window_cos, self.window_sin, mask_of_all)
+
+
+def make_model(
+    config: Model, layers: Sequence[int] | None = None, *, embed: bool = True, head: bool = True
+) -> Transformer:
+    """The model that a configuration describes, or some of its layers."""
+    own = load_class(OWN, config.module, nn.Module) if config.module else Transformer
+    if not issubclass(own, Layer | Transformer):
+        rule = f"{own.__name__} is neither a layer nor a model"
+        fix = "derive it from phalanx.model.Layer, or from phalanx.model.Transformer"
+        raise ConfigError(OWN, f'"{config.module}"', rule, fix)
+    whole = own if issubclass(own, Transformer) else Transformer
+    return whole(config, layers, embed=embed, head=head)

@@ -30,7 +30,7 @@ class UnknownParameterError(Exception):
     def __init__(self, axis: str, names: list[str]) -> None:
         super().__init__(
             f"{axis} parallelism does not know {', '.join(names)}: each rank would train a copy on "
-            f"part of its gradient. Name it in phalanx/parallel/{axis}.py, or set "
+            "part of its gradient. Declare it where it is made (phalanx.model.declare), or set "
             f"parallel.{axis} = 1"
         )
 

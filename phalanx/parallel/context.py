@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.attention.flex_attention import BlockMask
 
-from phalanx.model import CausalAttention, Transformer
+from phalanx.config import ConfigError
+from phalanx.model import CausalAttention, Layer, Transformer
 from phalanx.parallel.collectives import exchange
 
 Pair = tuple[Tensor, Tensor]
@@ -35,14 +36,27 @@ def apply_context_parallel(part: Transformer, group: dist.ProcessGroup, method: 
     """Replace the attention core of every block."""
     if method == "ulysses":
         part.sequence_parts = group.size()
-    for block in part.layers.values():
-        attention = cast(Any, block).attention
-        core = attention.core
-        if method == "ulysses":
-            attention.core = UlyssesAttention(group, core.scale, core.softcap)
-        else:
-            assert not core.softcap, "configuration refuses the ring for other scores"
-            attention.core = RingAttention(group, core.scale)
+    for layer in part.layers.values():
+        _refuse_other_mixing(cast(Layer, layer))
+        for module in list(layer.modules()):
+            for name, core in list(module.named_children()):
+                if isinstance(core, CausalAttention):
+                    setattr(module, name, _over_ranks(core, group, method))
+
+
+def _refuse_other_mixing(layer: Layer) -> None:
+    """Tokens that meet elsewhere than in attention would miss those of other ranks."""
+    if not layer.splits_sequence:
+        rule = f"{type(layer).__name__} does not say that tokens meet in CausalAttention alone"
+        fix = "set splits_sequence = True in the class if they do, or parallel.context = 1"
+        raise ConfigError("parallel.context", "", rule, fix)
+
+
+def _over_ranks(core: CausalAttention, group: dist.ProcessGroup, method: str) -> nn.Module:
+    if method == "ulysses":
+        return UlyssesAttention(group, core.scale, core.softcap)
+    assert not core.softcap, "configuration refuses the ring for other scores"
+    return RingAttention(group, core.scale)
 
 
 class UlyssesAttention(CausalAttention):

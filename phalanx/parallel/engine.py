@@ -14,9 +14,19 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from phalanx.config import Job, micro_batches
+from phalanx.config import Job, micro_batches, parameter_group
+from phalanx.config.own_code import import_code
 from phalanx.data import Batch
-from phalanx.model import Router, Transformer, fill, initial_std, key_of
+from phalanx.model import (
+    REPLICATED,
+    Declaration,
+    Router,
+    Transformer,
+    declarations,
+    draw,
+    key_of,
+    make_model,
+)
 from phalanx.parallel.context import apply_context_parallel, local_positions
 from phalanx.parallel.expert import apply_expert_parallel, share_balance_statistics
 from phalanx.parallel.fsdp import DdpGradients, PeerWaitTimer, apply_fsdp, sync_gradients
@@ -24,7 +34,12 @@ from phalanx.parallel.gradient_sums import GradientSums
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.pipeline import Pipeline, stages_of_rank
 from phalanx.parallel.precision import MainGradients, cast_parameters, compute_dtype
-from phalanx.parallel.recompute import apply_activation_offload, apply_compile, apply_recompute
+from phalanx.parallel.recompute import (
+    apply_activation_offload,
+    apply_compile,
+    apply_recompute,
+    compiles,
+)
 from phalanx.parallel.tensor import apply_tensor_parallel, enable_async_tensor_parallel
 from phalanx.parallel.virtual import VirtualGradients, losses_by_replica
 from phalanx.plan.memory.stages import stage_layers
@@ -44,6 +59,8 @@ class Weight:
     parameter: nn.Parameter
     master: Tensor  # fp32; the parameter's own memory where that is fp32
     copies: int  # ranks that hold this same block
+    declaration: Declaration = REPLICATED
+    frozen: bool = False  # it stays as it is
 
     @property
     def local(self) -> Tensor:
@@ -93,8 +110,9 @@ def build_parts(job: Job, mesh: Mesh) -> list[Transformer]:
     numbers = stages_of_rank(parallel, mesh.coordinates["pipeline"])
     total = parallel.pipeline * len(numbers)
     layers = stage_layers(model, job.data.sequence, total)
+    import_code(job.code)
     with torch.device("meta"):
-        parts = [Transformer(model, layers[n], embed=n == 0, head=n == total - 1) for n in numbers]
+        parts = [make_model(model, layers[n], embed=n == 0, head=n == total - 1) for n in numbers]
     for part in parts:
         _parallelize(part, job, mesh)
     return parts
@@ -120,25 +138,12 @@ def _parallelize(part: Transformer, job: Job, mesh: Mesh) -> None:
     apply_recompute(part, job.memory.recompute)
     if job.memory.offload_activations:
         apply_activation_offload(part, pin=mesh.device.type == "cuda")
-    if _compiles(job, mesh):
+    if compiles(job, mesh):
         apply_compile(part)
     if mesh.uses_fsdp:
         apply_fsdp(part, mesh, job)
     else:
         cast_parameters(part, compute_dtype(job.precision))
-
-
-def _compiles(job: Job, mesh: Mesh) -> bool:
-    """Where told to, else on CUDA where it helps; a split backward cannot be compiled.
-
-    The plain bf16 block consists of our own kernels and matmuls: compiling it gains nothing.
-    """
-    model, split = job.model, job.parallel.schedule == "zero-bubble" and job.parallel.pipeline > 1
-    dense = model.moe is None and model.latent is None and model.mlp == "swiglu"
-    fused = dense and not model.qk_norm and job.precision.compute == "bfloat16"
-    helps = job.parallel.async_tensor or not fused
-    automatic = mesh.device.type == "cuda" and helps and not split
-    return job.train.compile == "on" or (job.train.compile == "auto" and automatic)
 
 
 class Engine:
@@ -322,15 +327,18 @@ class Engine:
     def _draw_weights(self, seed: int) -> Iterator[Weight]:
         """Fill every parameter's block; the same values whatever the mesh."""
         for part in self.parts:
+            declared = dict(declarations(part))
             for name, parameter in part.named_parameters():
                 local = local_part(parameter)
                 shape, offset, copies = self._block(parameter)
                 master = local
                 if local.dtype != torch.float32:
                     master = torch.empty_like(local, dtype=torch.float32)
-                std, key = initial_std(self.job.model, name), key_of(seed, name)
-                fill(master, std=std, key=key, shape=shape, offset=offset)
-                weight = Weight(name, parameter, master, copies)
+                said, key = declared[name], key_of(seed, name)
+                draw(master, said, self.job.model, key=key, shape=shape, offset=offset)
+                group = parameter_group(self.job.optimizer, name)
+                frozen = group is not None and group.freeze
+                weight = Weight(name, parameter, master, copies, said, frozen)
                 weight.publish()
                 yield weight
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
-from phalanx.model import Block, Experts, MoeLayer, Router, Transformer
+from phalanx.model import Experts, Layer, MoeLayer, Router, Transformer, declared
 from phalanx.parallel.collectives import (
     UnknownParameterError,
     exchange,
@@ -18,24 +18,22 @@ from phalanx.parallel.collectives import (
     sum_over,
 )
 
-# Parameters of the experts, stacked by expert; not all have biases.
-SPREAD = ("gate_up", "down", "gate_up_bias", "down_bias")
-
 
 def moe_layers(part: Transformer) -> list[MoeLayer]:
     """The MoE layers of a model part."""
-    blocks = [cast(Block, block) for block in part.layers.values()]
-    return [block.moe for block in blocks if block.moe is not None]
+    found = [cast(Layer, layer).moe for layer in part.layers.values()]
+    return [moe for moe in found if moe is not None]
 
 
 def apply_expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Spread the experts of every MoE layer over the ranks of ``mesh``."""
     for layer in moe_layers(part):
         names = [name for name, _ in layer.experts.named_parameters()]
+        said = {name: declared(layer.experts, name) for name in names}
+        if unknown := [name for name, one in said.items() if one is None or not one.expert]:
+            raise UnknownParameterError("expert", [f"moe.experts.{name}" for name in unknown])
         for name in names:
             shard_parameter(layer.experts, name, mesh, Shard(0))
-        if unknown := [name for name in names if name not in SPREAD]:
-            raise UnknownParameterError("expert", [f"moe.experts.{name}" for name in unknown])
         base = type(layer.experts)
         namespace = {"group": mesh.get_group()}
         layer.experts.__class__ = type("SpreadExperts", (SpreadExperts, base), namespace)

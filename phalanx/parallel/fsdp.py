@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.config import Job
-from phalanx.model import Block, Transformer
+from phalanx.model import Layer, Transformer
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.precision import compute_dtype
 
@@ -55,7 +55,7 @@ def apply_fsdp(part: Transformer, mesh: Mesh, job: Job) -> None:
         drop = again and job.parallel.zero == 3 and over.size(-1) > 1
         fully_shard(modules, mesh=over, reshard_after_forward=drop, **common)
 
-    blocks = [cast(Block, block) for block in part.layers.values()]
+    blocks = [cast(Layer, block) for block in part.layers.values()]
     for block in blocks:
         if block.moe is not None:
             assert experts is not None
@@ -79,7 +79,7 @@ def apply_fsdp(part: Transformer, mesh: Mesh, job: Job) -> None:
         _gather_in_background(part)
 
 
-def _prefetch(part: Transformer, blocks: list[Block], depth: int) -> None:
+def _prefetch(part: Transformer, blocks: list[Layer], depth: int) -> None:
     """Gather ``depth`` units ahead of the one that runs, in both directions."""
     candidates: tuple[object, ...] = (part.embed, *blocks, part.head)
     units = [unit for unit in candidates if isinstance(unit, FSDPModule)]

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from phalanx.model import Block, ForwardContext, Transformer
+from phalanx.config import ConfigError, Job
+from phalanx.model import Block, ForwardContext, Layer, Transformer
+from phalanx.parallel.mesh import Mesh
 
 _aten, _functional = torch.ops.aten, torch.ops._c10d_functional
 # Graphs of one block's code: forms of layers × training or validation × with or without bit-equal
@@ -61,10 +63,18 @@ def apply_recompute(part: Transformer, mode: str) -> None:
     if mode == "selective":
         options["context_fn"] = _contexts
     for layer in part.layers.values():
-        block = cast(Block, layer)
-        covered = block.attention if mode == "selective" and block.moe is not None else block
+        block = cast(Layer, layer)
+        covered = _attention(block) if mode == "selective" and block.moe is not None else block
         forward = covered.forward
-        covered.forward = functools.partial(checkpoint, forward, **options)  # type: ignore[method-assign]
+        covered.forward = functools.partial(checkpoint, forward, **options)
+
+
+def _attention(block: Layer) -> nn.Module:
+    """What selective recompute covers of a block with experts."""
+    if isinstance(block, Block):
+        return block.attention
+    rule = f"{type(block).__name__} has experts, and nothing says what of it is recomputed"
+    raise ConfigError("memory.recompute", '"selective"', rule, 'set it to "full" or "none"')
 
 
 def apply_activation_offload(part: Transformer, pin: bool) -> None:
@@ -81,10 +91,23 @@ def _offloaded(forward: Callable[..., Tensor], pin: bool) -> Callable[..., Tenso
     return run
 
 
+def compiles(job: Job, mesh: Mesh) -> bool:
+    """Where told to, else on CUDA where it helps; a split backward cannot be compiled.
+
+    The plain bf16 block consists of our own kernels and matmuls: compiling it gains nothing.
+    """
+    model, split = job.model, job.parallel.schedule == "zero-bubble" and job.parallel.pipeline > 1
+    dense = model.moe is None and model.latent is None and model.mlp == "swiglu"
+    fused = dense and not model.qk_norm and job.precision.compute == "bfloat16"
+    helps = job.parallel.async_tensor or not fused
+    automatic = mesh.device.type == "cuda" and helps and not split and not model.module
+    return job.train.compile == "on" or (job.train.compile == "auto" and automatic)
+
+
 def apply_compile(part: Transformer) -> None:
     """Compile each block by itself: one graph serves all equal blocks."""
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, MOST_GRAPHS)
     for block in part.layers.values():
-        dense = cast(Block, block).moe is None
-        block.compile(fullgraph=dense)
+        whole = isinstance(block, Block) and block.moe is None  # others may have breaks
+        block.compile(fullgraph=whole)

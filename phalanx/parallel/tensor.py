@@ -7,6 +7,7 @@ are split over the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from phalanx.model import (
-    Block,
+    Declaration,
     Embedding,
     ForwardContext,
     Head,
-    RMSNorm,
+    Layer,
     Transformer,
     VocabSlice,
+    declared,
     ops,
 )
 from phalanx.model.layers import BiasedLinear
@@ -35,13 +37,6 @@ from phalanx.parallel.collectives import (
     shard_parameter,
 )
 
-# Weights of attention and MLP by what a rank holds of them: rows (outputs), columns (inputs), or
-# all, with part of the gradient: latent projections and the norms of heads.
-ROW_SLICES = ("qkv", "q_up", "kv_up", "gate_up", "up")
-COLUMN_SLICES = ("out", "down")
-WHOLE = ("q_down", "kv_down", "q_norm", "k_norm", "kv_norm")
-EXPERTS = ".moe.experts."  # not cut: their tokens come from slices, and FSDP sums over those
-
 
 def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Split a model part over the ranks of ``mesh``."""
@@ -49,54 +44,65 @@ def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     if part.embed is not None:
         shard_parameter(part.embed, "weight", mesh, Shard(0))
         part.embed.__class__ = _bind(type(part.embed), VocabParallelEmbedding, group)
-    for block in part.layers.values():
-        assert isinstance(block, Block)
-        _split_block(block, mesh, group)
+    for layer in part.layers.values():
+        assert isinstance(layer, Layer)
+        _split_layer(layer, mesh, group)
     if part.norm is not None and part.head is not None:
         shard_parameter(part.norm, "weight", mesh, Replicate(), partial=True)
         if part.config.tied_embedding and part.embed is not None:
             part.head._parameters["weight"] = part.embed._parameters["weight"]
         shard_parameter(part.head, "weight", mesh, Shard(0))
         part.head.__class__ = _bind(type(part.head), VocabParallelHead, group)
-    named = part.named_parameters()
-    if unknown := [n for n, p in named if not isinstance(p, DTensor) and EXPERTS not in f".{n}"]:
+    if unknown := list(_unknown(part)):
         raise UnknownParameterError("tensor", unknown)
+
+
+def _unknown(part: Transformer) -> Iterator[str]:
+    """Parameters that nobody declared, and so nobody split or replicated."""
+    for path, module in part.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or isinstance(parameter, DTensor):
+                continue
+            if (said := declared(module, name)) is None or not said.expert:
+                yield f"{path}.{name}"
 
 
 def _bind(base: type, mixin: type, group: dist.ProcessGroup) -> type:
     return type(mixin.__name__, (mixin, base), {"group": group})
 
 
-def _split_block(block: Block, mesh: DeviceMesh, group: dist.ProcessGroup) -> None:
-    split = [block.attention] + ([block.mlp] if block.mlp is not None else [])
-    for branch in split:
-        for name, module in branch.named_modules():
-            if name in ROW_SLICES:
-                shard_parameter(module, "weight", mesh, Shard(0))
-                if getattr(module, "bias", None) is not None:
-                    shard_parameter(module, "bias", mesh, Shard(0))
-            elif name in COLUMN_SLICES:
-                shard_parameter(module, "weight", mesh, Shard(1))
-                if isinstance(module, BiasedLinear):
-                    shard_parameter(module, "bias", mesh, Replicate(), partial=True)
-                    share = {"share": float(dist.get_rank(group) == 0)}
-                    module.__class__ = type("FirstRankBias", (FirstRankBias, type(module)), share)
-            elif name in WHOLE:
-                shard_parameter(module, "weight", mesh, Replicate(), partial=True)
+def _split_layer(layer: Layer, mesh: DeviceMesh, group: dist.ProcessGroup) -> None:
+    for module in list(layer.modules()):
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and (said := declared(module, name)) is not None:
+                _split_parameter(module, name, said, mesh)
+        if isinstance(module, BiasedLinear) and _sums_over_ranks(module):
+            share = {"share": float(dist.get_rank(group) == 0)}
+            module.__class__ = type("FirstRankBias", (FirstRankBias, type(module)), share)
+    for branch in layer.branches():
         _gather_around(branch, group)
-    if getattr(block.attention, "sinks", None) is not None:
-        shard_parameter(block.attention, "sinks", mesh, Shard(0))
-    for norm in [child for child in block.children() if isinstance(child, RMSNorm)]:
-        shard_parameter(norm, "weight", mesh, Replicate(), partial=True)
-    if block.moe is not None:
+    if layer.moe is not None:
         # Routed tokens stay where they are: each rank routes its slice of the sequence.
-        shard_parameter(block.moe.router, "weight", mesh, Replicate(), partial=True)
-        if block.moe.router.moe.biases:
-            shard_parameter(block.moe.router, "bias", mesh, Replicate(), partial=True)
-        if block.moe.shared is not None:
-            for linear in (block.moe.shared.gate_up, block.moe.shared.down):
-                shard_parameter(linear, "weight", mesh, Replicate(), partial=True)
-        _slice_real_tokens(block.moe, group)
+        _slice_real_tokens(layer.moe, group)
+
+
+def _split_parameter(module: nn.Module, name: str, said: Declaration, mesh: DeviceMesh) -> None:
+    """What a rank holds of a parameter; of a replicated one it sees part of the gradient.
+
+    Experts are not cut: their tokens come from slices, and FSDP sums over those.
+    """
+    if said.expert:
+        return
+    if said.split is None:
+        shard_parameter(module, name, mesh, Replicate(), partial=True)
+    else:
+        shard_parameter(module, name, mesh, Shard(said.split))
+
+
+def _sums_over_ranks(linear: nn.Linear) -> bool:
+    """Whether its results are shares: ranks hold columns of its weight."""
+    said = declared(linear, "weight")
+    return said is not None and said.split == 1
 
 
 def _gather_around(branch: nn.Module, group: dist.ProcessGroup) -> None:
@@ -156,11 +162,22 @@ class VocabParallelHead(Head):
         x = gather(x, 1, self.group)
         if labels is None:
             return gather(self.logits(x), 2, self.group)
+        if self.own_loss is not None:
+            loss = self.own_loss.total(self._all_logits(x), labels, token_weight)
+            return torch.stack((loss,))
         first = dist.get_rank(self.group) * self.weight.shape[0]
         vocab = VocabSlice(first, self._max, self._sum)
         loss = linear_cross_entropy(x, self.weight, labels, token_weight, vocab, self.softcap)
         # Not a view: FSDP hooks onto what a module returns.
         return torch.stack((loss,))
+
+    def _all_logits(self, x: Tensor) -> Tensor:
+        """Of the whole vocabulary, on every rank; each makes the same loss of them, and backward
+        adds up what the ranks say: their mean counts.
+        """
+        logits = gather(self.logits(x), 2, self.group)
+        constant = logits.detach()
+        return constant + (logits - constant) / self.group.size()
 
     def _max(self, x: Tensor) -> Tensor:
         dist.all_reduce(x, dist.ReduceOp.MAX, self.group)

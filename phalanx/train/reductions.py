@@ -18,7 +18,7 @@ def loss_and_norm(engine: Engine, share: Tensor, scale: Tensor) -> tuple[Tensor,
     if engine.virtual:
         # Copies hold the same gradients: those of the first one count.
         first = mesh.coordinates["replicate"] == 0
-        gradients = (weight.gradient for weight in engine.weights if first)
+        gradients = (w.gradient for w in engine.weights if first and not w.frozen)
         total, squares = exact_scalars(share / scale, gradients)
         return total, squares.sqrt().float() / scale
     share = share / mesh.parallel.tensor  # tensor-parallel ranks know the same loss

@@ -28,6 +28,7 @@ from phalanx.data import Batch, Feed, StepBatches
 from phalanx.model import Router
 from phalanx.parallel import Engine, LossScale, Mesh, all_sum, update_expert_biases
 from phalanx.train.measure.timing import StepTimer
+from phalanx.train.optim.groups import refuse_unused_groups
 from phalanx.train.optim.guard import Guard
 from phalanx.train.optim.optimizer import build_optimizer
 from phalanx.train.optim.schedule import learning_rate_factor
@@ -86,6 +87,7 @@ class Trainer:
         self.generation = 0
         self.shares: tuple[int, ...] = ()  # micro-batches by replica; (): equal
         self.engine = Engine(job, mesh)
+        refuse_unused_groups(job)
         offload = job.memory.offload == "optimizer" and device.type == "cuda"
         self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
         self.loss_scale = LossScale(job.precision, device)

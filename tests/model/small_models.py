@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from phalanx.config import Model, resolve_model
-from phalanx.model import ForwardContext, Transformer, fill, initial_std, key_of
+from phalanx.model import ForwardContext, Transformer, declarations, draw, key_of
 
 SHAPE: dict[str, Any] = {
     "dim": 32,
@@ -30,12 +31,13 @@ def built(config: Model, sequence: int, *, seed: int = 0, gain: float = 10.0) ->
     ``gain`` widens the initial values, so that attention and routing tell tokens apart.
     """
     model = Transformer(config)
-    for name, parameter in model.named_parameters():
-        std = initial_std(config, name)
-        whole = tuple(parameter.shape)
-        fill(
+    found = dict(model.named_parameters())
+    for name, declared in declarations(model):
+        parameter, whole = found[name], tuple(found[name].shape)
+        draw(
             parameter.data,
-            std=None if std is None else gain * std,
+            replace(declared, std=gain * declared.std),
+            config,
             key=key_of(seed, name),
             shape=whole,
             offset=(0,) * len(whole),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phalanx.config import Moe
-from phalanx.model import Transformer, fill, init, initial_std, key_of
+from phalanx.model import Transformer, declarations, fill, init, key_of
 from tests.model.small_models import built, small_model
 
 SHAPES = [(40,), (17, 24), (5, 6, 7)]
@@ -103,18 +103,17 @@ def test_every_parameter_of_every_kind_of_layer_has_a_rule() -> None:
         moe=Moe(experts=4, top_k=2, ffn=16, shared_experts=1, first_dense_layers=1)
     )
     with torch.device("meta"):
-        names = {name for name, _ in Transformer(config).named_parameters()}
-    stds = {name: initial_std(config, name) for name in names}
-    small = {name for name, std in stds.items() if std is not None and std < 0.02}
-    assert small == {
+        found = dict(declarations(model := Transformer(config)))
+    assert set(found) == {name for name, _ in model.named_parameters()}
+    assert {name for name, declared in found.items() if declared.residual} == {
         "layers.0.attention.out.weight",
         "layers.1.attention.out.weight",
         "layers.0.mlp.down.weight",
         "layers.1.moe.experts.down",
         "layers.1.moe.shared.down.weight",
     }
-    assert {name for name, std in stds.items() if std is None} == {
-        name for name in names if "norm" in name
+    assert {name for name, declared in found.items() if declared.start == 1.0} == {
+        name for name in found if "norm" in name
     }
 
 

@@ -11,16 +11,9 @@ import torch
 from phalanx.checkpoint import Checkpointer, latest
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
+from phalanx.train.parity.prove import LOSS_TOLERANCE, NORM_TOLERANCE, train
 from phalanx.train.trainer import Trainer
-from tests.parallel.test_parity import (
-    LOSS_TOLERANCE,
-    MODELS,
-    NORM_TOLERANCE,
-    STEPS,
-    make_job,
-    train,
-    train_alone,
-)
+from tests.parallel.test_parity import MODELS, STEPS, make_job, train_alone
 from tests.shared_ranks import SharedRanks
 
 # Tensor parallelism on CPUs takes its time for each layer: no more of them than a case needs.

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from phalanx.parallel.collectives import gather, scatter_sum
 from phalanx.parallel.gloo import use_plain_all_gathers
-from tests.parallel.test_parity import make_job, train
+from phalanx.train.parity.prove import train
+from tests.parallel.test_parity import make_job
 from tests.ranks import run_ranks
 
 

@@ -7,15 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from phalanx.config import Job, check, job_from_table, resolve
+from phalanx.train.parity.prove import LOSS_TOLERANCE, NORM_TOLERANCE, train
 from tests.shared_ranks import SharedRanks
 
 STEPS = 3  # the loss of the third follows from an update with moments of two gradients
-# Sums in another order differ by 3e-7: in so few steps no mistake may hide behind much more.
-LOSS_TOLERANCE = 5e-6
-NORM_TOLERANCE = 1e-5
 
 DENSE = {"dim": 32, "layers": 4, "heads": 4, "kv_heads": 4, "ffn": 64, "vocab": 64}
 EXPERTS = {"experts": 4, "top_k": 2, "ffn": 32}
@@ -35,18 +32,6 @@ def make_job(world_size: int, table: dict[str, Any]) -> Job:
     job = resolve(job_from_table(base), world_size)
     check(job, world_size)
     return job
-
-
-def train(job: Job) -> list[tuple[float, float]]:
-    """Loss and gradient norm of every step."""
-    from phalanx.parallel import build_mesh
-    from phalanx.train.trainer import Trainer
-
-    device = torch.device("cpu")
-    trainer = Trainer(job, build_mesh(job, device), device)
-    outcomes = [trainer.train_step() for _ in range(job.train.steps)]
-    trainer.close()
-    return [(outcome.loss.item(), outcome.grad_norm.item()) for outcome in outcomes]
 
 
 _references: dict[bytes, list[tuple[float, float]]] = {}

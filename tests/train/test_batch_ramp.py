@@ -8,13 +8,8 @@ import msgspec
 import pytest
 
 from phalanx.config import BatchStage, ConfigError, Job, batch_ramp, check
-from tests.parallel.test_parity import (
-    LOSS_TOLERANCE,
-    NORM_TOLERANCE,
-    make_job,
-    train,
-    train_alone,
-)
+from phalanx.train.parity.prove import LOSS_TOLERANCE, NORM_TOLERANCE, train
+from tests.parallel.test_parity import make_job, train_alone
 from tests.shared_ranks import SharedRanks
 from tests.train.test_determinism import (
     Result,

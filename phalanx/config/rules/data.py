@@ -36,9 +36,9 @@ def _where(data: Data) -> Iterator[ConfigProblem]:
             'data.source = "shards" needs a folder of token shards, or tables [data.blend.NAME]',
             "make one with `phalanx data tokenize`",
         )
-    if data.source == "synthetic" and (data.path or data.blend):
+    if data.source != "shards" and (data.path or data.blend):
         key, value = ("data.path", f'"{data.path}"') if data.path else ("data.blend", "")
-        rule = 'data.source = "synthetic" reads no files'
+        rule = f'data.source = "{data.source}" reads no files'
         yield problem(key, value, rule, 'set data.source = "shards"')
     elif data.path and data.blend:
         rule = "a corpus is either one path or a blend"

@@ -14,6 +14,7 @@ from phalanx.config.rules.data import data_problems
 from phalanx.config.rules.mesh import mesh_problems
 from phalanx.config.rules.model import SHAPE, form_problems, model_problems
 from phalanx.config.rules.numbers import nearest_multiple
+from phalanx.config.rules.own_code import own_code_problems
 from phalanx.config.rules.text import text_problems
 from phalanx.config.rules.virtual_replicas import virtual_replica_problems
 from phalanx.config.schema import STATE_BLOCK, Job
@@ -46,6 +47,7 @@ def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
     for rules in (
         text_problems,
         data_problems,
+        own_code_problems,
         _memory,
         _optimizer,
         _schedule,

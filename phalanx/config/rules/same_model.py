@@ -18,6 +18,7 @@ from phalanx.config.section import Section
 # Decide which tensors there are, or their shapes: no weights of another value fit.
 SHAPE = frozenset(
     {
+        "module",
         "dim",
         "layers",
         "heads",
@@ -96,6 +97,7 @@ SCALED_BY = {
 HARMLESS = frozenset(
     {
         "preset",
+        "loss",
         "moe.shared_experts",  # a resolved model says it as shared_ffn
         "moe.auxiliary_coefficient",
         "moe.bias_rate",

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.config import Data
+from phalanx.config.own_code import load_class
 from phalanx.data.corpus.documents import number_documents
 from phalanx.data.corpus.opening import one_side, open_whole, refuse_mixed_tokenizers
 from phalanx.data.corpus.stream import TokenPosition, TokenStream
 from phalanx.data.corpus.synthetic import SyntheticSource
 from phalanx.data.errors import DataError
+from phalanx.data.own_corpus import OwnCorpus
 
 if TYPE_CHECKING:
     from phalanx.data.remote.shards import RemoteStream
@@ -182,6 +184,9 @@ def open_sources(data: Data, vocab: int, split: Split = "train") -> dict[str, Sa
     if data.source == "synthetic":
         whole = SyntheticSource(vocab=vocab, sequence=data.sequence, seed=data.seed)
         return {"synthetic": held_out_part(whole, data, split)}
+    if data.source == "module":
+        own = load_class("data.module", data.module, OwnCorpus)(data, vocab)
+        return {"own": held_out_part(own, data, split)}
     paths = {name: data.blend[name].path for name in drawn_from(data)}
     if not data.blend:
         paths = {"corpus": data.path}
@@ -208,8 +213,11 @@ def open_sources(data: Data, vocab: int, split: Split = "train") -> dict[str, Sa
 def refuse_unreadable(data: Data, vocab: int) -> None:
     """Raise ``DataError`` for what is wrong with a job's sources, before any rank starts.
 
-    Object stores are left to the ranks: their client's threads would not survive a fork.
+    Object stores are left to the ranks: their client's threads would not survive a fork. So is
+    a job's own code.
     """
+    if data.source == "module":
+        return
     local = {name: source for name, source in data.blend.items() if "://" not in source.path}
     if "://" in data.path or (data.blend and not local):
         return

@@ -208,6 +208,8 @@ def _required(folder: Path, config: dict[str, Any], key: str) -> Any:
 
 def kind_of(model: Model) -> str:
     """Which of the known architectures expresses this model exactly."""
+    if model.module:
+        raise HfError(None, f'model.module = "{model.module}": no published layout is that of it')
     moe = model.moe
     found = {kind: obstacles(model, family) for kind, family in FAMILIES.items()}
     sparse = moe is not None

@@ -74,6 +74,9 @@ class Guard:
 
 def squared_norm(weights: list[Weight]) -> Tensor:
     """This rank's share of the squared gradient norm; the sum over all ranks is the whole."""
+    weights = [weight for weight in weights if not weight.frozen]
+    if not weights:
+        return torch.zeros(())
     gradients = [weight.gradient for weight in weights]
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     # Scalars travel with the kernel; a tensor of them would make the host wait for the device.

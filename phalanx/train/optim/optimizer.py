@@ -16,13 +16,16 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.config import STATE_BLOCK, ConfigError, StateFormat
 from phalanx.config import Optimizer as Settings
+from phalanx.config.own_code import load_class
 from phalanx.hardware import available_memory
 from phalanx.parallel import Weight
 from phalanx.parallel.engine import local_part
+from phalanx.train.optim.groups import update_rule
 from phalanx.train.optim.guard import GradientVerdict
 from phalanx.train.optim.host_state import HostState, rounded
 from phalanx.train.optim.kernels import fused_adamw
 from phalanx.train.optim.moments import Moments, zero_moments
+from phalanx.train.optim.own import ElementwiseOptimizer
 
 # In a checkpoint. Codes have names of their own: nobody takes them for numbers.
 NAMES = ("exp_avg", "exp_avg_sq")
@@ -30,7 +33,7 @@ BLOCK_NAMES = ("exp_avg_code", "exp_avg_sq_code", "exp_avg_scale", "exp_avg_sq_s
 
 
 class AdamW:
-    """AdamW; decay applies to matrices, not to norms.
+    """AdamW; decay applies to what declares it, which matrices do and norms do not.
 
     With ``offload`` masters and moments live in host memory and pass through the device.
     """
@@ -58,6 +61,8 @@ class AdamW:
         if self._host is not None:
             self._host.begin()
         for weight, moments in zip(self.weights, self.moments, strict=True):
+            if weight.frozen:
+                continue
             separate = weight.local.data_ptr() != weight.master.data_ptr()
             local = weight.local if separate else None
             if self._host is None:
@@ -87,16 +92,17 @@ class AdamW:
     ) -> None:
         """Of a weight, or of one stretch of it."""
         settings, gradient = self.settings, weight.gradient
+        rule = update_rule(weight, settings)
         fused_adamw(
             local,
             master,
             moments,
             gradient if stretch is None else gradient.view(-1)[stretch],
-            learning_rate=learning_rate,
+            learning_rate=learning_rate * rule.rate_factor,
             beta1=settings.beta1,
             beta2=settings.beta2,
             eps=settings.eps,
-            weight_decay=settings.weight_decay if _is_matrix(weight) else 0.0,
+            weight_decay=rule.weight_decay,
             step=self.step_count,
             multiplier=verdict.multiplier.to(master.device),
             skip=verdict.skip.to(master.device),
@@ -147,8 +153,12 @@ class Muon:
             self.rest.step(learning_rate, verdict)
         if self._host is not None:
             self._host.begin()
-        rate = learning_rate / settings.learning_rate * settings.muon_learning_rate
+        peak_share = learning_rate / settings.learning_rate
         for weight, kept in zip(self.matrices, self.momentum, strict=True):
+            if weight.frozen:
+                continue
+            rule = update_rule(weight, settings)
+            rate = peak_share * settings.muon_learning_rate * rule.rate_factor
             for master, momentum in self._at_hand(weight.master, kept):
                 keep = (~verdict.skip).to(master.device)
                 gradient = weight.gradient.float() * verdict.multiplier.to(master.device)
@@ -157,7 +167,7 @@ class Muon:
                 momentum.copy_(moved)
                 lookahead = gradient + settings.muon_momentum * momentum
                 update = self._orthogonal(weight, lookahead)
-                decayed = master * (1 - rate * settings.weight_decay) - rate * update
+                decayed = master * (1 - rate * rule.weight_decay) - rate * update
                 master.copy_(torch.where(keep, decayed, master))
                 if weight.local.data_ptr() != master.data_ptr():
                     weight.local.copy_(master)
@@ -174,7 +184,7 @@ class Muon:
         """This rank's block of the orthogonalised whole."""
         whole = weight.like(block)
         full = whole.full_tensor() if isinstance(whole, DTensor) else whole
-        result = orthogonalize(full)
+        result = orthogonalize_each(full, weight.declaration.fused)
         if not isinstance(whole, DTensor):
             return result
         spread = DTensor.from_local(result, whole.device_mesh, run_check=False)
@@ -191,6 +201,18 @@ class Muon:
         for weight, momentum in zip(self.matrices, self.momentum, strict=True):
             state[f"optimizer.momentum.{weight.name}"] = weight.like(momentum)
         return state
+
+
+def orthogonalize_each(matrix: Tensor, fused: tuple[int, ...]) -> Tensor:
+    """Of matrices that are stored as one, each by itself.
+
+    ``fused``: how many rows each of them has in turn, again and again; (): it is one matrix.
+    """
+    if not fused:
+        return orthogonalize(matrix)
+    parts = matrix.unflatten(-2, (-1, sum(fused))).split(fused, dim=-2)
+    done = [orthogonalize(part.flatten(-3, -2)).view(part.shape) for part in parts]
+    return torch.cat(done, -2).flatten(-3, -2)
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
@@ -211,15 +233,11 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     return evened
 
 
-def _is_matrix(weight: Weight) -> bool:
-    """Whether it multiplies: biases of experts are stacked, and still none."""
-    return weight.parameter.ndim > 1 and not weight.name.endswith("_bias")
-
-
 def _is_hidden_matrix(weight: Weight) -> bool:
-    return (
-        _is_matrix(weight) and weight.name.startswith("layers.") and ".router." not in weight.name
-    )
+    """Whether Muon takes it: as declared, else matrices inside layers."""
+    declared = weight.declaration.orthogonal
+    inside = weight.parameter.ndim == 2 and weight.name.startswith("layers.")
+    return inside if declared is None else declared
 
 
 def _fresh_moments(weight: Weight, format: StateFormat) -> Moments:
@@ -247,7 +265,12 @@ def _ranks_here() -> int:
     return min(dist.get_world_size(), torch.cuda.device_count()) if dist.is_initialized() else 1
 
 
-def build_optimizer(weights: list[Weight], settings: Settings, *, offload: bool) -> AdamW | Muon:
+def build_optimizer(
+    weights: list[Weight], settings: Settings, *, offload: bool
+) -> AdamW | Muon | ElementwiseOptimizer:
     """The configured optimizer."""
+    if settings.module:
+        own = load_class("optimizer.module", settings.module, ElementwiseOptimizer)
+        return own(weights, settings, offload)
     kind = Muon if settings.kind == "muon" else AdamW
     return kind(weights, settings, offload)

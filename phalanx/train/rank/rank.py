@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, latest
 from phalanx.config import Job, verification_interval
+from phalanx.config.own_code import import_code
 from phalanx.data import Feed
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train.callback import Callback
@@ -42,6 +43,7 @@ from phalanx.train.rank.formation import (
     with_replicas,
 )
 from phalanx.train.rank.orders import Formation, GenerationOver, Orders
+from phalanx.train.rank.own_code import own_callbacks, refuse_other_code
 from phalanx.train.rank.stop import StoppedEarly
 from phalanx.train.report.gaps import RecentRecords, missing_records
 from phalanx.train.report.progress import Plain, WaitClock
@@ -144,6 +146,7 @@ class Rank:
         checkpointer.leaving = self._orders.stop.overdue
         laps.end("build")
         try:
+            refuse_other_code(self.job, checkpointer)
             if not formation.supervised or formation.generation == 1:
                 checkpointer.try_archive()
             point = self._restore(formation, self.folder, checkpointer, laps)
@@ -169,6 +172,7 @@ class Rank:
             set_environment(formation)
             job, begins = with_replicas(self._unresolved, formation), formation.generation == 1
             self.job = prepare(job, formation.world_size, begins=begins)
+        import_code(self.job.code)
         self._device = choose_device(self.job, formation.local_rank)
         if formation.supervised:
             cuda = self._device.type == "cuda"
@@ -286,7 +290,11 @@ class Rank:
                 sinks,
                 checkpointer,
                 self._orders,
-                callbacks=[*self._comparisons(formation, trainer, point), *self._callbacks],
+                callbacks=[
+                    *self._comparisons(formation, trainer, point),
+                    *own_callbacks(self.job),
+                    *self._callbacks,
+                ],
                 innermost=[] if self._drill is None else [self._drill],
                 ask=self._ask,
                 lease=self._orders.write_lease(),

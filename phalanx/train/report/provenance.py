@@ -17,6 +17,7 @@ import msgspec
 
 from phalanx import __version__
 from phalanx.config import Job
+from phalanx.config.own_code import code_versions
 from phalanx.data.durable_files import write_synced
 from phalanx.train.exits import now
 from phalanx.train.report.run_folder import RunFolder
@@ -68,6 +69,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""  # of the GPUs
     image: str = ""  # of the container, as PHALANX_IMAGE names it
     generation: int = 0
+    own_code: dict[str, str] = {}  # SHA-256 of every Python file that the job brings along
 
 
 ENVIRONMENT_PREFIXES = (
@@ -100,6 +102,7 @@ def write_provenance(
         driver=_driver(),
         image=os.environ.get("PHALANX_IMAGE", ""),
         generation=generation,
+        own_code=code_versions(job.code),
         phalanx=__version__,
         started=now(),
         command=sys.argv,

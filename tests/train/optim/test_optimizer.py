@@ -10,9 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.config import Optimizer
+from phalanx.model.declare import BIAS, REPLICATED, Declaration
 from phalanx.parallel import Weight
 from phalanx.train.optim.guard import GradientVerdict
-from phalanx.train.optim.optimizer import AdamW, Muon, build_optimizer, orthogonalize
+from phalanx.train.optim.optimizer import (
+    AdamW,
+    Muon,
+    build_optimizer,
+    orthogonalize,
+    orthogonalize_each,
+)
 
 SHAPES = {
     "embed.weight": (13, 8),
@@ -25,6 +32,13 @@ SHAPES = {
 }
 HIDDEN = {name for name in SHAPES if name.startswith("layers.0.") and "norm" not in name}
 HIDDEN -= {"layers.0.moe.router.weight", "layers.0.moe.experts.gate_up_bias"}
+
+
+DECLARED = {
+    "layers.0.moe.experts.gate_up": Declaration(expert=True, decay=True, orthogonal=True),
+    "layers.0.moe.experts.gate_up_bias": BIAS,
+    "layers.0.moe.router.weight": Declaration(orthogonal=False),
+}
 
 
 def verdict(*, multiplier: float = 1.0, skip: bool = False) -> GradientVerdict:
@@ -40,7 +54,8 @@ def weights(dtype: torch.dtype = torch.float32) -> list[Weight]:
         parameter = nn.Parameter(master.to(dtype))
         if dtype == torch.float32:
             master = parameter.detach()
-        found.append(Weight(name, parameter, master, copies=1))
+        declared = DECLARED.get(name, REPLICATED)
+        found.append(Weight(name, parameter, master, 1, declared))
     return found
 
 
@@ -210,6 +225,25 @@ def test_muons_first_update_is_decay_and_an_orthogonal_step_at_its_own_rate() ->
             expected = before[weight.name] * (1 - 0.025 * 0.1)
             expected -= 0.025 * orthogonalize(weight.parameter.grad)
             torch.testing.assert_close(weight.master, expected)
+
+
+def test_muon_takes_matrices_that_are_stored_as_one_each_by_itself() -> None:
+    """Queries, keys and values as they lie in ``qkv``: by key/value head."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(rows, 24, generator=generator) for rows in (16, 8, 8))
+    heads = [
+        part
+        for n in range(2)
+        for part in (q[8 * n : 8 * n + 8], k[4 * n : 4 * n + 4], v[4 * n : 4 * n + 4])
+    ]
+    done = orthogonalize_each(torch.cat(heads), (8, 4, 4)).unflatten(0, (2, 16))
+    apart = [part.flatten(0, 1) for part in done.split((8, 4, 4), dim=1)]
+    for one, whole in zip(apart, (q, k, v), strict=True):
+        torch.testing.assert_close(one, orthogonalize(whole))
+    experts = torch.randn(3, 12, 8, generator=generator)
+    halves = orthogonalize_each(experts, (6, 6)).chunk(2, dim=1)
+    for one, whole in zip(halves, experts.chunk(2, dim=1), strict=True):
+        torch.testing.assert_close(one, orthogonalize(whole))
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

@@ -1,0 +1,115 @@
+"""Python that a job brings along. Ranks call this; whoever only describes a job never does."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+from phalanx.config.errors import ConfigError, did_you_mean
+from phalanx.config.schema import OwnCode
+
+ENTRY_POINTS = "phalanx.plugins"  # the group in which an installed package names its classes
+
+T = TypeVar("T")
+_versions: dict[str, str] = {}  # of what was imported, by path
+
+
+def import_code(code: OwnCode) -> None:
+    """Import a job's files, each once in a process; ``ConfigError`` names the first that fails."""
+    for file in code.files:
+        _import_file(Path(file))
+
+
+def code_versions(code: OwnCode) -> dict[str, str]:
+    """SHA-256 of every file that a job brings along, as this process imported it."""
+    return {file: _versions[str(Path(file).absolute())] for file in code.files}
+
+
+def load_class(key: str, reference: str, base: type[T]) -> type[T]:
+    """The class that setting ``key`` names, derived from ``base``.
+
+    ``reference`` is ``package:Class``, or the name of an installed plug-in.
+    """
+    found = _named(key, reference) if ":" in reference else _installed(key, reference)
+    if not isinstance(found, type) or not issubclass(found, base):
+        rule = f"is no class derived from {base.__module__}.{base.__name__}"
+        fix = f"write class {reference.rpartition(':')[2]}({base.__name__})"
+        raise ConfigError(key, f'"{reference}"', rule, fix)
+    return found
+
+
+def _named(key: str, reference: str) -> object:
+    module, _, name = reference.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        fix = f'name its file in code.files = ["{module}.py"], or install its package'
+        raise _refusal(key, reference, error, fix if missing else "") from error
+    if not hasattr(found, name):
+        classes = [each for each, value in vars(found).items() if isinstance(value, type)]
+        fix = did_you_mean(name, classes)
+        raise ConfigError(key, f'"{reference}"', f"{module} has no class {name}", fix)
+    return getattr(found, name)
+
+
+def _installed(key: str, name: str) -> object:
+    entries = metadata.entry_points(group=ENTRY_POINTS)
+    if name not in entries.names:
+        known = ", ".join(sorted(entries.names)) or "none"
+        rule = f"no installed package has such an entry point of {ENTRY_POINTS}; there are: {known}"
+        fix = 'install it where ranks run, or write "package:Class"'
+        raise ConfigError(key, f'"{name}"', rule, fix)
+    try:
+        return entries[name].load()
+    except Exception as error:
+        raise _refusal(key, name, error) from error
+
+
+def _import_file(path: Path) -> None:
+    """Import a file under the name that it has without its ending."""
+    name = path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path.absolute()):
+        return
+    key, value = "code.files", f'"{path}"'
+    if path.suffix != ".py" or not name.isidentifier():
+        raise ConfigError(key, value, "is no module's name", "name a file such as my_model.py")
+    if loaded is not None or _hides_another(name, path):
+        rule = f"{name} is the name of another module"
+        raise ConfigError(key, value, rule, "give the file another name")
+    if not path.is_file():
+        rule = f"there is no such file in {Path.cwd()}"
+        fix = "give its path from the folder that the job runs in; every node needs it"
+        raise ConfigError(key, value, rule, fix)
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
+    assert spec is not None and spec.loader is not None, "it ends in .py"
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    _versions[str(path.absolute())] = hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _refusal(key, str(path), error) from error
+
+
+def _hides_another(name: str, path: Path) -> bool:
+    """Whether a module of this name can be imported that is another file."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and (not spec.origin or Path(spec.origin).absolute() != path.absolute())
+
+
+def _refusal(key: str, value: str, error: Exception, fix: str = "") -> ConfigError:
+    """Of code that does not import: what was raised, and where."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{last.filename}:{last.lineno}"
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{error.filename}:{error.lineno}"
+    rule = f"does not import: {type(error).__name__}: {error}"
+    return ConfigError(key, f'"{value}"', rule, fix or f"correct {place}")
