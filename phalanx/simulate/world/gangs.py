@@ -116,13 +116,12 @@ class Gangs:
             return
         run.phase = "joined"
         step = self.memory.get(run.job, -1) if run.expected.snapshot_steps else -1
-        empty = tuple(self.wiped.get(run.job, ()))
         durable, clean = self.durable.get(run.job, 0), self.clean.get(run.job)
         joined = fact.GangJoined(
             job=run.job,
             generation=run.generation,
             step=step,
-            empty=empty,
+            empty=tuple(self.wiped.get(run.job, ())),
             # What became durable too late to be reported is found on the storage.
             durable=0 if clean is not None and durable > clean else durable,
         )
