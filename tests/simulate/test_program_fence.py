@@ -10,7 +10,7 @@ from phalanx.cluster.recovery import reshape
 from phalanx.simulate.runner import run_seed
 from phalanx.simulate.scenario.load import load_scenario
 
-SEEDS = (8, 24, 27, 57)  # on which nodes are cut off, or counted as dead, while their program runs
+SEEDS = (8, 24, 27, 60)  # on which nodes are cut off, or counted as dead, while their program runs
 
 
 def rules_broken() -> set[str]:
