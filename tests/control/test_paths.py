@@ -242,22 +242,13 @@ def test_a_job_that_waits_for_its_node_goes_on_from_memory(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("replacement", [False, True], ids=["nothing free", "slow to start"])
-def test_the_gang_shrinks_and_grows_back(
-    disturbed: Disturbed, tmp_path: Path, replacement: bool
+def test_without_a_spare_the_gang_shrinks_and_grows_back(
+    disturbed: Disturbed, tmp_path: Path
 ) -> None:
-    """Where nothing is free, until the node is back; else until its replacement has started."""
     # Growing must pay: to the core the job looks as if it had hours to go.
     steady = ("schedule.kind=constant",)
     expected = undisturbed(tmp_path, 200, *steady)
-    cluster, job, _ = disturbed(
-        *steady,
-        steps=1_000_000,
-        nodes=5 if replacement else 4,
-        policy="start_wait_ns = 1\n" if replacement else "",
-        options=("--least", "1"),
-    )
-    commits = cluster.commits(job, 4)
+    cluster, job, commits = disturbed(*steady, steps=1_000_000, options=("--least", "1"))
     reach(cluster, commits, 5)
     gone = cluster.node_of(1, job)
     cluster.kill_node(gone)
@@ -267,10 +258,8 @@ def test_the_gang_shrinks_and_grows_back(
         cluster.wait(lambda: half.first_after(1), "steps of one replica", 120)
         shrunk = half.first_after(1)
         assert shrunk is not None
-        if not replacement:
-            reach(cluster, half, shrunk.step + 20)
-    if not replacement:
-        cluster.restart_node(gone)
+        reach(cluster, half, shrunk.step + 20)
+    cluster.restart_node(gone)
     with explained(cluster, job):
         cluster.wait(lambda: cluster.job(job)["replicas"] == 2, "the gang to grow back", 120)
         whole = cluster.commits(job, 4)
