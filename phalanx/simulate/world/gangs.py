@@ -147,9 +147,7 @@ class Gangs:
             "disk": restart.restore_disk_seconds,
             "remote": restart.restore_remote_seconds,
         }[body.source] + restart.form_seconds
-        if restart.seconds:
-            seconds = 0.0
-        delay = ns(seconds * self._spread(run.job, run.generation, 1))
+        delay = ns((0.0 if restart.seconds else seconds) * self._spread(run.job, run.generation, 1))
         if body.source == "remote":
             delay = self.brownouts.end_ns(now, delay) - now
         self.world.agenda.after(delay, self._ready, run, run.token, body.step)
