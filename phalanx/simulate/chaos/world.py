@@ -271,8 +271,9 @@ class ChaosWorld:
             for each in notices  # also of other jobs that the event lets go on
             if each.job == job.id and LossNotice.of(each.reason) is LossNotice.MADE_AGAIN
         ]
-        if not given_up:  # a controller may have died between writing it down and saying it
-            given_up = [loss.last for loss in job.losses if loss.at_ns == gang_of(job).since_ns]
+        ready_ns = gang_of(job).since_ns
+        if not given_up and ready_ns < self.leader.core.view.now_ns:  # who wrote it down has died
+            given_up = [loss.last for loss in job.losses if loss.at_ns == ready_ns]
         lost = step < committed and job.id not in self.rolled_back
         if lost and self._witnessed(job) and max(given_up, default=0) < committed:
             silent = f"job {job.id} lost steps {step + 1} to {committed}, and says {given_up}"
@@ -281,9 +282,8 @@ class ChaosWorld:
         # know of the others' tells of it.
         most = max(committed + 1, self._newest_held(job))
         if job.id in self.lineage.committed and max(given_up, default=0) > most:
-            self.complain(
-                "losses", f"job {job.id} reports as lost {given_up}, and had committed {committed}"
-            )
+            told = f"job {job.id} reports as lost {given_up}, and had committed {committed}"
+            self.complain("losses", told)
 
     def _witnessed(self, job: Job) -> bool:
         """Whether a node of a job knows what its last generation had committed."""
