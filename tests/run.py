@@ -59,7 +59,7 @@ def own_cpu_seconds() -> float:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--processes", type=int, default=(os.cpu_count() or 1) + 1)
+    parser.add_argument("--processes", type=int, default=(os.cpu_count() or 1) + 2)
     parser.add_argument("--store", action="store_true")
     own, options = parser.parse_known_args(arguments)
     os.chdir(ROOT)

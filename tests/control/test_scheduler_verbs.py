@@ -66,15 +66,18 @@ class RelayHandler(socketserver.StreamRequestHandler):
         self.server.taken.append("\n".join(lines))
 
 
-RELAY = Relay()
+@pytest.fixture(scope="module")
+def relay() -> Relay:
+    """Not made where the module is imported: its thread would not outlive a fork."""
+    return Relay()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, relay: Relay) -> Iterator[ServerProcess]:
     """A server with two nodes of two GPUs, one of them in a partition with rules."""
     folder: Path = tmp_path_factory.mktemp("verbs")
     (folder / "policy.toml").write_text(POLICY)
-    options = ("--policy", str(folder / "policy.toml"), "--mail-relay", f"127.0.0.1:{RELAY.port}")
+    options = ("--policy", str(folder / "policy.toml"), "--mail-relay", f"127.0.0.1:{relay.port}")
     with ServerProcess(folder / "state", *options) as running:
         join = (running.state / "join.token").read_text().strip()
 
@@ -213,7 +216,7 @@ def test_what_may_cost_much_is_asked_about(server: ServerProcess) -> None:
 
 
 def test_who_is_to_be_told_of_a_jobs_end_is_told(
-    server: ServerProcess, tokens: dict[str, str]
+    server: ServerProcess, relay: Relay, tokens: dict[str, str]
 ) -> None:
     options = ("--hold", "--name", "told", "--mail", "ann@lab.example")
     elsewhere = ("submit", "--hold", "--mail", "x@else.example", "--", "true")
@@ -225,8 +228,8 @@ def test_who_is_to_be_told_of_a_jobs_end_is_told(
     (number,) = submitted(server, *options, token=tokens["ann"])["jobs"]
     said(server, "cancel", str(number))
     until = time.monotonic() + 30
-    while not any(f"Subject: job {number} (told): cancelled" in each for each in RELAY.taken):
-        assert time.monotonic() < until, RELAY.taken
+    while not any(f"Subject: job {number} (told): cancelled" in each for each in relay.taken):
+        assert time.monotonic() < until, relay.taken
         time.sleep(0.05)
 
 

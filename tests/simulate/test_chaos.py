@@ -255,9 +255,11 @@ def test_peers_confirm_that_a_node_without_a_connection_is_lost(
 
     monkeypatch.setattr(ControllerMachine, "_confirm_lost", watched)
     kinds = ['chaos.kinds=["node_crash", "agent_restart"]', "chaos.faults=20", "chaos.busy=0"]
-    for seed in range(8):
+    for seed in range(40):
         assert run_seed(load_scenario("chaos", kinds), seed).found == []
-    assert confirmed
+        if confirmed:
+            return
+    raise AssertionError("on none of the seeds")
 
 
 def test_without_faults_nothing_is_formed_twice() -> None:
