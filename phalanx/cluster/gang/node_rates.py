@@ -110,17 +110,7 @@ def _of_all(ctx: Context) -> NDArray[np.int64]:
 
 def _group_numbers(ctx: Context) -> NDArray[np.int64]:
     """The group of every node of the fleet, by its place among all groups."""
-    known, fleet = _worked_out(ctx), ctx.fleet
-    if known.groups is not None and len(known.groups) == len(fleet):
-        return known.groups
-    often = len(risk_groups.FAILED)
-    group = np.full(len(fleet), often * risk_groups.AGES.index(risk_groups.OLDER))
-    young = ctx.health.in_service
-    nodes = np.fromiter(young, np.int64, len(young))
-    lived_ns = ctx.now_ns - np.fromiter(young.values(), np.int64, len(young))
-    ages = np.searchsorted(list(risk_groups.YOUNG.values()), lived_ns, side="right")
-    group[nodes] = often * ages
-    for node, days in ctx.health.failed.items():
-        group[node] += min(len(days), often - 1)
-    known.groups = group
-    return group
+    known = _worked_out(ctx)
+    if known.groups is None or len(known.groups) != len(ctx.fleet):
+        known.groups = risk_groups.group_numbers(ctx)
+    return known.groups

@@ -7,15 +7,20 @@ beginning nobody saw is old.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.cluster.context import Context, FailureDay
 from phalanx.cluster.jobs.job import SECOND_NS, Gang
 from phalanx.cluster.policy import DAY_NS
 
+NodeColumn = NDArray[np.int64]  # a number for each node
+
 YOUNG = {"first day": DAY_NS, "first week": 7 * DAY_NS, "first month": 30 * DAY_NS}  # up to
 MATURE_NS = max(YOUNG.values())
+UNSEEN_NS = -(1 << 62)  # the beginning of a node that nobody saw: long ago
 OLDER = "older"
 AGES = (*YOUNG, OLDER)
 FAILED = ("", ", failed once", ", failed more often")  # within the policy's window
@@ -37,38 +42,47 @@ def fails(ctx: Context, node: int) -> None:
 
 def group_of(ctx: Context, node: int) -> str:
     """The group that a node belongs to now."""
-    return _age_of(ctx, node) + _failed_before(ctx, node)
+    since_ns = ctx.health.in_service.get(node)
+    ages = AGES if since_ns is not None else (OLDER,)
+    lived_ns = ctx.now_ns - since_ns if since_ns is not None else 0
+    age = next(age for age in ages if age == OLDER or lived_ns < YOUNG[age])
+    return age + FAILED[min(len(ctx.health.failed.get(node, ())), len(FAILED) - 1)]
+
+
+def group_numbers(ctx: Context) -> NodeColumn:
+    """Of every node of the fleet: its group's place in ``GROUPS``."""
+    lived_ns = ctx.now_ns - _since_ns(ctx)
+    ages = np.searchsorted(list(YOUNG.values()), lived_ns, side="right")
+    return ages * len(FAILED) + _times_failed(ctx)
 
 
 def groups_of(ctx: Context, nodes: Sequence[int]) -> dict[str, dict[str, int]]:
     """How many of some nodes are of each kind and group."""
-    known = ctx.fleet.nodes
-    found = {kind: {OLDER: n} for kind, n in Counter(known[node].kind for node in nodes).items()}
-    for node in _among(ctx.health.in_service.keys() | ctx.health.failed.keys(), nodes):
-        group, of_kind = group_of(ctx, node), found[known[node].kind]
-        of_kind[OLDER] -= 1
-        of_kind[group] = of_kind.get(group, 0) + 1
-    return {
-        kind: {group: number for group, number in numbers.items() if number}
-        for kind, numbers in found.items()
-    }
+    chosen, classes = np.asarray(nodes, np.int64), ctx.fleet.columns.node_class
+    places = classes[chosen] * len(GROUPS) + group_numbers(ctx)[chosen]
+    found: dict[str, dict[str, int]] = {}
+    seen, counts = np.unique(places, return_counts=True)
+    for place, number in zip(seen.tolist(), counts.tolist(), strict=True):
+        of_kind = found.setdefault(ctx.fleet.classes[place // len(GROUPS)].kind, {})
+        group = GROUPS[place % len(GROUPS)]
+        of_kind[group] = of_kind.get(group, 0) + number
+    return found
 
 
-def _among(marked: Collection[int], nodes: Sequence[int]) -> list[int]:
-    """Those nodes that are marked, in the order of ``nodes``; few marked ones cost little."""
-    common = set(marked).intersection(nodes)
-    return [node for node in nodes if node in common] if common else []
+def _since_ns(ctx: Context) -> NodeColumn:
+    """Since when each node of the fleet is there."""
+    young, found = ctx.health.in_service, np.full(len(ctx.fleet), UNSEEN_NS, np.int64)
+    nodes = np.fromiter(young, np.int64, len(young))
+    found[nodes] = np.fromiter(young.values(), np.int64, len(young))
+    return found
 
 
-def _age_of(ctx: Context, node: int) -> str:
-    since_ns = ctx.health.in_service.get(node)
-    if since_ns is None:
-        return OLDER
-    return next((age for age, upto in YOUNG.items() if ctx.now_ns < since_ns + upto), OLDER)
-
-
-def _failed_before(ctx: Context, node: int) -> str:
-    return FAILED[min(len(ctx.health.failed.get(node, ())), len(FAILED) - 1)]
+def _times_failed(ctx: Context) -> NodeColumn:
+    """The place in ``FAILED`` of each node of the fleet."""
+    found = np.zeros(len(ctx.fleet), np.int64)
+    for node, days in ctx.health.failed.items():
+        found[node] = min(len(days), len(FAILED) - 1)
+    return found
 
 
 def count_time(ctx: Context, gang: Gang, gpus: int, today: Callable[[str], FailureDay]) -> None:
@@ -86,19 +100,29 @@ def count_time(ctx: Context, gang: Gang, gpus: int, today: Callable[[str], Failu
                 passed_ns[kind, group] = number * (ctx.now_ns - begin_ns)
             else:
                 aging = True
-    for node in _among(ctx.health.in_service, gang.keepers) if aging else ():
-        since_ns = ctx.health.in_service[node]
-        if since_ns + MATURE_NS <= begin_ns:
-            continue  # it is counted with those that are older
-        kind, often = ctx.fleet.nodes[node].kind, _failed_before(ctx, node)
-        for age, part_ns in _parts(since_ns, begin_ns, ctx.now_ns):
-            known_ns = passed_ns.get((kind, age + often), 0)
-            passed_ns[kind, age + often] = known_ns + part_ns
+    if aging:
+        passed_ns |= _aging_ns(ctx, gang, begin_ns)
     for (kind, group), part_ns in passed_ns.items():
         seconds = part_ns * gpus // (len(gang.keepers) * SECOND_NS)
         if seconds > 0:
             counted = today(kind).aged_gpu_seconds
             counted[group] = counted.get(group, 0) + seconds
+
+
+def _aging_ns(ctx: Context, gang: Gang, begin_ns: int) -> dict[tuple[str, str], int]:
+    """The time that nodes which are not old, or became it since, ran; by kind and group."""
+    keepers, fleet = np.asarray(gang.keepers, np.int64), ctx.fleet
+    since_ns = _since_ns(ctx)[keepers]
+    aging = since_ns + MATURE_NS > begin_ns  # others count as older ones
+    nodes, since_ns = keepers[aging], since_ns[aging]
+    alike = fleet.columns.node_class[nodes] * len(FAILED) + _times_failed(ctx)[nodes]
+    found: dict[tuple[str, str], int] = {}
+    for place in np.unique(alike).tolist():
+        kind, often = fleet.classes[place // len(FAILED)].kind, FAILED[place % len(FAILED)]
+        for age, part_ns in _parts(since_ns[alike == place], begin_ns, ctx.now_ns):
+            if part_ns:
+                found[kind, age + often] = found.get((kind, age + often), 0) + part_ns
+    return found
 
 
 def forget_old(ctx: Context) -> None:
@@ -118,12 +142,16 @@ def forget_old(ctx: Context) -> None:
     ctx.node_rates = None
 
 
-def _parts(since_ns: int, begin_ns: int, end_ns: int) -> Iterator[tuple[str, int]]:
-    """How long a node was of each age within a time."""
+def _parts(since_ns: NodeColumn, begin_ns: int, end_ns: int) -> Iterator[tuple[str, int]]:
+    """How long nodes were of each age within a time, together."""
     low_ns = since_ns
     for age in AGES:
-        high_ns = since_ns + YOUNG[age] if age in YOUNG else max(end_ns, low_ns)
-        part_ns = min(end_ns, high_ns) - max(begin_ns, low_ns)
-        if part_ns > 0:
-            yield age, part_ns
+        high_ns = since_ns + YOUNG[age] if age in YOUNG else np.maximum(end_ns, low_ns)
+        parts_ns = np.minimum(end_ns, high_ns) - np.maximum(begin_ns, low_ns)
+        yield age, _total(np.maximum(parts_ns, 0))
         low_ns = high_ns
+
+
+def _total(column: NodeColumn) -> int:
+    """The exact sum: nanoseconds of a large gang may not fit into 64 bits."""
+    return (int((column >> 32).sum()) << 32) + int((column & 0xFFFFFFFF).sum())
