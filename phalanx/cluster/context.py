@@ -57,6 +57,7 @@ class NodeRates(Struct, kw_only=True):
     sequence: int
     now_ns: int
     by_kind: dict[str, dict[str, int]] = {}  # and group
+    of_group: dict[tuple[str, str], int] = {}  # of a kind, those that were asked for
     seen: dict[str, Any] = {}  # SeenFailures of a kind
     totals: dict[tuple[int, ...], int] = {}  # over some nodes
     groups: NDArray[np.int64] | None = None  # of every node, see ``risk_groups``

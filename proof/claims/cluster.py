@@ -180,6 +180,20 @@ CLUSTER = (
         needs=QUIET,
     ),
     Claim(
+        name="simulate-quick",
+        says="Two days of 100,000 GPUs, with every change.",
+        command="python -m benchmarks.simulate --quick",
+        figures=(
+            Figure(
+                "100k_1t_seconds", "two days of 100,000 GPUs", "s", at_most=10.0, regression=0.25
+            ),
+            Figure("violations", "violations", at_most=0, timed=False),
+        ),
+        minutes=0.5,
+        needs=QUIET,
+        quick=True,
+    ),
+    Claim(
         name="detection",
         says="A slow rank among 98,304 is named within 20 steps, nobody else is, and a flipped bit "
         "is localised.",

@@ -67,12 +67,12 @@ def rates_of(ctx: Context, nodes: Sequence[int]) -> list[int]:
 
 def mean_of_groups(ctx: Context, groups: dict[str, dict[str, int]]) -> int:
     """The mean rate of so many nodes of each kind and group."""
-    total = count = 0
+    total, count, rates = 0, 0, _worked_out(ctx).of_group
     for kind, numbers in groups.items():
-        known = seen_now(ctx, kind)
         for group, number in numbers.items():
-            rate = known.group(group).per_million_node_days
-            total, count = total + number * rate, count + number
+            if (kind, group) not in rates:
+                rates[kind, group] = seen_now(ctx, kind).group(group).per_million_node_days
+            total, count = total + number * rates[kind, group], count + number
     return max(1, total // max(1, count))
 
 

@@ -7,6 +7,7 @@ beginning nobody saw is old.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -23,6 +24,7 @@ MATURE_NS = max(YOUNG.values())
 UNSEEN_NS = -(1 << 62)  # the beginning of a node that nobody saw: long ago
 OLDER = "older"
 AGES = (*YOUNG, OLDER)
+FEW_NODES = 64  # are counted one by one rather than in columns of the whole fleet
 FAILED = ("", ", failed once", ", failed more often")  # within the policy's window
 AGE_OF = {age + often: age for age in AGES for often in FAILED}  # by group
 GROUPS = tuple(AGE_OF)
@@ -51,13 +53,23 @@ def group_of(ctx: Context, node: int) -> str:
 
 def group_numbers(ctx: Context) -> NodeColumn:
     """Of every node of the fleet: its group's place in ``GROUPS``."""
-    lived_ns = ctx.now_ns - _since_ns(ctx)
+    young, found = ctx.health.in_service, np.full(len(ctx.fleet), GROUPS.index(OLDER), np.int64)
+    lived_ns = ctx.now_ns - np.fromiter(young.values(), np.int64, len(young))
     ages = np.searchsorted(list(YOUNG.values()), lived_ns, side="right")
-    return ages * len(FAILED) + _times_failed(ctx)
+    found[np.fromiter(young, np.int64, len(young))] = ages * len(FAILED)
+    for node, days in ctx.health.failed.items():
+        found[node] += min(len(days), len(FAILED) - 1)
+    return found
 
 
 def groups_of(ctx: Context, nodes: Sequence[int]) -> dict[str, dict[str, int]]:
     """How many of some nodes are of each kind and group."""
+    if len(nodes) <= FEW_NODES:
+        names = Counter((ctx.fleet.nodes[node].kind, group_of(ctx, node)) for node in nodes)
+        few: dict[str, dict[str, int]] = {}
+        for (kind, group), number in names.items():
+            few.setdefault(kind, {})[group] = number
+        return few
     chosen, classes = np.asarray(nodes, np.int64), ctx.fleet.columns.node_class
     places = classes[chosen] * len(GROUPS) + group_numbers(ctx)[chosen]
     found: dict[str, dict[str, int]] = {}
@@ -66,22 +78,6 @@ def groups_of(ctx: Context, nodes: Sequence[int]) -> dict[str, dict[str, int]]:
         of_kind = found.setdefault(ctx.fleet.classes[place // len(GROUPS)].kind, {})
         group = GROUPS[place % len(GROUPS)]
         of_kind[group] = of_kind.get(group, 0) + number
-    return found
-
-
-def _since_ns(ctx: Context) -> NodeColumn:
-    """Since when each node of the fleet is there."""
-    young, found = ctx.health.in_service, np.full(len(ctx.fleet), UNSEEN_NS, np.int64)
-    nodes = np.fromiter(young, np.int64, len(young))
-    found[nodes] = np.fromiter(young.values(), np.int64, len(young))
-    return found
-
-
-def _times_failed(ctx: Context) -> NodeColumn:
-    """The place in ``FAILED`` of each node of the fleet."""
-    found = np.zeros(len(ctx.fleet), np.int64)
-    for node, days in ctx.health.failed.items():
-        found[node] = min(len(days), len(FAILED) - 1)
     return found
 
 
@@ -111,11 +107,13 @@ def count_time(ctx: Context, gang: Gang, gpus: int, today: Callable[[str], Failu
 
 def _aging_ns(ctx: Context, gang: Gang, begin_ns: int) -> dict[tuple[str, str], int]:
     """The time that nodes which are not old, or became it since, ran; by kind and group."""
-    keepers, fleet = np.asarray(gang.keepers, np.int64), ctx.fleet
-    since_ns = _since_ns(ctx)[keepers]
-    aging = since_ns + MATURE_NS > begin_ns  # others count as older ones
-    nodes, since_ns = keepers[aging], since_ns[aging]
-    alike = fleet.columns.node_class[nodes] * len(FAILED) + _times_failed(ctx)[nodes]
+    young, failed, fleet = ctx.health.in_service, ctx.health.failed, ctx.fleet
+    # Others count as older ones.
+    aging = [n for n in gang.keepers if young.get(n, UNSEEN_NS) + MATURE_NS > begin_ns]
+    nodes = np.asarray(aging, np.int64)
+    since_ns = np.asarray([young[node] for node in aging], np.int64)
+    times = [min(len(failed.get(node, ())), len(FAILED) - 1) for node in aging]
+    alike = fleet.columns.node_class[nodes] * len(FAILED) + np.asarray(times, np.int64)
     found: dict[tuple[str, str], int] = {}
     for place in np.unique(alike).tolist():
         kind, often = fleet.classes[place // len(FAILED)].kind, FAILED[place % len(FAILED)]
