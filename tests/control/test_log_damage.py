@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.protocol.events import Hold
+from phalanx.cluster.protocol.events import EventBody, Hold, Submit
 from phalanx.control.server.store.interface import TICK, event_of, open_store
 from phalanx.control.server.store.sqlite import SqliteStore
 from tests.commands import run_phalanx
@@ -183,11 +183,7 @@ def test_repair_shows_what_would_be_lost_before_it_cuts(killed: Path) -> None:
 def test_repair_gives_up_a_single_damaged_event(tmp_path: Path) -> None:
     state = tmp_path / "state"
     fill(state, killed=True, holds=True)
-    store = open_store("", state)
-    records = store.records(0, 1000)
-    store.close()
-    bodies = {each.sequence: event_of((each.sequence, 0, each.body)).body for each in records}
-    (hold,) = (sequence for sequence, body in bodies.items() if isinstance(body, Hold))
+    (hold,) = (sequence for sequence, body in bodies(state).items() if isinstance(body, Hold))
     change_file(
         state / LOG, f"UPDATE events SET body = x'c1', time_ns = 1 << 62 WHERE sequence = {hold}"
     )
@@ -200,11 +196,14 @@ def test_repair_gives_up_a_single_damaged_event(tmp_path: Path) -> None:
 def test_a_submission_is_not_set_aside_because_later_jobs_would_have_other_numbers(
     killed: Path,
 ) -> None:
-    change_file(killed / LOG, "UPDATE events SET body = x'c1' WHERE sequence = 25")
+    submitted = [sequence for sequence, body in bodies(killed).items() if isinstance(body, Submit)]
+    damaged, job = submitted[-5], JOBS - 4
+    change_file(killed / LOG, f"UPDATE events SET body = x'c1' WHERE sequence = {damaged}")
     assert "--set-aside" not in repair(killed).stdout
-    refused = repair(killed, "--set-aside", "25", "--yes")
+    refused = repair(killed, "--set-aside", str(damaged), "--yes")
     assert refused.returncode == 1
-    assert "event 25 submitted job 23: without it later jobs would have" in refused.stderr
+    told = f"event {damaged} submitted job {job}: without it later jobs would have"
+    assert told in refused.stderr
 
 
 def test_of_a_log_that_was_in_its_wal_alone_nothing_is_left_and_that_is_said(
@@ -239,6 +238,14 @@ def test_repair_leaves_the_log_of_a_running_server_alone(killed: Path) -> None:
     assert not list(killed.glob("log-before-repair-*"))
     assert repair(killed).returncode == 0
     server.close()
+
+
+def bodies(state: Path) -> dict[int, EventBody]:
+    """What the events of a log say, by their number: ticks fall anywhere between submissions."""
+    store = open_store("", state)
+    records = store.records(0, 1000)
+    store.close()
+    return {each.sequence: event_of((each.sequence, 0, each.body)).body for each in records}
 
 
 def repair(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
