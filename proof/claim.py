@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 REGRESSION = 0.10  # how far below its own history a figure may fall
+CLOCKED = ("s", "ms", "/s")  # units that a slower machine changes; shares and ratios it does not
 
 
 class Need(Enum):
@@ -59,19 +60,24 @@ class Figure:
             return f"{_digits(value)}/s"
         return f"{_digits(value)} {self.unit}".rstrip()
 
-    def meets_bar(self, value: float) -> bool:
-        """Whether the value is good enough; a number that is none never is."""
-        if self.at_most is not None and not value <= self.at_most:
-            return False
-        return not (self.at_least is not None and not value >= self.at_least)
+    def meets_bar(self, value: float, slower: float = 1.0) -> bool:
+        """Whether the value is good enough; a number that is none never is.
 
-    def fell(self, value: float, before: float) -> bool:
+        ``slower``: by what factor the machine is slower than it usually is.
+        """
+        scale = slower if self.timed and self.unit in CLOCKED else 1.0
+        if self.at_most is not None and not value <= self.at_most * scale:
+            return False
+        return not (self.at_least is not None and not value >= self.at_least / scale)
+
+    def fell(self, value: float, before: float, slower: float = 1.0) -> bool:
         """Whether the value is further below an earlier one than noise explains."""
         if not self.timed or before <= 0 or (self.at_most is None and self.at_least is None):
             return False
+        scale = slower if self.unit in CLOCKED else 1.0
         if self.less_is_better:
-            return value > before * (1 + self.regression)
-        return value < before * (1 - self.regression)
+            return value > before * (1 + self.regression) * scale
+        return value < before * (1 - self.regression) / scale
 
 
 @dataclass(frozen=True)
@@ -113,11 +119,17 @@ class Verdict:
 
 
 def judge(
-    claim: Claim, measured: Mapping[str, float], before: Mapping[str, float], *, trusted: bool
+    claim: Claim,
+    measured: Mapping[str, float],
+    before: Mapping[str, float],
+    *,
+    trusted: bool,
+    slower: float = 1.0,
 ) -> list[Verdict]:
     """Each figure beside its bar and beside what it was before on such a machine.
 
-    Figures that depend on the machine are not judged where its cores were busy.
+    Figures that depend on the machine are not judged where its cores were busy; where it is
+    ``slower`` than it usually is, times may be longer by that factor.
     """
     verdicts = []
     for figure in claim.figures:
@@ -127,9 +139,9 @@ def judge(
             problem = "the command did not report it"
         elif figure.timed and not trusted:
             problem = ""
-        elif not figure.meets_bar(value):
+        elif not figure.meets_bar(value, slower):
             problem = f"its bar is {figure.bar}"
-        elif figure.name in before and figure.fell(value, before[figure.name]):
+        elif figure.name in before and figure.fell(value, before[figure.name], slower):
             problem = f"it was {figure.show(before[figure.name])} before"
         verdicts.append(Verdict(figure, value, problem))
     return verdicts

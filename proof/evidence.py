@@ -12,7 +12,8 @@ HEAD = """\
 Every figure that README and docs claim, measured by the command that stands beside it. This page is
 written by `python -m proof` from `proof/history.jsonl`; the claims and their bars stand in
 `proof/claims/`. A figure that misses its bar, or falls by more than a tenth below its own history
-on such a machine, fails the run.
+on such a machine, fails the run. A fixed piece of work is timed beside each claim: where the
+machine is slower than such machines usually are, times and rates may be worse by that factor.
 
 ```sh
 make proof-quick     # the short ones, a few minutes; `make test` runs them too

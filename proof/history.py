@@ -16,7 +16,7 @@ COMMIT_VARIABLE = "PHALANX_COMMIT"  # where the tree was copied without its repo
 COMPARED = 5  # measurements that make a figure's history
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One run of a claim's command."""
 
     claim: str
@@ -27,6 +27,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     trusted: bool  # the cores were quiet, or nothing in the claim needs them so
     seconds: float
     figures: dict[str, float]
+    pace: float = 0.0  # seconds that a fixed piece of work took beside it; 0: not measured
 
 
 def read(path: Path = HISTORY) -> list[Measurement]:
@@ -68,6 +69,12 @@ def reference(measurements: Iterable[Measurement], claim: str, machine: str) -> 
             for name, value in each.figures.items():
                 values.setdefault(name, []).append(value)
     return {name: statistics.median(found[-COMPARED:]) for name, found in values.items()}
+
+
+def usual_pace(measurements: Iterable[Measurement], machine: str) -> float:
+    """How long the fixed piece of work usually took on such a machine; 0 where nobody knows."""
+    paces = [each.pace for each in measurements if each.machine == machine and each.pace]
+    return statistics.median(paces) if paces else 0.0
 
 
 def this_commit() -> str:

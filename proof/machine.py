@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from proof.claim import Need
 
 QUIET_SHARE = 0.15  # of all cores' time that others may use
 SAMPLE_SECONDS = 1.5
+PACE_ROUNDS = 9
 MOST_WAIT_SECONDS = 90.0  # for the cores to become quiet
 
 
@@ -65,6 +67,20 @@ def wait_until_quiet(most_seconds: float) -> float:
     while (share := busy_share()) > QUIET_SHARE and time.monotonic() < until:
         time.sleep(2.0)
     return share
+
+
+def pace_seconds() -> float:
+    """How long a fixed piece of work takes just now: neighbours slow a shared machine unseen."""
+    return statistics.median(_fixed_work() for _ in range(PACE_ROUNDS))
+
+
+def _fixed_work() -> float:
+    began = time.perf_counter()
+    counts: dict[int, int] = {}
+    for number in range(200_000):
+        key = number * 7919 % 4093
+        counts[key] = counts.get(key, 0) + 1
+    return time.perf_counter() - began
 
 
 def missing(needs: tuple[Need, ...]) -> list[Need]:

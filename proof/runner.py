@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proof.claim import Claim, Need, Verdict, judge
-from proof.history import ROOT, Measurement, reference, this_commit
+from proof.history import ROOT, Measurement, reference, this_commit, usual_pace
 from proof.machine import (
     MOST_WAIT_SECONDS,
     QUIET_SHARE,
     busy_share,
     machine_name,
+    pace_seconds,
     wait_until_quiet,
 )
 from proof.report import FIGURES_VARIABLE
@@ -28,6 +29,8 @@ LAST_LINES = 15  # of a command that failed
 PATIENCE = 10  # times the minutes that a claim says it takes
 SETTLE_SECONDS = 2.0  # what the command started may still be ending
 SHORT_WAIT_SECONDS = 5.0  # where the cores were busy before
+SLOW_MACHINE = 1.1  # times: worth a line
+MOST_SLOWER = 2.0  # times: a machine slower than that proves nothing
 AGAIN = 2  # further attempts of a figure that fell: noise passes, a regression stays
 
 
@@ -52,6 +55,7 @@ class Prover:
     def __init__(self, history: list[Measurement]) -> None:
         self._history = history
         self._wait_seconds = MOST_WAIT_SECONDS
+        self._usual_pace = usual_pace(history, machine_name())
 
     def prove(self, claim: Claim) -> Outcome:
         """Measure a claim; again where a figure that depends on the machine fell."""
@@ -70,6 +74,7 @@ class Prover:
         busy = wait_until_quiet(self._wait_seconds) if quiet_needed else 0.0
         if busy > QUIET_SHARE:
             self._wait_seconds = SHORT_WAIT_SECONDS
+        pace = pace_seconds() if quiet_needed else 0.0
         began = time.monotonic()
         try:
             figures, output = run_command(claim)
@@ -79,6 +84,7 @@ class Prover:
         if quiet_needed:
             time.sleep(SETTLE_SECONDS)
             busy = max(busy, busy_share())
+            pace = max(pace, pace_seconds())
         measurement = Measurement(
             claim=claim.name,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -88,9 +94,19 @@ class Prover:
             trusted=busy <= QUIET_SHARE,
             seconds=round(seconds, 1),
             figures=figures,
+            pace=round(pace, 4),
         )
-        verdicts = judge(claim, figures, before, trusted=measurement.trusted)
+        slower = self._slower(pace)
+        if slower > SLOW_MACHINE:
+            print(f"    this machine is {slower:.2f}× slower than usual: so may times be")
+        verdicts = judge(claim, figures, before, trusted=measurement.trusted, slower=slower)
         return Outcome(claim, measurement, verdicts, output=output)
+
+    def _slower(self, pace: float) -> float:
+        """By what factor this machine is slower than such machines usually are; at least 1."""
+        if not pace or not self._usual_pace:
+            return 1.0
+        return min(MOST_SLOWER, max(1.0, pace / self._usual_pace))
 
 
 class CommandError(Exception):

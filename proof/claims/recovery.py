@@ -87,6 +87,13 @@ RECOVERY = (
                 timed=False,
             ),
             Figure(
+                "slow_starts_points",
+                "points of effective time gained where starts take ten minutes, by going on "
+                "without the lost replica",
+                at_least=25,
+                timed=False,
+            ),
+            Figure(
                 "decision_ms",
                 "the longest decision for a gang of 98,304 GPUs",
                 "ms",

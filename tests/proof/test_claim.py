@@ -16,9 +16,12 @@ GOOD = {"seconds": 1.0, "rate": 200.0, "violations": 0.0}
 
 
 def problems(
-    measured: dict[str, float], before: dict[str, float] | None = None, trusted: bool = True
+    measured: dict[str, float],
+    before: dict[str, float] | None = None,
+    trusted: bool = True,
+    slower: float = 1.0,
 ) -> dict[str, str]:
-    verdicts = judge(CLAIM, measured, before or {}, trusted=trusted)
+    verdicts = judge(CLAIM, measured, before or {}, trusted=trusted, slower=slower)
     return {verdict.figure.name: verdict.problem for verdict in verdicts if verdict.problem}
 
 
@@ -56,6 +59,15 @@ def test_more_than_a_tenth_below_its_history_is_a_failure(
     found = problems({**GOOD, name: value}, before=GOOD)
     assert bool(found) == fails
     assert not fails or "before" in found[name]
+
+
+def test_on_a_slower_machine_times_may_be_longer_by_as_much_and_counts_may_not() -> None:
+    late = {"seconds": 2.5, "rate": 80.0, "violations": 0.0}
+    assert problems(late).keys() == {"seconds", "rate"}
+    assert problems(late, slower=1.3) == {}
+    assert problems({**late, "violations": 1.0}, slower=1.3).keys() == {"violations"}
+    assert problems({**GOOD, "rate": 150.0}, before=GOOD, slower=1.3) == {}
+    assert problems({**GOOD, "rate": 130.0}, before=GOOD, slower=1.3).keys() == {"rate"}
 
 
 def test_on_busy_cores_only_what_does_not_depend_on_the_machine_is_judged() -> None:

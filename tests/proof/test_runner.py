@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import pytest
 
 from proof import runner
-from proof.claim import Claim, Figure
+from proof.claim import Claim, Figure, Need
 from proof.history import Measurement
 from proof.machine import machine_name
 
@@ -61,8 +62,8 @@ def test_noise_that_passes_is_no_failure(counter: Path) -> None:
     assert outcome.measurement is not None and outcome.measurement.figures == {"rate": 100.0}
 
 
-def test_a_fall_below_history_fails_though_the_bar_is_met(counter: Path) -> None:
-    past = Measurement(
+def past(pace: float = 0.0) -> Measurement:
+    return Measurement(
         claim="c",
         date="2026-11-16",
         commit="abc",
@@ -71,9 +72,27 @@ def test_a_fall_below_history_fails_though_the_bar_is_met(counter: Path) -> None
         trusted=True,
         seconds=1.0,
         figures={"rate": 300.0},
+        pace=pace,
     )
-    outcome = runner.Prover([past]).prove(claim(counter, '{"rate": 200.0}'))
+
+
+def test_a_fall_below_history_fails_though_the_bar_is_met(counter: Path) -> None:
+    outcome = runner.Prover([past()]).prove(claim(counter, '{"rate": 200.0}'))
     assert [verdict.problem for verdict in outcome.verdicts] == ["it was 300/s before"]
+
+
+@pytest.mark.parametrize(("pace", "fails"), [(1.0, True), (1.5, False), (0.5, True)])
+def test_a_machine_that_is_slower_today_is_no_regression(
+    counter: Path, monkeypatch: pytest.MonkeyPatch, pace: float, fails: bool
+) -> None:
+    monkeypatch.setattr(runner, "pace_seconds", lambda: pace)
+    monkeypatch.setattr(runner, "wait_until_quiet", lambda seconds: 0.0)
+    monkeypatch.setattr(runner, "busy_share", lambda: 0.0)
+    monkeypatch.setattr(runner, "SETTLE_SECONDS", 0.0)
+    asked = dataclasses.replace(claim(counter, '{"rate": 200.0}'), needs=(Need.QUIET,))
+    outcome = runner.Prover([past(pace=1.0)]).prove(asked)
+    assert outcome.failed == fails
+    assert outcome.measurement is not None and outcome.measurement.pace == pace
 
 
 def test_a_command_without_figures_fails_with_its_last_words(counter: Path) -> None:

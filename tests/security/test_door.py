@@ -49,10 +49,10 @@ HOSTILE_TOML = [
 
 @pytest.mark.parametrize("toml", HOSTILE_TOML)
 def test_hostile_job_texts_are_refused_quickly_or_read(toml: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with suppress(tomllib.TOMLDecodeError):
         json.dumps(parse_toml(toml))
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - began < 2.0
 
 
 @pytest.mark.parametrize("toml", HOSTILE_TOML)
@@ -102,12 +102,12 @@ def test_what_is_too_much_is_refused(value: Any) -> None:
 
 
 def test_a_constraint_takes_time_in_proportion_and_has_a_bound() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     for text in ("&".join(f"a{i}" for i in range(100_000)), "!" * 2000 + "a", "(" * 2000):
         with pytest.raises(ConfigError) as refused:
             parse(text) if not text.startswith("!") else parse(text * 2)
         assert len(str(refused.value)) < 500
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 4.0  # ninety and more where it is quadratic
     assert len(parse("&".join(f"a{i}" for i in range(MOST_TERMS)))) == MOST_TERMS
     assert parse("!!a") == parse("a")
 
@@ -121,7 +121,7 @@ def test_the_order_of_a_long_chain_is_found_in_time_in_proportion() -> None:
         Step(name=f"s{i}", spec=spec, after=(("afterok", f"s{i + 1}"),) if i + 1 < count else ())
         for i in range(count)
     ]
-    began = time.monotonic()
+    began = time.process_time()
     assert workflow_order(chain) == list(reversed(range(count)))
     ring = [
         Step(name=f"s{i}", spec=spec, after=(("afterok", f"s{(i + 1) % count}"),))
@@ -129,7 +129,7 @@ def test_the_order_of_a_long_chain_is_found_in_time_in_proportion() -> None:
     ]
     found = workflow_order(ring)
     assert isinstance(found, Reason) and found.code == "cycle" and len(str(found)) < 1000
-    assert time.monotonic() - began < 5.0
+    assert time.process_time() - began < 10.0
 
 
 class Following:

@@ -295,9 +295,9 @@ def test_a_ring_made_to_keep_the_agent_busy_is_given_up(tmp_path: Path) -> None:
         file.write(
             (0x0000FFFF).to_bytes(4, "little") * (1 << 18)
         )  # a frame seems to begin anywhere
-    began = time.monotonic()
+    began = time.process_time()
     assert RingReader(tmp_path / "steps-0").history() == []
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_files_are_reached_as_a_user_and_then_as_root_again(shadow: Path, owner: Owner) -> None:

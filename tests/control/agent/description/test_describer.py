@@ -129,7 +129,7 @@ def test_a_machine_that_hangs_holds_no_join_up(
     slow = DescriptionSources.describe
 
     def hang(self: DescriptionSources, *given: object) -> NodeDescription:
-        free.wait(20)
+        free.wait(60)
         return slow(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DescriptionSources, "describe", hang)
@@ -140,7 +140,7 @@ def test_a_machine_that_hangs_holds_no_join_up(
         following = asyncio.create_task(made.follow(lambda: told_of.append(made.node.kind)))
         began = time.monotonic()
         await made.ready()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 40
         assert (made.node.leaf, made.node.kind, made.node.gpus) == ("mine", "", 8)
         free.set()
         await until(lambda: told_of)

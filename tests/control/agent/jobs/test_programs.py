@@ -156,7 +156,7 @@ def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> 
         log = output(cluster, job)
         assert log.count("local rank 0 total 3.0") == 2 and "attempt" not in log
         ended = cluster.job(job)
-        assert ended["printed"] and ended["step"] == 8 and 0.1 < ended["step_seconds"] < 2
+        assert ended["printed"] and ended["step"] == 8 and 0.1 < ended["step_seconds"] < 60
         spent = cluster.get(f"/v1/jobs/{job}/ledger")
         assert "productive" in str(spent), spent
 
