@@ -25,14 +25,14 @@ GIB = 1 << 30
 # ---------------------------------------------------------------- the measuring processes
 
 
-def serve(side: str, model: str, fp8: bool, steps: int) -> None:
+def serve(side: str, name: str, steps: int) -> None:
     """Answer "window" and "ceiling" on standard input with a line of JSON each."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print is not an answer
     import torch
-    from speed_shape import SEQUENCE, SHAPES
+    from speed_shape import row
 
-    shape = SHAPES[model]
+    compared = row(name)
     if side == "torchtitan":
         from speed_titan import TitanSide as Side
     else:
@@ -44,10 +44,10 @@ def serve(side: str, model: str, fp8: bool, steps: int) -> None:
             answer = {"matmul_tflops": matmul_ceiling()}
         else:
             if trainer is None:  # not before its turn: the other side may need the memory
-                trainer = Side(shape, fp8)
+                trainer = Side(compared)
             if state is not None:
                 state.unpark()
-            answer = measure(trainer, steps, shape.batch * SEQUENCE)
+            answer = measure(trainer, steps, compared.tokens)
             state = trainer.state()
             state.park()
         torch.cuda.empty_cache()
@@ -97,9 +97,8 @@ def matmul_ceiling() -> float:
 class Process:
     """One side, measuring when asked."""
 
-    def __init__(self, side: str, model: str, fp8: bool, steps: int) -> None:
-        command = [sys.executable, __file__, "--serve", side, "--model", model]
-        command += ["--steps", str(steps)] + (["--fp8"] if fp8 else [])
+    def __init__(self, side: str, row: str, steps: int) -> None:
+        command = [sys.executable, __file__, "--serve", side, "--row", row, "--steps", str(steps)]
         environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
@@ -125,15 +124,15 @@ class Process:
         self.process.wait()
 
 
-def compare(model: str, fp8: bool, windows: int, steps: int) -> dict[str, Any]:
+def compare(row: str, windows: int, steps: int) -> dict[str, Any]:
     """Alternate the two sides; the first window of each is discarded as warm-up."""
-    sides = [Process(side, model, fp8, steps) for side in SIDES]
-    found: dict[str, Any] = {"model": model, "precision": "fp8" if fp8 else "bf16"}
+    sides = [Process(side, row, steps) for side in SIDES]
+    found: dict[str, Any] = {"row": row}
     samples: dict[str, list[dict[str, float]]] = {side.side: [] for side in sides}
     for window in range(windows + 1):
         for side in sides:
             answer = side.ask("window")
-            print(f"  {model} {side.side} window {window}: {answer}", file=sys.stderr, flush=True)
+            print(f"  {row} {side.side} window {window}: {answer}", file=sys.stderr, flush=True)
             if window:
                 samples[side.side].append(answer)
     found["matmul_tflops"] = sides[1].ask("ceiling")["matmul_tflops"]
@@ -145,28 +144,29 @@ def compare(model: str, fp8: bool, windows: int, steps: int) -> dict[str, Any]:
             "tokens_per_second": statistics.median(rates),
             "windows": rates,
             "peak_bytes": max(a["peak_bytes"] for a in answers),
-            "mfu": mfu(model, statistics.median(rates)),
+            "mfu": mfu(row, statistics.median(rates)),
         }
     return found
 
 
-def mfu(model: str, tokens_per_second: float) -> float:
+def mfu(name: str, tokens_per_second: float) -> float:
     """Share of the bf16 peak, attention counted causally; also for fp8, so that rows compare."""
-    from speed_shape import SEQUENCE, SHAPES
+    from speed_shape import row
 
     from phalanx.hardware import lookup
     from phalanx.plan.memory.model_counts import flops_per_token
 
     gpu = lookup("NVIDIA H200")
     assert gpu is not None
-    flops = flops_per_token(SHAPES[model].model, SEQUENCE, "causal").model_flops
+    compared = row(name)
+    flops = flops_per_token(compared.model, compared.sequence, "causal").model_flops
     return tokens_per_second * flops / gpu.peak_flops["bfloat16"]
 
 
 def table(results: list[dict[str, Any]]) -> str:
     """One row for each model and trainer."""
     lines = [
-        "| model | trainer | tokens/s (median) | windows min-max | MFU causal, bf16 peak | "
+        "| row | trainer | tokens/s (median) | windows min-max | MFU causal, bf16 peak | "
         "peak GiB | ratio | matmul TFLOP/s |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -176,7 +176,7 @@ def table(results: list[dict[str, Any]]) -> str:
             s = result[side]
             low, high = min(s["windows"]), max(s["windows"])
             lines.append(
-                f"| {result['model']} {result['precision']} | {side} "
+                f"| {result['row']} | {side} "
                 f"| {s['tokens_per_second']:,.0f} | {low:,.0f}-{high:,.0f} "
                 f"| {s['mfu']:.1%} | {s['peak_bytes'] / GIB:.1f} "
                 f"| {s['tokens_per_second'] / base:.3f} | {result['matmul_tflops']:.0f} |"
@@ -185,7 +185,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def judge(result: dict[str, Any]) -> int:
-    """The row's figures, for whoever measures the claim of that model."""
+    """The row's figures, for whoever measures its claim."""
     from proof.report import report
 
     ours, theirs = result[SIDES[1]], result[SIDES[0]]
@@ -195,30 +195,29 @@ def judge(result: dict[str, Any]) -> int:
         "mfu": ours["mfu"],
         "peak_gib": ours["peak_bytes"] / GIB,
     }
-    size = result["model"].removeprefix("llama3-")
-    return report(f"speed-{size}" + ("-fp8" if result["precision"] == "fp8" else ""), figures)
+    return report(f"speed-{result['row']}", figures)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", action="append", help="preset; may be given several times")
-    parser.add_argument("--fp8", action="store_true", help="linear layers in fp8, on both sides")
-    parser.add_argument("--all", action="store_true", help="1B bf16, 3B bf16 and 3B fp8")
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    from speed_shape import ROWS
+
+    parser.add_argument(
+        "--row", action="append", choices=ROWS, help="what to compare; may be given several times"
+    )
+    parser.add_argument("--all", action="store_true", help="every row")
     parser.add_argument("--windows", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="measured steps in a window")
     parser.add_argument("--json", type=Path, help="where to write the results")
     parser.add_argument("--serve", choices=SIDES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        serve(arguments.serve, arguments.model[0], arguments.fp8, arguments.steps)
+        serve(arguments.serve, arguments.row[0], arguments.steps)
         return 0
-    sys.path[:0] = [str(HERE), str(HERE.parent)]
-    wanted = [(model, arguments.fp8) for model in arguments.model or ["llama3-1b"]]
-    if arguments.all:
-        wanted = [("llama3-1b", False), ("llama3-3b", False), ("llama3-3b", True)]
     results = []
-    for model, fp8 in wanted:
-        results.append(compare(model, fp8, arguments.windows, arguments.steps))
+    for name in ROWS if arguments.all else arguments.row or ["1b"]:
+        results.append(compare(name, arguments.windows, arguments.steps))
         print(table(results), flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(results, indent=2))

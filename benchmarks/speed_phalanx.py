@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from speed_shape import SEQUENCE, Shape, State
+from speed_shape import Row, State
 
 from phalanx.config import Data, Job, Precision, Schedule, Train, resolve
 from phalanx.parallel.mesh import build_mesh
@@ -11,28 +11,25 @@ from phalanx.train.optim.optimizer import AdamW
 from phalanx.train.trainer import Trainer
 
 
-def job(shape: Shape, fp8: bool, *, compiled: str = "auto", deterministic: bool = False) -> Job:
-    """A job as a user would write it: the preset, the batch, random tokens."""
+def job(row: Row) -> Job:
+    """A job as a user would write it: the model, the batch, random tokens."""
     wanted = Job(
         name="speed",
-        model=shape.model,
-        data=Data(source="synthetic", sequence=SEQUENCE),
-        precision=Precision(fp8=fp8),
+        model=row.model,
+        data=Data(source="synthetic", sequence=row.sequence),
+        precision=Precision(fp8=row.fp8),
         schedule=Schedule(kind="constant"),
-        train=Train(
-            steps=1_000_000, global_batch=shape.batch, micro_batch=shape.batch,
-            compile=compiled, deterministic=deterministic,  # type: ignore[arg-type]
-        ),
-    )  # fmt: skip
+        train=Train(steps=1_000_000, global_batch=row.batch, micro_batch=row.batch),
+    )
     return resolve(wanted, 1)
 
 
 class PhalanxSide:
     """Steps of Phalanx's Trainer."""
 
-    def __init__(self, shape: Shape, fp8: bool, compiled: str = "auto") -> None:
+    def __init__(self, row: Row) -> None:
         device = torch.device("cuda", 0)
-        settings = job(shape, fp8, compiled=compiled)
+        settings = job(row)
         self.trainer = Trainer(settings, build_mesh(settings, device), device)
         self.loss = torch.zeros((), device=device)
 

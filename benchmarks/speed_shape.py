@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from phalanx.config import PRESETS, Model
-
-SEQUENCE = 8192
 
 
 class State(NamedTuple):
@@ -43,15 +42,45 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
-    """A preset with the batch, in sequences, that fills one H200 well."""
+class Row:
+    """One comparison: a model with the batch, in sequences, that fills one H200 well."""
 
     name: str
+    model: Model
     batch: int
+    sequence: int = 8192
+    fp8: bool = False
+    titan_recompute: str = "none"  # the least with which torchtitan fits
 
     @property
-    def model(self) -> Model:
-        return msgspec.structs.replace(PRESETS[self.name], tied_embedding=False)
+    def tokens(self) -> int:
+        """Of one step."""
+        return self.batch * self.sequence
 
 
-SHAPES = {shape.name: shape for shape in (Shape("llama3-1b", 4), Shape("llama3-3b", 2))}
+def untied(preset: str) -> Model:
+    """A preset whose output layer has weights of its own, as torchtitan's has."""
+    return structs.replace(PRESETS[preset], tied_embedding=False)
+
+
+def mixture() -> Model:
+    """A quarter of Qwen3's layers and fewer of its experts, so that one card holds the state."""
+    whole = untied("qwen3-moe-30b-a3b")
+    assert whole.moe is not None
+    return structs.replace(whole, layers=12, moe=structs.replace(whole.moe, experts=48))
+
+
+ROWS: dict[str, Callable[[str], Row]] = {
+    "1b": lambda name: Row(name, untied("llama3-1b"), 4),
+    "3b": lambda name: Row(name, untied("llama3-3b"), 2),
+    "3b-fp8": lambda name: Row(name, untied("llama3-3b"), 2, fp8=True),
+    "moe": lambda name: Row(name, mixture(), 4, sequence=4096),
+    "1b-64k": lambda name: Row(
+        name, untied("llama3-1b"), 1, sequence=65_536, titan_recompute="selective"
+    ),
+}
+
+
+def row(name: str) -> Row:
+    """The row of that name."""
+    return ROWS[name](name)

@@ -10,7 +10,7 @@ GPU = (
     Claim(
         name="speed-1b",
         says="llama3-1b in bf16, sequence 8192, beside torchtitan's own trainer.",
-        command="python benchmarks/speed.py --model llama3-1b --windows 5 --steps 4",
+        command="python benchmarks/speed.py --row 1b --windows 5 --steps 4",
         figures=(
             Figure("tokens_per_second", "tokens", "/s", at_least=55_000, regression=0.04),
             Figure("ratio", "of torchtitan", "x", at_least=1.04, regression=0.03),
@@ -23,7 +23,7 @@ GPU = (
     Claim(
         name="speed-3b",
         says="llama3-3b in bf16, likewise.",
-        command="python benchmarks/speed.py --model llama3-3b --windows 4 --steps 3",
+        command="python benchmarks/speed.py --row 3b --windows 4 --steps 3",
         figures=(
             Figure("tokens_per_second", "tokens", "/s", at_least=22_000, regression=0.04),
             Figure("ratio", "of torchtitan", "x", at_least=1.06, regression=0.03),
@@ -36,13 +36,37 @@ GPU = (
     Claim(
         name="speed-3b-fp8",
         says="llama3-3b with linear layers in fp8, likewise.",
-        command="python benchmarks/speed.py --model llama3-3b --fp8 --windows 4 --steps 3",
+        command="python benchmarks/speed.py --row 3b-fp8 --windows 4 --steps 3",
         figures=(
             Figure("tokens_per_second", "tokens", "/s", at_least=28_500, regression=0.04),
             Figure("ratio", "of torchtitan with torchao", "x", at_least=1.13, regression=0.03),
             Figure("peak_gib", "memory at the peak", "GiB", at_most=80.0),
         ),
         minutes=2,
+        needs=SPEED,
+    ),
+    Claim(
+        name="speed-moe",
+        says="A mixture of 48 experts (12 layers, width 2048, the best 8 of width 768), sequence "
+        "4096, likewise.",
+        command="python benchmarks/speed.py --row moe --windows 4 --steps 4",
+        figures=(
+            Figure("tokens_per_second", "tokens", "/s", at_least=58_000, regression=0.04),
+            Figure("ratio", "of torchtitan", "x", at_least=1.50, regression=0.03),
+        ),
+        minutes=3,
+        needs=SPEED,
+    ),
+    Claim(
+        name="speed-1b-64k",
+        says="llama3-1b at sequence 65,536; torchtitan with selective recompute, the least with "
+        "which it fits.",
+        command="python benchmarks/speed.py --row 1b-64k --windows 4 --steps 2",
+        figures=(
+            Figure("tokens_per_second", "tokens", "/s", at_least=20_500, regression=0.04),
+            Figure("ratio", "of torchtitan", "x", at_least=1.12, regression=0.03),
+        ),
+        minutes=3,
         needs=SPEED,
     ),
     Claim(
