@@ -155,19 +155,37 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"phalanx {__version__}")
-        raise typer.Exit
+# What trains is an extra: people who plan, simulate, submit or look on need none of it.
+TRAINING_PACKAGES = ("torch", "tokenizers", "safetensors")
 
 
-@app.callback()
+def _versions() -> dict[str, str]:
+    """Of Phalanx, Python and what trains; empty where that is not installed."""
+    import platform
+    from importlib import metadata
+
+    found = {"phalanx": __version__, "python": platform.python_version()}
+    for name in TRAINING_PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+@app.callback(invoke_without_command=True)
 def root(
-    version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
-    ),
+    version: bool = typer.Option(False, "--version", help="Print the version."),
+    json: bool = typer.Option(False, "--json", help="With --version: also of what it runs on."),
 ) -> None:
     """Trains very large models on GPU clusters and keeps every GPU busy."""
+    if version:
+        from json import dumps  # as above: no other command pays for it
+
+        print(dumps(_versions()) if json else f"phalanx {__version__}")
+        raise typer.Exit
+    if json:
+        raise typer.BadParameter("goes with --version here, or behind a command")
 
 
 def _open_closed_streams() -> None:
@@ -192,6 +210,14 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in TRAINING_PACKAGES:
+            raise
+        needs = "training parts of Phalanx, which are not installed here: pip install"
+        print(
+            f"error: this needs {error.name}, one of the {needs} 'phalanx[train]'", file=sys.stderr
+        )
+        sys.exit(1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             raise

@@ -97,7 +97,7 @@ def _trust(options: InstallOptions) -> dict[str, str]:
 
 def script_of(name: str, options: InstallOptions) -> str:
     """What bash runs on the host."""
-    package = f"phalanx=={options.version}"
+    package = f"'phalanx[train]=={options.version}'"
     install = options.install or f'"$folder/venv/bin/python" -m pip install -q {package}'
     trust = "".join(f"{key}={shlex.quote(value)} " for key, value in _trust(options).items())
     return INSTALL.format(
