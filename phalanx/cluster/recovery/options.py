@@ -54,6 +54,7 @@ class Rung(StrEnum):
 
 
 LEAVES = (Rung.WAIT, Rung.REQUEUE)  # it gives its nodes back
+WORTH_LEAVING = 20  # part of the next best loss: for less nobody gives up nodes and may wait
 FIXED_ORDER = (Rung.IN_PLACE, Rung.SWAP, Rung.SHRINK, Rung.REQUEUE)
 
 
@@ -298,15 +299,18 @@ def _requeued(
     again_ns = saving if saves else (job.step - job.durable) * step_ns(job)
     down = through_ns(ctx, job, on, gpus, start_ns, again_ns) + ctx.policy.queue.delay_ns
     # Whether there is room elsewhere is worth finding out only if that could decide.
-    if best is not None and down * gpus >= best:
-        return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus)
+    if best is not None and down * gpus >= best - best // WORTH_LEAVING:
+        return Option(rung=Rung.REQUEUE, loss_gpu_ns=max(best, down * gpus))
     found = place(ctx.fleet, request_of(job, 0, ctx.policy))
     if isinstance(found, PlacementRefusal):
         repair_ns = ctx.policy.recovery.repair_ns
         down += repair_ns if missing_by_ns is None else min(missing_by_ns, repair_ns)
         return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus)
-    failures = to_come_gpu_ns(ctx, job, rated(ctx, found.nodes), gpus, horizon_ns(ctx, job))
-    return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus + failures)
+    loss = down * gpus
+    loss += to_come_gpu_ns(ctx, job, rated(ctx, found.nodes), gpus, horizon_ns(ctx, job))
+    if best is not None and loss >= best - best // WORTH_LEAVING:
+        loss = max(best, loss)
+    return Option(rung=Rung.REQUEUE, loss_gpu_ns=loss)
 
 
 def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) -> list[Option]:

@@ -157,6 +157,22 @@ def test_every_way_is_priced_and_the_next_best_is_said():
     assert said["other"].startswith(f"in_place with {ways[1].loss_gpu_ns // 10**9}")
 
 
+@pytest.mark.parametrize(("times", "taken"), [(1.03, False), (1.2, True)])
+def test_nodes_are_not_given_up_to_save_a_little(
+    monkeypatch: pytest.MonkeyPatch, times: float, taken: bool
+):
+    """Who leaves may have to wait for others: that must be worth a twentieth."""
+    drive = Drive(8)
+    job = drive.running(spares=1)
+    ctx, node = drive.core._ctx, job.placement.nodes[1]
+    swapped, requeued = ways_without(ctx, job, (node,), "node_silent")
+    assert (swapped.rung, requeued.rung) == (Rung.SWAP, Rung.REQUEUE)
+    dearer = structs.replace(swapped, loss_gpu_ns=int(times * requeued.loss_gpu_ns))
+    monkeypatch.setattr("phalanx.cluster.recovery.options._reshaped", lambda *_: dearer)
+    ways = ways_without(ctx, job, (node,), "node_silent")
+    assert ways[0].rung is (Rung.REQUEUE if taken else Rung.SWAP)
+
+
 def test_a_gang_does_not_pause_for_replicas_that_make_no_step_faster():
     # 24 micro-batches: eight replicas have three, seven and six have four.
     thrifty = Expected(step_ns=5 * SECOND, checkpoint_steps=100, micro_batches=3)
