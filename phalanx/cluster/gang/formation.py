@@ -47,8 +47,9 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
         return
     gang, placement = gang_of(job), job.placement
     assert placement is not None
-    for node in placement.nodes:  # what ran there has ended: it would not have joined before
-        job.fenced.pop(node, None)
+    if job.fenced:  # what ran there has ended: it would not have joined before
+        for node in set(job.fenced).intersection(placement.nodes):
+            del job.fenced[node]
     # Whoever joined speaks for itself: a node that was given up may be back with all it kept.
     if gang.lost:
         for node in sorted(set(gang.lost).intersection(placement.nodes)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,13 +108,15 @@ def count_time(ctx: Context, gang: Gang, gpus: int, today: Callable[[str], Failu
 
 def _aging_ns(ctx: Context, gang: Gang, begin_ns: int) -> dict[tuple[str, str], int]:
     """The time that nodes which are not old, or became it since, ran; by kind and group."""
-    young, failed, fleet = ctx.health.in_service, ctx.health.failed, ctx.fleet
-    # Others count as older ones.
-    aging = [n for n in gang.keepers if young.get(n, UNSEEN_NS) + MATURE_NS > begin_ns]
-    nodes = np.asarray(aging, np.int64)
-    since_ns = np.asarray([young[node] for node in aging], np.int64)
-    times = [min(len(failed.get(node, ())), len(FAILED) - 1) for node in aging]
-    alike = fleet.columns.node_class[nodes] * len(FAILED) + np.asarray(times, np.int64)
+    fleet, keepers = ctx.fleet, np.asarray(gang.keepers, np.int64)
+    begun = map(ctx.health.in_service.get, gang.keepers, repeat(UNSEEN_NS))
+    begun_ns = np.fromiter(begun, np.int64, len(keepers))
+    aging = begun_ns + MATURE_NS > begin_ns  # others count as older ones
+    nodes, since_ns = keepers[aging], begun_ns[aging]
+    times = np.zeros(len(fleet), np.int64)
+    for node, days in ctx.health.failed.items():
+        times[node] = min(len(days), len(FAILED) - 1)
+    alike = fleet.columns.node_class[nodes] * len(FAILED) + times[nodes]
     found: dict[tuple[str, str], int] = {}
     for place in np.unique(alike).tolist():
         kind, often = fleet.classes[place // len(FAILED)].kind, FAILED[place % len(FAILED)]

@@ -9,7 +9,7 @@ long as its most loaded link; a step, the sum of its axes. All in integers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -32,6 +32,22 @@ class Flows:
     source: Column
     target: Column
     count: Column
+
+    def of_slot(self, slot: int) -> tuple[Column, int]:
+        """Whom a slot sends to and hears from, and how many of its ranks send."""
+        out, back = (order[_span(ends, slot)] for order, ends in self._sorted)
+        return np.concatenate((self.target[out], self.source[back])), int(self.count[out].sum())
+
+    @cached_property
+    def _sorted(self) -> list[tuple[Column, Column]]:
+        """By sender and by receiver: flows in that order, and where they end."""
+        orders = [(end, np.argsort(end, kind="stable")) for end in (self.source, self.target)]
+        return [(order, end[order]) for end, order in orders]
+
+
+def _span(ends: Column, slot: int) -> slice:
+    """Where a slot's flows stand among sorted ones."""
+    return slice(int(np.searchsorted(ends, slot)), int(np.searchsorted(ends, slot, "right")))
 
 
 @dataclass(frozen=True)

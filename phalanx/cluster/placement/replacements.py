@@ -196,9 +196,8 @@ def _traffic(
     per_us = request.shape.slot_gpus * fabric.nic_bytes_per_second // MILLION
     for axis in flows_of(request.shape, request.replicas):
         if isinstance(axis, Flows):
-            out, back = axis.source == slot, axis.target == slot
-            peers = np.concatenate((axis.target[out], axis.source[back]))
-            weight, ranks = axis.sent_bytes >> 20, int(axis.count[out].sum())
+            peers, ranks = axis.of_slot(slot)
+            weight = axis.sent_bytes >> 20
         else:
             first = slot // axis.slots * axis.slots
             peers = np.delete(np.arange(first, first + axis.slots), slot - first)
