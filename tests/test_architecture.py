@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 # A room imports only from rooms before it.
 ROOMS = (
     *("config", "hardware", "plan", "data", "model", "parallel", "checkpoint", "train"),
-    *("cluster", "simulate", "observe", "doctor", "control", "testing", "cli"),
+    *("cluster", "simulate", "observe", "doctor", "control", "pipelines", "testing", "cli"),
 )
 UPWARD: dict[tuple[str, str], str] = {}  # (importing module, room): why
 

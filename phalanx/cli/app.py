@@ -33,6 +33,10 @@ PANELS = {
     "Data": {
         "data": "Make token shards and look into them.",
     },
+    "Pipelines": {
+        "pipeline": "Run steps from raw files to released weights; only what changed.",
+        "models": "The registry of models: versions, scores, lineage, releases.",
+    },
     "Checkpoints": {
         "ckpt": "Look at checkpoints, prove, convert and remove them.",
         "convert": "Weights from and to Hugging Face folders.",

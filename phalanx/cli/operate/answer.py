@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from phalanx.cli.connection import connected, print_done
 from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.output import print_json
+from phalanx.cli.output import exit_on, exit_on_config_error, print_json
 from phalanx.cli.tables import add_row, print_table, table, when
 from phalanx.control.wire.api_types import Decision, Done, Status
 
@@ -17,15 +18,31 @@ app = typer.Typer()
 
 @app.command()
 def answer(
-    question: Annotated[int, typer.Argument(min=0, help="Its number.")] = 0,
+    question: Annotated[
+        str, typer.Argument(help="Its number; of a pipeline, the name of the step that asks.")
+    ] = "",
     take_out: Annotated[
         bool | None, typer.Option("--take-out/--keep", help="What becomes of the nodes.")
+    ] = None,
+    pipeline: Annotated[
+        Path | None, typer.Option(help="File of the pipeline whose step asks.")
+    ] = None,
+    approve: Annotated[
+        bool | None, typer.Option("--approve/--reject", help="What a pipeline's step may do.")
     ] = None,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Show what a person must decide, or decide it (NUMBER --take-out, or --keep)."""
+    """Show what a person must decide, or decide it (NUMBER --take-out, or --keep).
+
+    Steps of a pipeline ask too: STEP --pipeline PIPELINE.toml --approve, or --reject.
+    """
+    if pipeline is not None or approve is not None:
+        _answer_pipeline(pipeline, question, approve, json)
+        return
+    if question and not question.isdigit():
+        raise typer.BadParameter(f"{question} is no number; a pipeline's step needs --pipeline")
     if bool(question) != (take_out is not None):
         raise typer.BadParameter("give a number with --take-out or --keep, or neither to list them")
     with connected(server, json, state) as client:
@@ -44,3 +61,15 @@ def answer(
         about = f"{each.about} of {len(each.nodes)} nodes"
         add_row(made, each.question, when(each.asked_ns), about, causes, named)
     print_table(made) if questions else print("nothing waits for a person's word")
+
+
+def _answer_pipeline(path: Path | None, step: str, approve: bool | None, json: bool) -> None:
+    from phalanx.pipelines.run.record import RecordError
+    from phalanx.pipelines.run.session import recorded_pipeline
+    from phalanx.pipelines.run.workspace import WorkspaceError
+
+    if path is None or approve is None or not step:
+        raise typer.BadParameter("give STEP, --pipeline PIPELINE.toml and --approve or --reject")
+    with exit_on_config_error(json), exit_on(WorkspaceError, RecordError):
+        text = recorded_pipeline(path).answer(step, approve)
+    print_json({"message": text}) if json else print(text)

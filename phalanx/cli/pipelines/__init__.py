@@ -1,0 +1,1 @@
+"""Commands for pipelines and for the models that come out of them."""

@@ -1,0 +1,1 @@
+"""Models that were registered: versions, scores, lineage, and which one is released."""

@@ -1,0 +1,88 @@
+"""Promotion of a model: its gate is judged, then its stage changes, then others are told."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.pipelines.conditions import judge, parse_condition
+from phalanx.pipelines.registry.models import (
+    ModelRegistry,
+    ModelStage,
+    ModelVersion,
+    Promotion,
+    RegistryError,
+)
+from phalanx.train.exits import now
+
+MODEL = "model"  # what a metric of a registered model is prefixed with in a gate
+
+
+class Promoted(Struct, frozen=True):
+    """What became of a promotion."""
+
+    model: ModelVersion
+    told: str = ""  # why the webhook was not taken; "": it was, or there is none
+
+
+def check_gate(model: ModelVersion, gate: Sequence[str], registry: ModelRegistry) -> list[str]:
+    """Why a model may be promoted, a sentence a condition; RegistryError: it may not."""
+    before = registry.released(model.name)
+    reasons = []
+    for text in gate:
+        try:
+            condition = parse_condition(text if "." in text.split()[0] else f"{MODEL}.{text}")
+        except (ValueError, IndexError):
+            hint = '"loss <= 3.2", or "loss <= released + 0.5 %"'
+            raise RegistryError(f"--gate {text!r} is no condition: e.g. {hint}") from None
+        metric = _metric(condition.name.step, condition.name.metric, model)
+        condition = msgspec.structs.replace(
+            condition, name=msgspec.structs.replace(condition.name, metric=metric)
+        )
+        judgement = judge(
+            condition, {model.name: model.scores[metric]}, before.scores if before else {}
+        )
+        if not judgement.holds:
+            raise RegistryError(
+                f"{model.name} {model.version} stays {model.stage}: {judgement.reason}"
+            )
+        reasons.append(judgement.reason)
+    return reasons
+
+
+def promote(
+    registry: ModelRegistry,
+    model: ModelVersion,
+    stage: ModelStage,
+    gate: Sequence[str] = (),
+    webhook: str = "",
+    post: Callable[[str, bytes], str] = lambda url, data: "",
+) -> Promoted:
+    """Move a model to a stage if its gate allows it, and tell the webhook."""
+    reasons = check_gate(model, gate, registry)
+    made = registry.change_stage(
+        model, Promotion(time=now(), who=who(), stage=stage, reason="; ".join(reasons))
+    )
+    told = post(webhook, msgspec.json.encode({"kind": "model", "model": made})) if webhook else ""
+    return Promoted(made, told)
+
+
+def who() -> str:
+    """The person at this keyboard."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        return str(os.getuid())
+
+
+def _metric(step: str, metric: str, model: ModelVersion) -> str:
+    """The score that is meant: metrics of models may have dots of their own."""
+    for name in (metric, f"{step}.{metric}"):
+        if name in model.scores:
+            return name
+    known = ", ".join(model.scores) or "none"
+    raise RegistryError(f"{model.name} {model.version} has no score {metric} (it has: {known})")

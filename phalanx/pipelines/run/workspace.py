@@ -1,0 +1,236 @@
+"""The folder of a pipeline: finished results by key, what is being made, and its runs.
+
+store/KEY/      outputs of a task, renamed there when all are whole
+work/KEY/       outputs that are being made
+outputs/        links into the store, by the paths that the file gives
+runs/NUMBER/    record, logs, orders of people and manifest of a run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.data.durable_files import sync_folder, write_atomically, write_synced
+from phalanx.pipelines.events import Output, TaskResult
+from phalanx.pipelines.graph import Task
+from phalanx.pipelines.rules import SCORES
+from phalanx.pipelines.run.content import folder_files, output_content
+from phalanx.pipelines.run.record import read_record
+
+RESULT_FILE = "result.json"
+RECORD_FILE = "record.log"
+
+
+class WorkspaceError(Exception):
+    """The folder cannot be used; the sentence says why."""
+
+
+class UnfinishedOutput(Exception):  # noqa: N818 - what a step did, no fault of ours
+    """A step has not made what it said it would."""
+
+
+class StoredFile(Struct, frozen=True, array_like=True):
+    """How a file of a result looked when it was hashed."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+class StoredResult(Struct, frozen=True):
+    """What lies beside finished outputs."""
+
+    task: str
+    key: str
+    result: TaskResult
+    files: tuple[StoredFile, ...]
+
+
+class ScoresFile(Struct, frozen=True):
+    """What an evaluation writes."""
+
+    scores: dict[str, float]
+
+
+class Workspace:
+    """Paths of a pipeline's folder, and results that are taken for done only when they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.store = self.folder / "store"
+        self.work = self.folder / "work"
+        self.links = self.folder / "outputs"
+        self.runs = self.folder / "runs"
+        self.hashes = self.folder / "hashes.json"
+
+    def create(self) -> None:
+        """Make the folders."""
+        for path in (self.store, self.work, self.links, self.runs):
+            path.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else drives this pipeline meanwhile; WorkspaceError: somebody does."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                who = file.read().strip() or "another process"
+                raise WorkspaceError(f"{self.folder} is being run by {who}") from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} of {os.uname().nodename}\n")
+            file.flush()
+            yield
+
+    # Runs.
+
+    def run_folder(self, number: int) -> Path:
+        """Where all of a run lies."""
+        return self.runs / f"{number:04d}"
+
+    def last_run(self) -> int:
+        """The number of the newest run that has begun; 0: none has."""
+        if not self.runs.is_dir():
+            return 0
+        numbers = sorted(int(path.name) for path in self.runs.iterdir() if path.name.isdigit())
+        begun = (each for each in reversed(numbers) if read_record(self.record(each)))
+        return next(begun, 0)
+
+    def record(self, number: int) -> Path:
+        """The file of a run's events."""
+        return self.run_folder(number) / RECORD_FILE
+
+    # Results.
+
+    def look_up(self, key: str) -> TaskResult | None:
+        """The result of a key, if it is there and is what was made."""
+        folder = self.store / key
+        try:
+            stored = msgspec.json.decode((folder / RESULT_FILE).read_bytes(), type=StoredResult)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        if _files(folder) == stored.files:
+            return stored.result
+        for output in stored.result.outputs.values():  # copied or touched: read it again
+            path = self.folder / output.path
+            if not path.exists() or output_content(path) != output.content:
+                return None
+        return stored.result
+
+    def prepare(self, key: str, keep: bool) -> Path:
+        """The folder in which a task works; ``keep``: it goes on with what an attempt left."""
+        folder = self.work / key
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def publish(self, key: str, task: Task) -> TaskResult:
+        """Turn what was made into a result: whole or not at all."""
+        folder = self.work / key
+        outputs: dict[str, Output] = {}
+        for name, text in task.step.outputs.items():
+            if not (folder / text).exists():
+                raise UnfinishedOutput(f"it ended well, and has not written its output {name}")
+            _sync(folder / text)
+            path = (self.store / key / text).relative_to(self.folder)
+            outputs[name] = Output(str(path), output_content(folder / text))
+        scores = _read_scores(folder / task.step.outputs[SCORES], task) if task.step.scores else {}
+        result = TaskResult(outputs, scores)
+        _remove_all_but(folder, set(task.step.outputs.values()))
+        stored = StoredResult(task.name, key, result, _files(folder))
+        write_synced(folder / RESULT_FILE, msgspec.json.encode(stored))
+        _sync_folders(folder)
+        final = self.store / key
+        shutil.rmtree(final, ignore_errors=True)  # one that was changed by somebody
+        folder.rename(final)
+        sync_folder(self.store)
+        return result
+
+    def link(self, task: Task, result: TaskResult) -> None:
+        """Let people find outputs by the paths that they gave."""
+        for name, text in task.step.outputs.items():
+            link = self.links / text
+            link.parent.mkdir(parents=True, exist_ok=True)
+            target = os.path.relpath(self.folder / result.outputs[name].path, link.parent)
+            if link.is_symlink() and str(link.readlink()) == target:
+                continue
+            draft = link.with_name(f"{link.name}.tmp")
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(target)
+            draft.replace(link)
+
+    # Orders of people.
+
+    def order(self, number: int, name: str, body: object) -> None:
+        """Leave an order for whoever drives a run."""
+        folder = self.run_folder(number) / "orders"
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / f"{name}.json", msgspec.json.encode(body))
+
+    def orders(self, number: int) -> list[Path]:
+        """Orders that nobody has taken yet."""
+        with suppress(FileNotFoundError):
+            return sorted((self.run_folder(number) / "orders").glob("*.json"))
+        return []
+
+
+def _files(folder: Path) -> tuple[StoredFile, ...]:
+    """How all files of a result look, but for the one that says so."""
+    listed = []
+    for path in folder_files(folder):
+        name = str(path.relative_to(folder))
+        if name != RESULT_FILE:
+            seen = path.stat()
+            listed.append(StoredFile(name, seen.st_size, seen.st_mtime_ns))
+    return tuple(listed)
+
+
+def _read_scores(path: Path, task: Task) -> dict[str, float]:
+    try:
+        scores = msgspec.json.decode(path.read_bytes(), type=ScoresFile).scores
+    except msgspec.MsgspecError as error:
+        raise UnfinishedOutput(f"its scores cannot be read: {error}") from None
+    if missing := [name for name in task.step.scores if name not in scores]:
+        has = ", ".join(scores) or "none"
+        raise UnfinishedOutput(f"its scores have no {', '.join(missing)} (they have {has})")
+    return scores
+
+
+def _remove_all_but(folder: Path, outputs: set[str]) -> None:
+    """Take away what a step left beside its outputs."""
+    keep = {folder / text for text in outputs}
+    above = {parent for path in keep for parent in path.parents}
+
+    def clean(where: Path) -> None:
+        for path in where.iterdir():
+            if path in keep:
+                continue
+            if path in above:
+                clean(path)
+            elif path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    clean(folder)
+
+
+def _sync(path: Path) -> None:
+    for each in folder_files(path) if path.is_dir() else [path]:
+        sync_folder(each)  # a file is synced in the same way
+
+
+def _sync_folders(folder: Path) -> None:
+    for where, _, _ in os.walk(folder):
+        sync_folder(Path(where))

@@ -1,0 +1,56 @@
+"""Placeholders in the words of a step: ``{seed}``, ``{inputs.text}``, ``{outputs.corpus}``."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Mapping, Sequence
+
+_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+LATER = ("inputs.", "outputs.")  # known when the step starts
+STDLIB = "stdlib"
+
+
+def builtin() -> dict[str, str]:
+    """Names that every step knows."""
+    return {STDLIB: sysconfig.get_paths()["stdlib"]}
+
+
+def placeholders(text: str) -> list[str]:
+    """Names in a text."""
+    return [found[1] for found in _PLACE.finditer(text) if found[1] is not None]
+
+
+def fill(text: str, values: Mapping[str, object]) -> str:
+    """The text with names that are known by now; inputs and outputs stay as they are."""
+
+    def one(found: re.Match[str]) -> str:
+        name = found[1]
+        if name is None or name.startswith(LATER):
+            return found[0]
+        value = values[name]
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return _PLACE.sub(one, text)
+
+
+def fill_paths(words: Sequence[str], paths: Mapping[str, Sequence[str]]) -> list[str]:
+    """Words with ``inputs.NAME`` and ``outputs.NAME`` filled in.
+
+    A word that is nothing but a placeholder becomes as many words as there are paths.
+    """
+    filled: list[str] = []
+    for word in words:
+        names = placeholders(word)
+        if len(names) == 1 and word == f"{{{names[0]}}}":
+            filled += paths[names[0]]
+        else:
+            filled.append(_PLACE.sub(lambda found: _one(found, paths), word))
+    return filled
+
+
+def _one(found: re.Match[str], paths: Mapping[str, Sequence[str]]) -> str:
+    if found[1] is None:
+        return found[0][0]
+    (path,) = paths[found[1]]
+    return path

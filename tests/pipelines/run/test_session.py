@@ -1,0 +1,211 @@
+"""Runs on this machine: real processes, real files, everything that people ask of a pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from phalanx.config import ConfigError
+from phalanx.pipelines.events import TaskState
+from phalanx.pipelines.run.manifest import PipelineManifest
+from phalanx.pipelines.run.processes import MARK, LocalExecutor, end_leftovers
+from phalanx.pipelines.run.session import PipelineSession, RunEnd
+from phalanx.pipelines.run.workspace import WorkspaceError
+from tests.receivers import HttpReceiver
+
+JOIN = {
+    "command": ["sh", "-c", 'cat "$@" > "$OUT"', "sh", "{inputs.text}"],
+    "inputs": {"text": "text/*.txt"},
+    "outputs": {"all": "all.txt"},
+    "environment": {"OUT": "{outputs.all}"},
+}
+COUNT = {
+    "command": ["sh", "-c", "wc -c < {inputs.all} > {outputs.size}; echo counted >> ran"],
+    "inputs": {"all": "join.all"},
+    "outputs": {"size": "size"},
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "text" / f"{name}.txt").write_text(name)
+
+
+def session(**steps: dict[str, Any]) -> PipelineSession:
+    return PipelineSession({"name": "small", "steps": steps})
+
+
+def run(pipeline: PipelineSession, **options: Any) -> RunEnd:
+    return pipeline.run(LocalExecutor(), lambda progress: None, **options)
+
+
+def resume(pipeline: PipelineSession) -> RunEnd:
+    return pipeline.resume(LocalExecutor(), lambda progress: None)
+
+
+def states(end: RunEnd) -> dict[str, str]:
+    return {name: str(each.state) for name, each in end.machine.tasks.items()}
+
+
+def test_steps_make_files_once_and_the_manifest_leads_back_to_raw_files() -> None:
+    end = run(session(join=JOIN, count=COUNT))
+    assert end.state == "done" and end.manifest is not None
+    outputs = Path("runs/pipelines/small/outputs")
+    assert (outputs / "all.txt").read_text() == "ab" and (outputs / "size").read_text() == "2\n"
+    manifest = msgspec.json.decode(end.manifest.read_bytes(), type=PipelineManifest)
+    size = manifest.tasks["count"]
+    assert size.inputs["all"][0].source == "join.all"
+    assert size.inputs["all"][0].content == manifest.tasks["join"].outputs["all"].content
+    raw = manifest.raw["text/*.txt"]
+    assert manifest.tasks["join"].inputs["text"][0].content == raw.content
+    assert [Path(each.path).name for each in raw.files] == ["a.txt", "b.txt"]
+    again = run(session(join=JOIN, count=COUNT))
+    assert states(again) == {"join": "cached", "count": "cached"}
+    assert Path("ran").read_text() == "counted\n"
+
+
+def test_a_plan_says_what_would_run_and_starts_nothing() -> None:
+    planned = session(join=JOIN, count=COUNT).plan()
+    assert planned.tasks["join"].state is TaskState.READY
+    run(session(join=JOIN, count=COUNT))
+    Path("text/c.txt").write_text("c")
+    planned = session(join=JOIN, count=COUNT).plan()
+    assert planned.tasks["join"].state is TaskState.READY
+    assert planned.tasks["count"].state is TaskState.WAITING
+    assert Path("ran").read_text() == "counted\n"
+
+
+def test_the_same_content_made_anew_runs_nothing_after_it() -> None:
+    run(session(join=JOIN, count=COUNT))
+    other = {**JOIN, "command": ["sh", "-c", 'cat text/a.txt text/b.txt > "$OUT"']}
+    assert states(run(session(join=other, count=COUNT))) == {"join": "done", "count": "cached"}
+
+
+def test_what_fails_says_how_and_is_tried_again() -> None:
+    flaky = {
+        "command": ["sh", "-c", "echo x >> tries; echo no luck; test $(wc -l < tries) -ge 3"],
+        "retries": 2,
+        "backoff_seconds": 0,
+    }
+    end = run(session(flaky=flaky))
+    assert end.state == "done" and end.machine.tasks["flaky"].attempts == 3
+    end = run(session(bad={"command": ["sh", "-c", "echo why; exit 7"]}))
+    assert end.machine.tasks["bad"].reason == "exit code 7: why"
+    end = run(session(none={"command": ["./not-there"]}))
+    assert "cannot be started: No such file" in end.machine.tasks["none"].reason
+
+
+def test_a_step_that_ends_well_without_its_output_has_failed_and_nothing_is_kept() -> None:
+    half = {"command": ["sh", "-c", "echo half > {outputs.a}"], "outputs": {"a": "a", "b": "b"}}
+    end = run(session(half=half))
+    assert end.machine.tasks["half"].reason == "it ended well, and has not written its output b"
+    assert list(Path("runs/pipelines/small/store").iterdir()) == []
+
+
+def test_a_step_is_stopped_at_its_time_limit_with_all_that_it_started() -> None:
+    slow = {
+        "command": ["sh", "-c", "sleep 1000 & echo $! > child; wait"],
+        "timeout_minutes": 0.005,
+    }
+    end = run(session(slow=slow))
+    assert end.machine.tasks["slow"].reason == "took more than 0.005 minutes"
+    child = int(Path("child").read_text())
+    while Path(f"/proc/{child}").exists():
+        if "Z" in Path(f"/proc/{child}/stat").read_text().split():
+            break
+        time.sleep(0.01)
+
+
+def test_raw_files_that_change_under_a_step_fail_it() -> None:
+    step = {**JOIN, "command": ["sh", "-c", "echo more > text/a.txt; touch {outputs.all}"]}
+    end = run(session(join=step))
+    assert end.machine.tasks["join"].reason.startswith("text/*.txt changed while it ran")
+
+
+def test_a_person_is_asked_and_the_run_goes_on_with_the_answer() -> None:
+    steps = {
+        "join": JOIN,
+        "ok": {"kind": "approval", "question": "go on?", "after": ["join"]},
+        "count": {**COUNT, "after": ["ok"]},
+    }
+    end = run(session(**steps))
+    assert end.state == "asking" and end.manifest is None
+    with pytest.raises(WorkspaceError, match=r"asks nothing called join \(it asks: ok\)"):
+        session(**steps).answer("join", True)
+    session(**steps).answer("ok", True)
+    assert resume(session(**steps)).state == "done"
+    with pytest.raises(WorkspaceError, match="run 1 is done"):
+        resume(session(**steps))
+    assert states(run(session(**steps)))["ok"] == "cached"
+
+
+def test_a_run_is_cancelled_with_and_without_somebody_who_drives_it() -> None:
+    steps = {"ok": {"kind": "approval", "question": "?"}, "slow": {"command": ["sleep", "1000"]}}
+    run(session(ok=steps["ok"]))
+    assert session(ok=steps["ok"]).cancel() == "run 1 is cancelled"
+    assert session(ok=steps["ok"]).last_run().machine.state == "cancelled"
+    driven = session(**steps)
+
+    def cancel_it(progress: Any) -> None:
+        if progress.state is TaskState.RUNNING:
+            assert driven.cancel() == "run 2 is told to end"
+
+    end = driven.run(LocalExecutor(), cancel_it)
+    assert end.state == "cancelled" and set(states(end).values()) == {"cancelled"}
+
+
+def test_changed_raw_files_are_not_mixed_into_a_run_that_goes_on() -> None:
+    steps = {"join": JOIN, "ok": {"kind": "approval", "question": "?", "after": ["join"]}}
+    run(session(**steps))
+    Path("text/a.txt").write_text("changed")
+    with pytest.raises(ConfigError, match="has changed since run 1 began"):
+        resume(session(**steps))
+
+
+def test_a_receiver_is_told_how_steps_ended() -> None:
+    with HttpReceiver() as receiver:
+        tell = {"kind": "notify", "url": receiver.url, "after": ["bad:fail"]}
+        end = run(session(bad={"command": ["false"]}, tell=tell))
+    assert states(end) == {"bad": "failed", "tell": "done"}
+    assert json.loads(receiver.got[0])["tasks"]["bad"] == "failed"
+
+
+def test_processes_of_an_attempt_that_was_lost_are_ended_before_the_next() -> None:
+    work = Path("work").absolute()
+    lost = subprocess.Popen(["sleep", "1000"], env={**os.environ, MARK: str(work)})
+    assert end_leftovers(work) == 1
+    assert lost.wait() == -signal.SIGKILL
+    assert end_leftovers(work) == 0
+
+
+def test_a_register_step_makes_a_version_with_scores_and_lineage() -> None:
+    from phalanx.pipelines.registry.models import ModelRegistry
+
+    measure = {
+        "command": ["sh", "-c", """echo '{{"scores": {{"loss": 2.5}}}}' > {outputs.scores}"""],
+        "inputs": {"all": "join.all"},
+        "outputs": {"scores": "scores.json"},
+        "scores": ["loss"],
+    }
+    inputs = {"checkpoint": "join.all", "scores": "eval.scores"}
+    steps = {"join": JOIN, "eval": measure}
+    steps["register"] = {"kind": "register", "model": "toy", "inputs": inputs}
+    end = run(session(**steps))
+    assert end.state == "done"
+    model = ModelRegistry(Path("runs/models")).get("toy")
+    assert (model.version, model.stage, model.scores) == (1, "candidate", {"loss": 2.5})
+    assert model.content == end.machine.tasks["join"].result.outputs["all"].content
+    assert Path(model.lineage.manifest) == end.manifest
+    run(session(**steps))
+    assert len(ModelRegistry(Path("runs/models")).versions("toy")) == 1
