@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import secrets
 from pathlib import Path
 from typing import Literal
 
@@ -99,7 +99,7 @@ class ModelRegistry:
                     return known
             number = versions[-1].version + 1 if versions else 1
             made = structs.replace(model, version=number)
-            if create_once(folder / f"{number:04d}.json", _text(made), f"{os.getpid()}.tmp"):
+            if create_once(folder / f"{number:04d}.json", _text(made), _draft()):
                 return made
 
     def change_stage(self, model: ModelVersion, promotion: Promotion) -> ModelVersion:
@@ -134,13 +134,18 @@ class ModelRegistry:
 
     def _write(self, model: ModelVersion) -> None:
         path = self.folder / model.name / f"{model.version:04d}.json"
-        write_atomically(path, _text(model), f"{os.getpid()}.tmp")
+        write_atomically(path, _text(model), _draft())
 
 
 def refuse_name(name: str) -> None:
     """RegistryError where a name cannot be one of a model."""
     if not _NAME.fullmatch(name):
         raise RegistryError(f"{name!r} is no name of a model: letters, digits, . _ and -")
+
+
+def _draft() -> str:
+    """A name that no other writer has."""
+    return f"{secrets.token_hex(4)}.tmp"
 
 
 def _same(known: ModelVersion, model: ModelVersion) -> bool:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.pipelines.conditions import judge, parse_condition
 from phalanx.pipelines.registry.models import (
@@ -19,7 +19,7 @@ from phalanx.pipelines.registry.models import (
 )
 from phalanx.train.exits import now
 
-MODEL = "model"  # what a metric of a registered model is prefixed with in a gate
+MODEL = "model"  # in the place of a step: metrics of a gate here are all the model's
 
 
 class Promoted(Struct, frozen=True):
@@ -35,14 +35,15 @@ def check_gate(model: ModelVersion, gate: Sequence[str], registry: ModelRegistry
     reasons = []
     for text in gate:
         try:
-            condition = parse_condition(text if "." in text.split()[0] else f"{MODEL}.{text}")
-        except (ValueError, IndexError):
+            condition = structs.replace(parse_condition(f"{MODEL}.{text}"), text=text)
+        except ValueError:
             hint = '"loss <= 3.2", or "loss <= released + 0.5 %"'
             raise RegistryError(f"--gate {text!r} is no condition: e.g. {hint}") from None
-        metric = _metric(condition.name.step, condition.name.metric, model)
-        condition = msgspec.structs.replace(
-            condition, name=msgspec.structs.replace(condition.name, metric=metric)
-        )
+        metric = condition.name.metric
+        if metric not in model.scores:
+            known = ", ".join(model.scores) or "none"
+            rule = f"has no score {metric} (it has: {known})"
+            raise RegistryError(f"{model.name} {model.version} {rule}")
         judgement = judge(
             condition, {model.name: model.scores[metric]}, before.scores if before else {}
         )
@@ -77,12 +78,3 @@ def who() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no name
         return str(os.getuid())
-
-
-def _metric(step: str, metric: str, model: ModelVersion) -> str:
-    """The score that is meant: metrics of models may have dots of their own."""
-    for name in (metric, f"{step}.{metric}"):
-        if name in model.scores:
-            return name
-    known = ", ".join(model.scores) or "none"
-    raise RegistryError(f"{model.name} {model.version} has no score {metric} (it has: {known})")

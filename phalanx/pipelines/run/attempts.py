@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
 
 from phalanx.pipelines.graph import Task
+from phalanx.pipelines.run.commands import StepCommand
 
 
 class TaskOrder(Struct, frozen=True, kw_only=True):
@@ -16,10 +16,9 @@ class TaskOrder(Struct, frozen=True, kw_only=True):
 
     task: Task
     name: str  # of this attempt among all that ever were
-    argv: Sequence[str]
+    command: StepCommand
     work: Path
     log: Path
-    environment: dict[str, str] = {}
 
 
 class Attempt(Protocol):
@@ -53,6 +52,9 @@ class EndedAttempt:
 
 class Executor(Protocol):
     """Where processes of tasks run."""
+
+    def adopt(self, name: str) -> Attempt | None:
+        """An attempt that goes on since before the driver began; None: there is none."""
 
     def start(self, order: TaskOrder) -> Attempt:
         """Start one."""

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from phalanx.pipelines.graph import Task
 from phalanx.pipelines.run.training import train_overrides
 from phalanx.pipelines.templates import fill_paths
@@ -14,9 +16,15 @@ PHALANX = (sys.executable, "-m", "phalanx")
 SAME = {"phalanx": PHALANX, "python": (sys.executable,)}  # as the one that runs the pipeline
 
 
-def step_command(
-    task: Task, inputs: Mapping[str, Sequence[str]], work: Path
-) -> tuple[list[str], dict[str, str]]:
+class StepCommand(Struct, frozen=True):
+    """What a step runs."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    overrides: list[str] = []  # of a train step: settings over those of its job file
+
+
+def step_command(task: Task, inputs: Mapping[str, Sequence[str]], work: Path) -> StepCommand:
     """Words and variables of a step, with paths filled in."""
     paths = step_paths(task, inputs, work)
     words = fill_paths(task.step.command, paths)
@@ -28,15 +36,15 @@ def step_command(
         case "train":
             overrides = train_overrides(task, work, train_settings(task, paths))
             flags = [word for text in overrides for word in ("--set", text)]
-            return [*PHALANX, "train", task.step.job, *flags], environment
+            return StepCommand([*PHALANX, "train", task.step.job, *flags], environment, overrides)
         case "export":
             (output,) = (work / text for text in task.step.outputs.values())
             (checkpoint,) = inputs["checkpoint"]
             where = [checkpoint, str(output)]
-            return [*PHALANX, "convert", "export-hf", *where, *words], environment
+            return StepCommand([*PHALANX, "convert", "export-hf", *where, *words], environment)
         case "data" | "eval" as group:
-            return [*PHALANX, group, *words], environment
-    return [*SAME.get(words[0], words[:1]), *words[1:]], environment
+            return StepCommand([*PHALANX, group, *words], environment)
+    return StepCommand([*SAME.get(words[0], words[:1]), *words[1:]], environment)
 
 
 def step_paths(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from phalanx.pipelines.run.training import trained
 from phalanx.pipelines.run.workspace import UnfinishedOutput, Workspace
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks
+DONE_HERE = ("register", "notify")  # kinds without a process of their own
 GOES_ON = ("train", "data")  # kinds whose attempts go on with what a killed one left
 
 
@@ -70,6 +72,8 @@ class PipelineDriver:
         self._hashes = ContentCache(workspace.hashes)
         self._registry = ModelRegistry(Path(machine.pipeline.registry))
         self._attempts: dict[str, Attempt] = {}
+        folder = hashlib.sha256(str(workspace.folder).encode()).hexdigest()[:8]
+        self._name = f"{machine.pipeline.name}.{folder}.{number}"  # of this run among all
         self._shown = {name: (each.state, each.attempts) for name, each in machine.tasks.items()}
 
     def handle(self, event: AnyEvent) -> None:
@@ -162,8 +166,13 @@ class PipelineDriver:
         return ReleaseRead(time.time(), task, release.version, release.scores)
 
     def _start(self, action: StartTask) -> Attempt:
-        task = self.machine.tasks[action.task].task
-        inputs = self._inputs(task)
+        progress = self.machine.tasks[action.task]
+        task = progress.task
+        # By failures, not by attempts: one that an interruption left behind keeps its name.
+        name = f"{self._name}.{task.name}.{progress.failures}"
+        adopted = self._executor.adopt(name) if task.step.kind not in DONE_HERE else None
+        if adopted is not None:
+            return adopted
         work = self._workspace.prepare(action.key, keep=task.step.kind in GOES_ON)
         match task.step.kind:
             case "register":
@@ -174,17 +183,15 @@ class PipelineDriver:
                 return EndedAttempt()
         for text in task.step.outputs.values():
             (work / text).parent.mkdir(parents=True, exist_ok=True)
-        argv, environment = step_command(task, inputs, work)
         logs = self._workspace.run_folder(self._number) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         return self._executor.start(
             TaskOrder(
                 task=task,
-                name=f"{self.machine.pipeline.name}.{task.name}.{action.key[:12]}.{action.attempt}",
-                argv=argv,
+                name=name,
+                command=step_command(task, self._inputs(task), work),
                 work=work,
                 log=logs / f"{task.name}.{action.attempt}.log",
-                environment=environment,
             )
         )
 

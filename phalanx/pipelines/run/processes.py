@@ -26,11 +26,11 @@ class StepProcess:
         self._log, self._stop_by = order.log, 0.0
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                order.argv,
+                order.command.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **order.environment, MARK: str(order.work)},
+                env={**os.environ, **order.command.environment, MARK: str(order.work)},
                 start_new_session=True,
                 preexec_fn=partial(follow, os.getpid(), signal.SIGKILL),  # we have one thread
             )
@@ -72,13 +72,17 @@ class StepProcess:
 class LocalExecutor:
     """Starts steps as processes here."""
 
+    def adopt(self, name: str) -> Attempt | None:
+        """None: processes end with whoever started them."""
+        return None
+
     def start(self, order: TaskOrder) -> Attempt:
         """Start one, alone in its work folder; one that cannot be started has failed."""
         end_leftovers(order.work)
         try:
             return StepProcess(order)
         except OSError as error:
-            return EndedAttempt(f"{order.argv[0]} cannot be started: {error.strerror}")
+            return EndedAttempt(f"{order.command.argv[0]} cannot be started: {error.strerror}")
 
 
 def _last_words(log: Path) -> str:
