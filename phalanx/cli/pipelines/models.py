@@ -23,7 +23,7 @@ from phalanx.pipelines.registry.models import (
 from phalanx.pipelines.registry.promote import promote as move
 from phalanx.pipelines.registry.promote import who
 from phalanx.pipelines.run.content import last_checkpoint, output_content
-from phalanx.pipelines.run.registering import read_scores
+from phalanx.pipelines.run.scores_file import ScoresError, read_scores
 from phalanx.train.exits import now
 
 app = typer.Typer(no_args_is_help=True, help="The registry of models.")
@@ -44,7 +44,7 @@ class StageName(StrEnum):
 
 @contextmanager
 def _registry(folder: Path) -> Iterator[ModelRegistry]:
-    with exit_on(RegistryError, OSError):
+    with exit_on(RegistryError, ScoresError, OSError):
         yield ModelRegistry(folder)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.connection import exit_on_server_error
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json
 from phalanx.cli.pipelines.pipeline_tables import (
@@ -54,8 +55,12 @@ Number = Annotated[int, typer.Option("--run", min=0, help="Number of the run; 0:
 
 @contextmanager
 def _reported(json: bool) -> Iterator[None]:
-    """What is wrong with a file, a folder or a record is told in words."""
-    with exit_on_config_error(json), exit_on(WorkspaceError, RecordError):
+    """What is wrong with a file, a folder, a record or a server is told in words."""
+    with (
+        exit_on_config_error(json),
+        exit_on_server_error(json),
+        exit_on(WorkspaceError, RecordError, OSError),
+    ):
         yield
 
 
@@ -151,12 +156,10 @@ def scores(
 def _executor(server: str) -> Executor:
     if not server:
         return LocalExecutor()
-    from phalanx.cli.connection import exit_on_server_error
     from phalanx.control.client.client import Client
     from phalanx.pipelines.run.server_jobs import ServerExecutor
 
-    with exit_on_server_error(json=False):
-        return ServerExecutor(Client(server))
+    return ServerExecutor(Client(server))
 
 
 def _shown(json: bool) -> Changed:

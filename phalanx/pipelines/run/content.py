@@ -122,12 +122,18 @@ def has_files(pattern: str) -> bool:
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """All files below a folder, in order."""
-    return sorted(
-        Path(where) / name
-        for where, _, names in os.walk(folder, followlinks=True)
-        for name in names
-    )
+    """All files below a folder, in order; links are followed, but not in circles."""
+    files: list[Path] = []
+    for where, folders, names in os.walk(folder, followlinks=True):
+        here = Path(where)
+        files += (here / name for name in names)
+        folders[:] = [
+            name
+            for name in folders
+            if not (here / name).is_symlink()
+            or not here.resolve().is_relative_to((here / name).resolve())
+        ]
+    return sorted(files)
 
 
 def output_content(path: Path) -> str:

@@ -38,12 +38,12 @@ from phalanx.pipelines.run.commands import step_command
 from phalanx.pipelines.run.content import ContentCache, pattern_paths
 from phalanx.pipelines.run.record import PipelineRecord
 from phalanx.pipelines.run.registering import register_task
+from phalanx.pipelines.run.scores_file import ScoresError
 from phalanx.pipelines.run.training import trained
 from phalanx.pipelines.run.workspace import UnfinishedOutput, Workspace
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks
 DONE_HERE = ("register", "notify")  # kinds without a process of their own
-GOES_ON = ("train", "data")  # kinds whose attempts go on with what a killed one left
 
 
 class PersonOrder(Struct, frozen=True, omit_defaults=True):
@@ -173,7 +173,7 @@ class PipelineDriver:
         adopted = self._executor.adopt(name) if task.step.kind not in DONE_HERE else None
         if adopted is not None:
             return adopted
-        work = self._workspace.prepare(action.key, keep=task.step.kind in GOES_ON)
+        work = self._workspace.prepare(action.key, keep=_goes_on(task))
         match task.step.kind:
             case "register":
                 return EndedAttempt(self._register(task))
@@ -253,7 +253,7 @@ class PipelineDriver:
         try:
             manifest = self._workspace.run_folder(self._number) / "manifest.json"
             register_task(self._registry, task, self.machine, self._workspace.folder, manifest)
-        except (RegistryError, OSError) as error:
+        except (RegistryError, ScoresError, OSError) as error:
             return str(error)
         return ""
 
@@ -267,3 +267,9 @@ class PipelineDriver:
         }
         problem = post(task.step.url, msgspec.json.encode({**body, "scores": scores}))
         return f"the receiver {problem}" if problem else ""
+
+
+def _goes_on(task: Task) -> bool:
+    """Whether an attempt goes on with what a killed one left."""
+    tokenizes = task.step.kind == "data" and task.step.command[:1] == ("tokenize",)
+    return tokenizes or task.step.kind == "train"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from phalanx.pipelines.graph import Task
 from phalanx.pipelines.machine import PipelineMachine
 from phalanx.pipelines.registry.models import (
     ModelLineage,
     ModelRegistry,
     ModelVersion,
-    RegistryError,
 )
 from phalanx.pipelines.registry.promote import who
 from phalanx.pipelines.rules import SCORES
-from phalanx.pipelines.run.workspace import ScoresFile
+from phalanx.pipelines.run.scores_file import read_scores
 from phalanx.train.exits import now
 
 CHECKPOINT, EXPORT = "checkpoint", "export"  # inputs of a register step
@@ -51,11 +48,3 @@ def register_task(
             who=who(),
         )
     )
-
-
-def read_scores(path: Path) -> dict[str, float]:
-    """The scores in a file of an evaluation."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ScoresFile).scores
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RegistryError(f"{path} holds no scores: {error}") from None

@@ -10,7 +10,7 @@ from msgspec import Struct
 from phalanx.pipelines.graph import Task
 from phalanx.pipelines.run.content import last_checkpoint
 
-RUNS = "runs"  # in the work folder
+RUNS = ".runs"  # in the work folder; hidden, so that no output has its name
 ALL_STEPS_DONE = "done"
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.data.durable_files import sync_folder, write_atomically, write_synced
 from phalanx.pipelines.events import Output, TaskResult
@@ -24,8 +24,9 @@ from phalanx.pipelines.graph import Task
 from phalanx.pipelines.rules import SCORES
 from phalanx.pipelines.run.content import folder_files, output_content
 from phalanx.pipelines.run.record import read_record
+from phalanx.pipelines.run.scores_file import ScoresError, read_scores, scores_content
 
-RESULT_FILE = "result.json"
+RESULT_FILE = ".result.json"  # hidden, so that no output has its name
 RECORD_FILE = "record.log"
 
 
@@ -52,12 +53,6 @@ class StoredResult(Struct, frozen=True):
     key: str
     result: TaskResult
     files: tuple[StoredFile, ...]
-
-
-class ScoresFile(Struct, frozen=True):
-    """What an evaluation writes."""
-
-    scores: dict[str, float]
 
 
 class Workspace:
@@ -121,11 +116,22 @@ class Workspace:
             return None
         if _files(folder) == stored.files:
             return stored.result
-        for output in stored.result.outputs.values():  # copied or touched: read it again
+        return stored.result if self._stands(stored.result) else None
+
+    def _stands(self, result: TaskResult) -> bool:
+        """Whether outputs that were copied or touched still hold what was made."""
+        for name, output in result.outputs.items():
             path = self.folder / output.path
-            if not path.exists() or output_content(path) != output.content:
-                return None
-        return stored.result
+            if not path.exists():
+                return False
+            try:
+                scored = name == SCORES and bool(result.scores)
+                found = scores_content(read_scores(path)) if scored else output_content(path)
+            except ScoresError:
+                return False
+            if found != output.content:
+                return False
+        return True
 
     def prepare(self, key: str, keep: bool) -> Path:
         """The folder in which a task works; ``keep``: it goes on with what an attempt left."""
@@ -145,7 +151,10 @@ class Workspace:
             _sync(folder / text)
             path = (self.store / key / text).relative_to(self.folder)
             outputs[name] = Output(str(path), output_content(folder / text))
-        scores = _read_scores(folder / task.step.outputs[SCORES], task) if task.step.scores else {}
+        scores: dict[str, float] = {}
+        if task.step.scores:
+            scores = _read_scores(folder / task.step.outputs[SCORES], task)
+            outputs[SCORES] = structs.replace(outputs[SCORES], content=scores_content(scores))
         result = TaskResult(outputs, scores)
         _remove_all_but(folder, set(task.step.outputs.values()))
         stored = StoredResult(task.name, key, result, _files(folder))
@@ -198,9 +207,9 @@ def _files(folder: Path) -> tuple[StoredFile, ...]:
 
 def _read_scores(path: Path, task: Task) -> dict[str, float]:
     try:
-        scores = msgspec.json.decode(path.read_bytes(), type=ScoresFile).scores
-    except msgspec.MsgspecError as error:
-        raise UnfinishedOutput(f"its scores cannot be read: {error}") from None
+        scores = read_scores(path)
+    except ScoresError as error:
+        raise UnfinishedOutput(str(error)) from None
     if missing := [name for name in task.step.scores if name not in scores]:
         has = ", ".join(scores) or "none"
         raise UnfinishedOutput(f"its scores have no {', '.join(missing)} (they have {has})")

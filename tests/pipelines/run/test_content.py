@@ -94,6 +94,15 @@ def test_patterns_are_files_in_order_and_a_folder_is_itself(tmp_path: Path) -> N
     assert has_files(f"{tmp_path}/x/*.txt") and not has_files(f"{tmp_path}/x/*.md")
 
 
+def test_links_are_followed_but_not_in_circles(tmp_path: Path, cache: ContentCache) -> None:
+    write(tmp_path / "elsewhere" / "a.txt", "a")
+    (tmp_path / "x" / "deep").mkdir(parents=True)
+    (tmp_path / "x" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "x" / "deep" / "circle").symlink_to(tmp_path / "x")
+    files = cache.of_pattern(f"{tmp_path}/x").files
+    assert [each.path for each in files] == [f"{tmp_path}/x/link/a.txt"]
+
+
 def test_a_run_is_the_weights_of_its_last_checkpoint(tmp_path: Path) -> None:
     for run, session in (("one", "abc"), ("two", "def")):
         for step in (5, 10):

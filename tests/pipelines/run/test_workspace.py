@@ -51,7 +51,7 @@ def test_a_result_is_found_after_it_was_published_and_holds_its_outputs_alone(
     assert result.scores == {"loss": 1.5}
     assert (workspace.folder / result.outputs["text"].path).read_text() == "text"
     names = {path.name for path in (workspace.store / "key").rglob("*")}
-    assert names == {"deep", "text.txt", "scores.json", "result.json"}
+    assert names == {"deep", "text.txt", "scores.json", ".result.json"}
     assert not (workspace.work / "key").exists()
 
 
@@ -64,7 +64,7 @@ def test_a_result_that_was_changed_is_none(workspace: Workspace, task: Task, cha
     elif change == "gone":
         path.unlink()
     else:
-        (workspace.store / "key" / "result.json").write_text("{")
+        (workspace.store / "key" / ".result.json").write_text("{")
     assert workspace.look_up("key") is None
     work(workspace, "anew")
     assert workspace.publish("key", task) == workspace.look_up("key")

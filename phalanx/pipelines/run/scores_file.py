@@ -1,0 +1,32 @@
+"""Files of scores, as evaluations write them: ``{"scores": {metric: number}}``."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+
+class ScoresError(Exception):
+    """A file holds no scores; the sentence says why."""
+
+
+class ScoresFile(Struct, frozen=True):
+    """What is read of it."""
+
+    scores: dict[str, float]
+
+
+def read_scores(path: Path) -> dict[str, float]:
+    """The scores in a file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ScoresFile).scores
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ScoresError(f"scores of {path.name} cannot be read: {error}") from None
+
+
+def scores_content(scores: dict[str, float]) -> str:
+    """Of the numbers alone: what else is said there, such as a path, differs between folders."""
+    return hashlib.sha256(msgspec.json.encode(scores, order="sorted")).hexdigest()
