@@ -80,7 +80,7 @@ class PipelineMachine:
         self._parallel = parallel or pipeline.parallel
         self.raw_inputs: dict[str, str] = {}  # hashes by pattern
         self._version = ""
-        self._now = 0.0
+        self._now = self.began = 0.0
         self.spent_seconds = self.spent_gpu_seconds = 0.0  # of attempts that have ended
         self._cancelled = False
         self._actions: list[Action] = []
@@ -103,6 +103,7 @@ class PipelineMachine:
         match event:
             case RunBegan():
                 self.raw_inputs, self._version = event.inputs, event.version
+                self.began = event.time
             case RunInterrupted():
                 self._interrupt()
             case RunCancelled():

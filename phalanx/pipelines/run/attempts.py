@@ -53,8 +53,8 @@ class EndedAttempt:
 class Executor(Protocol):
     """Where processes of tasks run."""
 
-    def adopt(self, name: str) -> Attempt | None:
-        """An attempt that goes on since before the driver began; None: there is none."""
+    def adopt(self, name: str, since: float) -> Attempt | None:
+        """An attempt of this name that goes on without us, or has ended since a time; or None."""
 
     def start(self, order: TaskOrder) -> Attempt:
         """Start one."""

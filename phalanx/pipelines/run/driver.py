@@ -73,7 +73,7 @@ class PipelineDriver:
         self._registry = ModelRegistry(Path(machine.pipeline.registry))
         self._attempts: dict[str, Attempt] = {}
         folder = hashlib.sha256(str(workspace.folder).encode()).hexdigest()[:8]
-        self._name = f"{machine.pipeline.name}.{folder}.{number}"  # of this run among all
+        self._name = f"{machine.pipeline.name}.{folder}"  # of this pipeline among all
         self._shown = {name: (each.state, each.attempts) for name, each in machine.tasks.items()}
 
     def handle(self, event: AnyEvent) -> None:
@@ -169,10 +169,11 @@ class PipelineDriver:
         progress = self.machine.tasks[action.task]
         task = progress.task
         # By failures, not by attempts: one that an interruption left behind keeps its name.
-        name = f"{self._name}.{task.name}.{progress.failures}"
-        adopted = self._executor.adopt(name) if task.step.kind not in DONE_HERE else None
-        if adopted is not None:
-            return adopted
+        name = f"{self._name}.{task.name}.{action.key[:12]}.{progress.failures}"
+        if task.step.kind not in DONE_HERE:
+            adopted = self._executor.adopt(name, self.machine.began)
+            if adopted is not None:
+                return adopted
         work = self._workspace.prepare(action.key, keep=_goes_on(task))
         match task.step.kind:
             case "register":

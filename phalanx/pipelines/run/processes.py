@@ -72,7 +72,7 @@ class StepProcess:
 class LocalExecutor:
     """Starts steps as processes here."""
 
-    def adopt(self, name: str) -> Attempt | None:
+    def adopt(self, name: str, since: float) -> Attempt | None:
         """None: processes end with whoever started them."""
         return None
 

@@ -61,18 +61,19 @@ class ServerExecutor:
         self._client = client
         self._node_gpus = client.get("/v1/status", Status).node_gpus
 
-    def adopt(self, name: str) -> Attempt | None:
-        """The job that was submitted under this name, whether it still runs or not."""
-        after = 0
+    def adopt(self, name: str, since: float) -> Attempt | None:
+        """The newest job of this name that still runs, or that was submitted since a time."""
+        chosen, after = 0, 0
         while True:
             found = self._client.get(
                 "/v1/jobs", JobList, state="all", after=after, limit=MOST_LISTED
             )
             for job in found.jobs:
-                if job.name == name:
-                    return JobAttempt(self._client, job.id)
+                of_this_run = job.submitted_ns >= since * 1e9
+                if job.name == name and (of_this_run or job.state not in ENDED):
+                    chosen = job.id
             if not found.next_after:
-                return None
+                return JobAttempt(self._client, chosen) if chosen else None
             after = found.next_after
 
     def start(self, order: TaskOrder) -> Attempt:
