@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tomllib
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phalanx.config import ConfigError
-from phalanx.pipelines.description import pipeline_from_table
+from phalanx.pipelines.description import Kind, PipelineStep, pipeline_from_table
 from phalanx.pipelines.rules import KEYS, check_pipeline
+from tests.examples import examples
 
 GOOD = """
 name = "good"
@@ -155,9 +158,39 @@ def test_a_pipeline_of_too_many_tasks_is_refused() -> None:
     assert any("10,000 is the most" in each for each in problems(table))
 
 
+WORDS = st.sampled_from(
+    [
+        *("train", "eval.loss", "eval.scores", "best.run", "train[seed=1].run", "train[seed="),
+        *("{seed}", "{inputs.run}", "{", "{}", "eval.loss <= 3", "best.loss > released - 1 %"),
+        *("gate:any", "gate:", ":fail", "export", "program", "notify", "..", "[", "a/b", "x", ""),
+        "eval[seed=2].loss",
+    ]
+)
+VALUES = (
+    WORDS
+    | st.integers(-1, 3)
+    | st.booleans()
+    | st.lists(WORDS | st.integers(0, 2), max_size=3)
+    | st.dictionaries(WORDS, WORDS | st.lists(st.integers(0, 2), max_size=2), max_size=2)
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(tomllib.loads(GOOD)["steps"])),
+        st.sampled_from(PipelineStep.__struct_fields__),
+        VALUES,
+    ),
+    max_size=3,
+)
+
+
+@given(CHANGES)
+@examples(400)
+def test_whatever_is_written_is_refused_in_words_or_makes_tasks(
+    changes: list[tuple[str, str, Any]],
+) -> None:
+    found = problems(changed(**{step: {key: value} for step, key, value in changes}))
+    assert all(": " in each and "; " in each for each in found)
+
+
 def test_every_kind_says_which_keys_it_takes() -> None:
-    from typing import get_args
-
-    from phalanx.pipelines.description import Kind
-
     assert set(KEYS) == set(get_args(Kind))
