@@ -205,7 +205,7 @@ class PipelineMachine:
             if each.state is TaskState.RUNNING:
                 self._book(each)
                 each.stopping = ""
-            if each.state in (TaskState.RUNNING, TaskState.LOOKING, TaskState.READY):
+            if each.state in (TaskState.RUNNING, TaskState.LOOKING):
                 each.state = TaskState.WAITING
 
     def _cancel(self, event: RunCancelled) -> None:

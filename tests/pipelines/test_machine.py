@@ -168,16 +168,22 @@ SEEDS = {
 }
 
 
-def test_each_value_of_a_list_is_a_task_that_reads_its_own_and_the_best_goes_on() -> None:
+@pytest.mark.parametrize(("better", "chosen"), [("lower", 2), ("higher", 1)])
+def test_each_value_of_a_list_is_a_task_that_reads_its_own_and_the_best_goes_on(
+    better: str, chosen: int
+) -> None:
     losses = {1: 3.0, 2: 1.0, 3: 2.0}
     scores = {f"eval[seed={seed}]": {"loss": loss} for seed, loss in losses.items()}
-    run = PlayedRun(SEEDS, scores=scores, parallel=3).begin()
+    steps = {**SEEDS, "best": {**SEEDS["best"], "better": better}}
+    run = PlayedRun(steps, scores=scores, parallel=3).begin()
     for seed in losses:
         run.finish(f"train[seed={seed}]")
     for seed in losses:
         run.finish(f"eval[seed={seed}]")
-    best, trained = run.machine.tasks["best"].result, run.machine.tasks["train[seed=2]"].result
-    assert best.outputs["run"] == trained.outputs["run"] and best.scores == {"loss": 1.0}
+    best = run.machine.tasks["best"].result
+    trained = run.machine.tasks[f"train[seed={chosen}]"].result
+    assert best.outputs["run"] == trained.outputs["run"]
+    assert best.scores == {"loss": losses[chosen]}
     assert list(run.running) == ["export"]
 
 
@@ -206,7 +212,7 @@ def test_a_cancelled_run_stops_what_runs_and_forgets_what_comes_late() -> None:
     run.feed(RunCancelled(run.time, "ada"))
     assert run.stopped == ["raw"] and set(run.states().values()) == {TaskState.CANCELLED}
     run.finish("raw")
-    assert run.machine.state == "cancelled"
+    assert run.machine.state == "cancelled" and run.states()["raw"] is TaskState.CANCELLED
 
 
 @st.composite
