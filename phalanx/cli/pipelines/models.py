@@ -166,12 +166,22 @@ def promote(
 @app.command()
 def export(
     name: ModelName,
-    folder: Annotated[Path, typer.Argument(help="New folder that receives the model.")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="New folder that receives the model.")
+    ] = None,
     version: VersionNumber = 0,
+    mlflow: Annotated[
+        str, typer.Option(metavar="URI", help="MLflow's registry that receives it instead.")
+    ] = "",
     registry: RegistryFolder = DEFAULT,
     json: Json = False,
 ) -> None:
-    """Write a version as a Hugging Face folder, with its registry entry beside the weights."""
+    """Write a version as a Hugging Face folder, or register it in MLflow."""
+    if (folder is None) == (not mlflow):
+        raise typer.BadParameter("give a FOLDER, or --mlflow URI")
+    if folder is None:
+        _export_to_mlflow(registry, name, version, mlflow, json)
+        return
     with _registry(registry) as models:
         model = models.get(name, version)
         if folder.exists():
@@ -188,3 +198,15 @@ def export(
     print_json({"folder": str(folder), "model": model}) if json else print(
         f"{folder}: {model.name} {model.version}, {model.stage}"
     )
+
+
+def _export_to_mlflow(registry: Path, name: str, version: int, uri: str, json: bool) -> None:
+    from phalanx.pipelines.registry.mlflow_registry import export_to_mlflow
+
+    with _registry(registry) as models:
+        model = models.get(name, version)
+        number = export_to_mlflow(model, uri)
+    if json:
+        print_json({"mlflow": uri, "version": number, "model": model})
+    else:
+        print(f"{model.name} {model.version} is version {number} there")

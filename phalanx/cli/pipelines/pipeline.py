@@ -26,6 +26,7 @@ from phalanx.cli.pipelines.pipeline_tables import (
     run_view,
 )
 from phalanx.pipelines.machine import TaskProgress
+from phalanx.pipelines.picture import graph_svg
 from phalanx.pipelines.run.attempts import Executor
 from phalanx.pipelines.run.processes import LocalExecutor
 from phalanx.pipelines.run.record import RecordError
@@ -122,9 +123,18 @@ def graph(
     path: PipelinePath,
     dot: Annotated[bool, typer.Option("--dot", help="As Graphviz reads it.")] = False,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="As Markdown shows it.")] = False,
+    svg: Annotated[
+        Path | None, typer.Option(help="Picture to write: the last run, its states and times.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show which step waits for which."""
+    if svg is not None:
+        with _reported(json):
+            run = recorded_pipeline(path).last_run()
+            svg.write_text(graph_svg(run.machine), encoding="utf-8")
+        print_json({"picture": str(svg)}) if json else print(f"{svg}: run {run.number}")
+        return
     with _reported(json):
         tasks = open_pipeline(path).tasks.in_order
     if json:

@@ -72,6 +72,9 @@ def test_graphs_are_drawn_for_people_and_for_tools() -> None:
     assert "register" in call("pipeline", "graph", "p.toml").stdout
     assert '"make" -> "measure";' in call("pipeline", "graph", "p.toml", "--dot").stdout
     assert "graph LR" in call("pipeline", "graph", "p.toml", "--mermaid").stdout
+    call("pipeline", "run", "p.toml")
+    assert "graph.svg: run 1" in call("pipeline", "graph", "p.toml", "--svg", "graph.svg").stdout
+    assert "asking" in Path("graph.svg").read_text()
     waits = json.loads(call("pipeline", "graph", "p.toml", "--json").stdout)
     assert waits["ok"] == [{"task": "measure", "end": "ok"}]
 
@@ -129,6 +132,7 @@ def test_a_checkpoint_is_registered_by_hand_and_an_export_is_copied() -> None:
     assert "toy 1 is a candidate" in made.stdout
     assert call("models", "export", "toy", "copy").exit_code == 0
     assert Path("copy/config.json").read_text() == "{}"
+    assert "give a FOLDER, or --mlflow" in call("models", "export", "toy").output
     again = call("models", "export", "toy", "copy")
     assert again.exit_code == 1 and "exists already" in again.output
     assert "has no model other" in call("models", "show", "other").output
