@@ -36,7 +36,7 @@ def answer(
 ) -> None:
     """Show what a person must decide, or decide it (NUMBER --take-out, or --keep).
 
-    Steps of a pipeline ask too: STEP --pipeline PIPELINE.toml --approve, or --reject.
+    Steps of a pipeline ask too: STEP --pipeline PIPELINE.toml --approve (or --reject).
     """
     if pipeline is not None or approve is not None:
         _answer_pipeline(pipeline, question, approve, json)
@@ -68,8 +68,20 @@ def _answer_pipeline(path: Path | None, step: str, approve: bool | None, json: b
     from phalanx.pipelines.run.session import recorded_pipeline
     from phalanx.pipelines.run.workspace import WorkspaceError
 
-    if path is None or approve is None or not step:
-        raise typer.BadParameter("give STEP, --pipeline PIPELINE.toml and --approve or --reject")
+    if path is None or bool(step) != (approve is not None):
+        rule = "give STEP, --pipeline PIPELINE.toml and --approve or --reject; no STEP lists them"
+        raise typer.BadParameter(rule)
     with exit_on_config_error(json), exit_on(WorkspaceError, RecordError):
-        text = recorded_pipeline(path).answer(step, approve)
-    print_json({"message": text}) if json else print(text)
+        session = recorded_pipeline(path)
+        if approve is not None:
+            text = session.answer(step, approve)
+            print_json({"message": text}) if json else print(text)
+            return
+        asked = session.questions()
+    if json:
+        print_json(asked)
+        return
+    made = table("STEP", "QUESTION")
+    for name, text in asked.items():
+        add_row(made, name, text)
+    print_table(made) if asked else print("nothing waits for a person's word")

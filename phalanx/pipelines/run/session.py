@@ -203,12 +203,18 @@ class PipelineSession:
             self.workspace.order(run.number, "cancel", PersonOrder(who(), cancel=True))
             return f"run {run.number} is told to end"
 
+    def questions(self) -> dict[str, str]:
+        """What the last run asks, by task."""
+        return {
+            name: each.task.step.question
+            for name, each in self.last_run().machine.tasks.items()
+            if each.state is TaskState.ASKING
+        }
+
     def answer(self, task: str, approved: bool) -> str:
         """Decide what a task asks; says what was done."""
         run = self.last_run()
-        asking = [
-            name for name, each in run.machine.tasks.items() if each.state is TaskState.ASKING
-        ]
+        asking = self.questions()
         if task not in asking:
             open_ones = ", ".join(asking) or "nothing"
             raise WorkspaceError(

@@ -51,6 +51,7 @@ def test_from_plan_to_release() -> None:
     ran = call("pipeline", "run", "p.toml")
     assert ran.exit_code == os.EX_TEMPFAIL
     assert "decide: phalanx answer ok --pipeline p.toml --approve" in ran.stdout
+    assert "release it?" in call("answer", "--pipeline", "p.toml").stdout
     answered = call("answer", "ok", "--pipeline", "p.toml", "--approve")
     assert "ok is approved" in answered.stdout
     resumed = call("pipeline", "resume", "p.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,16 @@ def lose_driver(progress: TaskProgress) -> None:
         raise DriverLost
 
 
-def test_a_resumed_run_goes_on_with_the_job_that_it_had_submitted(
+def test_a_job_is_found_again_by_a_resumed_run_and_by_one_that_knows_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with TrialCluster(tmp_path / "cluster", nodes=1) as cluster:
         session = PipelineSession({"name": "served", "steps": STEPS})
-        with pytest.raises(DriverLost):
-            session.run(ServerExecutor(cluster.client), lose_driver)
+        for _ in range(2):
+            with pytest.raises(DriverLost):
+                session.run(ServerExecutor(cluster.client), lose_driver)
+        shutil.rmtree(session.workspace.runs / "0001")  # the server's log is enough
         Path("go").touch()
         end = session.resume(ServerExecutor(cluster.client), lambda progress: None)
         jobs = cluster.client.get("/v1/jobs", JobList, state="all").jobs
