@@ -56,10 +56,13 @@ class RunBegan(PipelineEvent, frozen=True, tag=True):
     pipeline: dict[str, Any]  # the table of the file
     inputs: dict[str, str]  # hashes of raw files by pattern, and of job files
     version: str  # of Phalanx
+    parallel: int  # tasks that may run at a time
 
 
 class RunInterrupted(PipelineEvent, frozen=True, tag=True):
     """What drove the run ended in the middle; another one goes on."""
+
+    parallel: int
 
 
 class LookedUp(PipelineEvent, frozen=True, tag=True):

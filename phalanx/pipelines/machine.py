@@ -73,11 +73,11 @@ class TaskProgress:
 class PipelineMachine:
     """The run: which tasks are done, which comes next, and why."""
 
-    def __init__(self, pipeline: PipelineFile, tasks: TaskGraph, parallel: int = 0) -> None:
+    def __init__(self, pipeline: PipelineFile, tasks: TaskGraph) -> None:
         self.pipeline = pipeline
         self.tasks = {task.name: TaskProgress(task) for task in tasks.in_order}
         self._matching = tasks.matching
-        self._parallel = parallel or pipeline.parallel
+        self._parallel = 0  # as whoever began the run, or went on with it, wants it
         self.raw_inputs: dict[str, str] = {}  # hashes by pattern
         self._version = ""
         self._now = self.began = 0.0
@@ -99,13 +99,15 @@ class PipelineMachine:
     def handle(self, event: AnyEvent) -> list[Action]:
         """What to do about an event."""
         self._actions = []
+        if isinstance(event, RunInterrupted):
+            self._interrupt()  # before its time: what was under way ended with the last event
         self._now = max(self._now, event.time)
         match event:
             case RunBegan():
                 self.raw_inputs, self._version = event.inputs, event.version
-                self.began = event.time
+                self.began, self._parallel = event.time, event.parallel
             case RunInterrupted():
-                self._interrupt()
+                self._parallel = event.parallel
             case RunCancelled():
                 self._cancel(event)
             case TimePassed():
@@ -260,12 +262,10 @@ class PipelineMachine:
             for each in self.tasks.values():
                 if each.state is TaskState.WAITING:
                     self._decide(each)
-            startable = [
-                each
-                for each in self.tasks.values()
-                if each.state is TaskState.READY
-                or (each.state is TaskState.RETRYING and each.not_before <= self._now)
-            ]
+            for each in self._in(TaskState.RETRYING):
+                if each.not_before <= self._now:
+                    each.state = TaskState.READY
+            startable = list(self._in(TaskState.READY))
             if not (startable and self._spent()):
                 break
             for each in startable:

@@ -54,6 +54,7 @@ class PlayedRun:
         self.stopped: list[str] = []
         self._inputs = inputs or {}
         self.machine = self._new_machine()
+        self.parallel = self.machine.pipeline.parallel
 
     def _new_machine(self) -> PipelineMachine:
         pipeline = pipeline_from_table(self.table)
@@ -65,7 +66,7 @@ class PlayedRun:
             for step in self.table["steps"].values()
             for pattern in (*step.get("inputs", {}).values(), step.get("job", ""))
         }
-        self.feed(RunBegan(self.time, self.table, hashes, "1"))
+        self.feed(RunBegan(self.time, self.table, hashes, "1", self.parallel))
         return self
 
     def feed(self, event: AnyEvent) -> None:
@@ -95,7 +96,7 @@ class PlayedRun:
                 assert self.machine.tasks[waits.task].state in GOOD
         self.running[task] = key
         self.started.append(task)
-        assert len(self.running) <= self.machine.pipeline.parallel
+        assert len(self.running) <= self.parallel
 
     def finish(self, task: str, told: bool = True) -> None:
         """An attempt ends well; not told: the driver is lost before it hears of it."""
@@ -129,7 +130,7 @@ class PlayedRun:
         for event in self.events:
             self.machine.handle(event)
         assert before == {name: self._facts(name) for name in self.machine.tasks}
-        self.feed(RunInterrupted(self.time))
+        self.feed(RunInterrupted(self.time, self.parallel))
 
     def _facts(self, name: str) -> tuple[object, ...]:
         each = self.machine.tasks[name]

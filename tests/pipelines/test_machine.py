@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.pipelines.events import ENDED, RunCancelled, TaskState
+from phalanx.pipelines.events import ENDED, RunCancelled, TaskState, TimePassed
 from tests.examples import examples
 from tests.pipelines.played_run import PlayedRun
 
@@ -78,6 +78,25 @@ def test_a_failure_is_tried_again_after_a_pause_that_doubles() -> None:
     run.fail("a", "exit code 7")
     assert run.machine.state == "failed" and run.machine.tasks["a"].reason == "exit code 7"
     assert run.started == ["a"] * 3
+
+
+def test_one_that_waits_for_its_turn_after_its_pause_waits_for_no_time() -> None:
+    run = PlayedRun({"a": step(retries=1, backoff_seconds=4), "b": step()}).begin()
+    run.fail("a")
+    assert list(run.running) == ["b"]
+    run.pass_time(5)
+    assert run.states()["a"] is TaskState.READY and run.machine.next_time() is None
+    run.finish("b")
+    assert list(run.running) == ["a"]
+
+
+def test_the_time_in_which_nobody_drove_a_run_is_not_spent() -> None:
+    run = PlayedRun({"a": step()}, budget={"hours": 1.0}).begin()
+    run.time += 100
+    run.feed(TimePassed(run.time))
+    run.time += 86_400
+    run.crash()
+    assert run.machine.spent_seconds == 100 and list(run.running) == ["a"]
 
 
 def test_what_needs_a_failed_step_is_blocked_and_others_go_on() -> None:

@@ -90,9 +90,9 @@ class PipelineSession:
     def plan(self) -> PipelineMachine:
         """The machine of a run in which nothing is started: tasks are cached, or READY to run."""
         contents = self.hash_inputs()
-        machine = PipelineMachine(self.file, self.tasks, parallel=-1)
+        machine = PipelineMachine(self.file, self.tasks)
         registry = ModelRegistry(Path(self.file.registry))
-        waiting: list[AnyEvent] = [self._began(contents)]
+        waiting: list[AnyEvent] = [self._began(contents, parallel=0)]
         while waiting:
             for action in machine.handle(waiting.pop()):
                 if isinstance(action, LookUp):
@@ -114,13 +114,13 @@ class PipelineSession:
             folder = self.workspace.run_folder(number)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / RAW_FILE).write_bytes(msgspec.json.encode(contents))
-            machine = PipelineMachine(self.file, self.tasks, parallel)
-            first = self._began(contents)
+            machine = PipelineMachine(self.file, self.tasks)
+            first = self._began(contents, parallel or self.file.parallel)
             return self._drive(machine, number, first, executor, changed, wait)
 
-    def _began(self, contents: dict[str, RawContent]) -> RunBegan:
+    def _began(self, contents: dict[str, RawContent], parallel: int) -> RunBegan:
         hashes = {pattern: each.content for pattern, each in contents.items()}
-        return RunBegan(time.time(), self.table, hashes, __version__)
+        return RunBegan(time.time(), self.table, hashes, __version__, parallel)
 
     def resume(
         self, executor: Executor, changed: Changed, parallel: int = 0, wait: bool = False
@@ -131,10 +131,10 @@ class PipelineSession:
             if run.machine.state not in ("running", "asking"):
                 return self._ended(run)
             self._refuse_changed(run)
-            machine = PipelineMachine(self.file, self.tasks, parallel)
+            machine = PipelineMachine(self.file, self.tasks)
             for event in run.events:
                 machine.handle(event)
-            first = RunInterrupted(time.time())
+            first = RunInterrupted(time.time(), parallel or self.file.parallel)
             return self._drive(machine, run.number, first, executor, changed, wait)
 
     def _ended(self, run: PipelineRun) -> RunEnd:

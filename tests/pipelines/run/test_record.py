@@ -22,7 +22,7 @@ from phalanx.pipelines.run.record import PipelineRecord, RecordError, read_recor
 from tests.examples import examples
 
 EVENTS = [
-    RunBegan(1.5, {"name": "x", "steps": {}}, {"a": "b"}, "1"),
+    RunBegan(1.5, {"name": "x", "steps": {}}, {"a": "b"}, "1", 2),
     LookedUp(2.0, "a"),
     TaskFinished(3.0, "a", TaskResult({"out": Output("store/k/out", "h")}, {"loss": 0.1})),
     TaskFailed(4.0, "b", "line\nbreak"),
