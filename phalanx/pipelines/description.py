@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from phalanx.config import ConfigError, Section
 from phalanx.config.load import read_table
-from phalanx.config.section import Minutes, Natural, Positive
+from phalanx.config.section import Minutes, Positive, RanksOrAuto
 from phalanx.config.tree import build, mistakes
 
 Kind = Literal[
@@ -64,14 +64,14 @@ class PipelineStep(Section, frozen=True, kw_only=True):
     """Before the second attempt; doubled with each."""
     timeout_minutes: Minutes = 0.0
     """Most time that an attempt may take; 0: no limit."""
-    gpus: Natural = 0
+    gpus: RanksOrAuto = 0
     """GPUs that it holds while it runs, for the budget; on a server, its ranks."""
     environment: dict[str, str] = {}
     """Variables that it gets besides."""
     question: str = ""
     """approval: what a person is asked."""
     model: str = ""
-    """register: name in the registry; gate: the model that "released" means."""
+    """Name in the registry: of what is registered, or whose release conditions mean."""
     url: str = ""
     """notify: address that is posted to."""
 

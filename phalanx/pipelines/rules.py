@@ -29,7 +29,7 @@ SCORES = "scores"  # the output, and the input, that holds them
 
 # By kind: keys that it needs, and those that it may have beside what every step has.
 WORK = {"inputs", "environment", "retries", "backoff_seconds", "timeout_minutes", "gpus"}
-EVERY = {"kind", "after", "when", "for_each"}
+EVERY = {"kind", "after", "when", "for_each", "model"}
 KEYS: dict[str, tuple[set[str], set[str]]] = {
     "program": ({"command"}, WORK | {"outputs", "scores"}),
     "data": ({"command", "outputs"}, WORK | {"scores"}),
@@ -37,7 +37,7 @@ KEYS: dict[str, tuple[set[str], set[str]]] = {
     "eval": ({"command", "outputs", "scores"}, WORK),
     "export": ({"inputs", "outputs"}, WORK | {"command"}),
     "best": ({"inputs", "by"}, {"better"}),
-    "gate": ({"require"}, {"model"}),
+    "gate": ({"require"}, set()),
     "approval": ({"question"}, set()),
     "register": ({"model", "inputs"}, {"retries", "backoff_seconds"}),
     "notify": ({"url"}, {"retries", "backoff_seconds", "timeout_minutes"}),
@@ -171,11 +171,14 @@ def _references(key: str, step: PipelineStep, pipeline: PipelineFile) -> Iterato
     for name in ("when", "require"):
         for text in getattr(step, name):
             try:
-                metric = parse_condition(text).name
+                condition = parse_condition(text)
             except ValueError as error:
                 yield problem(f"{key}.{name}", text, str(error), HINT)
-            else:
-                yield from _metric(f"{key}.{name}", text, metric, pipeline)
+                continue
+            yield from _metric(f"{key}.{name}", text, condition.name, pipeline)
+            if condition.released and not step.model:
+                rule = "does not say whose release is meant"
+                yield problem(f"{key}.{name}", text, rule, f"add {key}.model, a registered name")
     if step.by:
         try:
             yield from _metric(f"{key}.by", step.by, parse_metric(step.by), pipeline)

@@ -101,6 +101,8 @@ def test_a_good_pipeline_has_no_problems_and_a_task_for_each_value() -> None:
         ({"gate": {"require": ["evil.loss >= 0.5"]}}, 'did you mean "eval"?'),
         ({"gate": {"require": ["eval.loss ~ 3"]}}, "is no condition"),
         ({"gate": {"require": ["eval[seed=9].loss < 3"]}}, "there is no such task"),
+        ({"gate": {"model": None}}, "does not say whose release is meant"),
+        ({"export": {"when": ["eval.loss < released"]}}, "does not say whose release is meant"),
         ({"best": {"by": "eval.mmlu"}}, "no step produces eval.mmlu"),
         ({"export": {"outputs": {"model": "corpus"}}}, "both write it"),
         ({"export": {"outputs": {"model": "corpus/model"}}}, "lies inside corpus"),
