@@ -53,8 +53,11 @@ class EndedAttempt:
 class Executor(Protocol):
     """Where processes of tasks run."""
 
-    def adopt(self, name: str, since: float) -> Attempt | None:
-        """An attempt of this name that goes on without us, or has ended since a time; or None."""
+    def adopt(self, name: str, since: float, work: Path) -> Attempt | None:
+        """An attempt of this name that goes on without us, or has ended since a time.
+
+        None: there is none, and nothing uses its work folder any more.
+        """
 
     def start(self, order: TaskOrder) -> Attempt:
         """Start one."""

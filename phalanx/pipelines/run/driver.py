@@ -90,10 +90,11 @@ class PipelineDriver:
                 self._shown[name] = shown
                 self._changed(progress)
 
-    def run(self, wait: bool = False) -> RunState:
+    def run(self, first: AnyEvent, wait: bool = False) -> RunState:
         """Go on until the run has ended; ``wait``: also while only persons can go on."""
         pause = SHORTEST_PAUSE
         try:
+            self.handle(first)
             while (state := self.machine.state) in ("running", "asking"):
                 moved = self._poll_orders() | self._poll_attempts()
                 pause = SHORTEST_PAUSE if moved else min(pause * 1.5, LONGEST_PAUSE)
@@ -171,7 +172,8 @@ class PipelineDriver:
         # By failures, not by attempts: one that an interruption left behind keeps its name.
         name = f"{self._name}.{task.name}.{action.key[:12]}.{progress.failures}"
         if task.step.kind not in DONE_HERE:
-            adopted = self._executor.adopt(name, self.machine.began)
+            work = self._workspace.work / action.key
+            adopted = self._executor.adopt(name, self.machine.began, work)
             if adopted is not None:
                 return adopted
         work = self._workspace.prepare(action.key, keep=_goes_on(task))

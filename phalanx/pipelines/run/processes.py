@@ -72,13 +72,13 @@ class StepProcess:
 class LocalExecutor:
     """Starts steps as processes here."""
 
-    def adopt(self, name: str, since: float) -> Attempt | None:
-        """None: processes end with whoever started them."""
+    def adopt(self, name: str, since: float, work: Path) -> Attempt | None:
+        """None: processes end with whoever started them; what did not is ended now."""
+        end_leftovers(work)
         return None
 
     def start(self, order: TaskOrder) -> Attempt:
-        """Start one, alone in its work folder; one that cannot be started has failed."""
-        end_leftovers(order.work)
+        """Start one; one that cannot be started has failed."""
         try:
             return StepProcess(order)
         except OSError as error:

@@ -61,7 +61,7 @@ class ServerExecutor:
         self._client = client
         self._node_gpus = client.get("/v1/status", Status).node_gpus
 
-    def adopt(self, name: str, since: float) -> Attempt | None:
+    def adopt(self, name: str, since: float, work: Path) -> Attempt | None:
         """The newest job of this name that still runs, or that was submitted since a time."""
         chosen, after = 0, 0
         while True:

@@ -167,8 +167,7 @@ class PipelineSession:
         record = PipelineRecord(self.workspace.record(number))
         try:
             driver = PipelineDriver(machine, self.workspace, number, record, executor, changed)
-            driver.handle(first)
-            state = driver.run(wait)
+            state = driver.run(first, wait)
         finally:
             record.close()
         if state == "asking":
