@@ -86,7 +86,7 @@ def print_end(end: RunEnd, path: Path) -> None:
     counts = ", ".join(
         f"{states.count(state)} {state}" for state in TaskState if states.count(state)
     )
-    print(f"run {end.number} is {end.state}: {counts}")
+    print(f"run {end.number} is {end.state}: {counts}; {_used(end.machine)}")
     if end.manifest is not None:
         print(f"manifest: {end.manifest}")
     where = shlex.quote(str(path))
@@ -108,9 +108,17 @@ def print_run(run: PipelineRun, workspace: Workspace) -> None:
         took = span(each.seconds) if each.attempts and each.state in GOOD else ""
         add_row(made, name, each.state, each.attempts or "", took, scores, each.reason)
     print_table(made)
+    print(f"used: {_used(machine)}")
     logs = workspace.run_folder(run.number) / "logs"
     if logs.is_dir():
         print(f"logs: {logs}")
+
+
+def _used(machine: PipelineMachine) -> str:
+    """Time of all attempts that have ended."""
+    text = f"{span(machine.spent_seconds)} of steps"
+    hours = machine.spent_gpu_seconds / 3600
+    return f"{text}, {hours:.3g} GPU-hours" if hours else text
 
 
 def print_graph(tasks: list[Task]) -> None:
