@@ -157,10 +157,15 @@ def cancel(path: PipelinePath, json: Json = False) -> None:
 def scores(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="JSON file to write.")],
+    json: Json = False,
 ) -> None:
     """Write the last validation loss of a run as scores, for gates and the registry."""
     with exit_on(ValueError, OSError):
-        print(validation_scores(run_folder, out))
+        made = validation_scores(run_folder, out)
+    if json:
+        print_json(made)
+    else:
+        print(f"{out}: {made.scores} after step {made.step}")
 
 
 def _executor(server: str) -> Executor:

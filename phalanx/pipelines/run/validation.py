@@ -28,8 +28,8 @@ class RunScores(Struct, frozen=True):
     scores: dict[str, float]
 
 
-def validation_scores(run: Path, out: Path) -> str:
-    """Write the last validation loss of a run; says what it is. ValueError: there is none."""
+def validation_scores(run: Path, out: Path) -> RunScores:
+    """Write the last validation loss of a run, and return it; ValueError: there is none."""
     path = run / "metrics" / "validation.jsonl"
     lines = path.read_bytes().splitlines() if path.exists() else []
     if not lines:
@@ -40,4 +40,4 @@ def validation_scores(run: Path, out: Path) -> str:
     made = RunScores(str(last_checkpoint(run) or run), last.step, {VALIDATION_LOSS: last.loss})
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, msgspec.json.encode(made))
-    return f"{out}: {VALIDATION_LOSS} {last.loss:.6g} after step {last.step}"
+    return made
