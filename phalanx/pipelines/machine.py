@@ -79,7 +79,7 @@ class PipelineMachine:
         self._matching = tasks.matching
         self._parallel = 0  # as whoever began the run, or went on with it, wants it
         self.raw_inputs: dict[str, str] = {}  # hashes by pattern
-        self._version = ""
+        self.version = ""  # of Phalanx
         self._now = self.began = 0.0
         self.spent_seconds = self.spent_gpu_seconds = 0.0  # of attempts that have ended
         self._cancelled = False
@@ -104,7 +104,7 @@ class PipelineMachine:
         self._now = max(self._now, event.time)
         match event:
             case RunBegan():
-                self.raw_inputs, self._version = event.inputs, event.version
+                self.raw_inputs, self.version = event.inputs, event.version
                 self.began, self._parallel = event.time, event.parallel
             case RunInterrupted():
                 self._parallel = event.parallel
@@ -309,7 +309,7 @@ class PipelineMachine:
             chosen, reason = self._best(task)
             self._end(progress, TaskState.DONE, reason, chosen)
         else:
-            progress.key = task_key(task, self._contents(task), self._version)
+            progress.key = task_key(task, self._contents(task), self.version)
             if task.step.kind in UNCACHED:
                 progress.state = TaskState.READY
             else:

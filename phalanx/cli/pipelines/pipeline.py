@@ -27,6 +27,7 @@ from phalanx.cli.pipelines.pipeline_tables import (
 )
 from phalanx.pipelines.machine import TaskProgress
 from phalanx.pipelines.picture import graph_svg
+from phalanx.pipelines.registry.models import RegistryError
 from phalanx.pipelines.run.attempts import Executor
 from phalanx.pipelines.run.processes import LocalExecutor
 from phalanx.pipelines.run.record import RecordError
@@ -60,7 +61,7 @@ def _reported(json: bool) -> Iterator[None]:
     with (
         exit_on_config_error(json),
         exit_on_server_error(json),
-        exit_on(WorkspaceError, RecordError, OSError),
+        exit_on(WorkspaceError, RecordError, RegistryError, OSError),
     ):
         yield
 

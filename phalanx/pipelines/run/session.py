@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from phalanx import __version__
 from phalanx.config import ConfigError
+from phalanx.data.durable_files import write_atomically
 from phalanx.pipelines.description import PipelineFile, pipeline_from_table, read_pipeline
 from phalanx.pipelines.events import (
     AnyEvent,
@@ -113,7 +114,7 @@ class PipelineSession:
             number = self.workspace.last_run() + 1
             folder = self.workspace.run_folder(number)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / RAW_FILE).write_bytes(msgspec.json.encode(contents))
+            write_atomically(folder / RAW_FILE, msgspec.json.encode(contents))
             machine = PipelineMachine(self.file, self.tasks)
             first = self._began(contents, parallel or self.file.parallel)
             return self._drive(machine, number, first, executor, changed, wait)
@@ -131,11 +132,8 @@ class PipelineSession:
             if run.machine.state not in ("running", "asking"):
                 return self._ended(run)
             self._refuse_changed(run)
-            machine = PipelineMachine(self.file, self.tasks)
-            for event in run.events:
-                machine.handle(event)
             first = RunInterrupted(time.time(), parallel or self.file.parallel)
-            return self._drive(machine, run.number, first, executor, changed, wait)
+            return self._drive(run.machine, run.number, first, executor, changed, wait)
 
     def _ended(self, run: PipelineRun) -> RunEnd:
         """A run that was killed when only its manifest was missing gets that; others have ended."""
@@ -147,6 +145,10 @@ class PipelineSession:
         return RunEnd(run.number, run.machine.state, run.machine, manifest)
 
     def _refuse_changed(self, run: PipelineRun) -> None:
+        """What is made from now on would not be what the run's keys say."""
+        if run.machine.version != __version__:
+            text = f"run {run.number} was begun by Phalanx {run.machine.version}: start a new one"
+            raise WorkspaceError(text)
         now = self.hash_inputs()
         for pattern, content in run.machine.raw_inputs.items():
             if now[pattern].content != content:

@@ -173,6 +173,16 @@ def test_changed_raw_files_are_not_mixed_into_a_run_that_goes_on() -> None:
         resume(session(**steps))
 
 
+def test_a_run_of_another_release_is_not_mixed_with_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = {"ok": {"kind": "approval", "question": "?"}}
+    run(session(**steps))
+    monkeypatch.setattr("phalanx.pipelines.run.session.__version__", "99")
+    with pytest.raises(WorkspaceError, match="run 1 was begun by Phalanx"):
+        resume(session(**steps))
+
+
 def test_a_receiver_is_told_how_steps_ended() -> None:
     with HttpReceiver() as receiver:
         tell = {"kind": "notify", "url": receiver.url, "after": ["bad:fail"]}
