@@ -116,7 +116,7 @@ def test_killed_before_any_call_it_goes_on_and_ends_with_the_same_hashes(
     drive()
     calm = contents()
     assert sorted(ran()) == ["last", "many[n=1]", "many[n=2]", "raw"]
-    for point in range(1, MOST_POINTS, 2):
+    for point in range(1, MOST_POINTS, 3):
         in_a_new_folder(tmp_path, f"killed-{point}", monkeypatch)
         if not killed_at(point):
             assert point > 20
