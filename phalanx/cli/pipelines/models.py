@@ -120,9 +120,9 @@ def register(
         model = ModelVersion(
             name=name,
             version=0,
-            checkpoint=str((last_checkpoint(checkpoint) or checkpoint).absolute()),
+            checkpoint=str((last_checkpoint(checkpoint) or checkpoint).resolve()),
             content=output_content(checkpoint),
-            export=str(export.absolute()) if export else "",
+            export=str(export.resolve()) if export else "",
             scores=read_scores(scores) if scores else {},
             lineage=ModelLineage(manifest=str(manifest.absolute()) if manifest else ""),
             registered=now(),
@@ -194,7 +194,8 @@ def export(
     if not model.export:
         from phalanx.cli.checkpoints.convert import export_hf
 
-        export_hf(Path(model.checkpoint), folder)
+        export_hf(Path(model.checkpoint), folder, json=json)
+        return
     print_json({"folder": str(folder), "model": model}) if json else print(
         f"{folder}: {model.name} {model.version}, {model.stage}"
     )

@@ -94,6 +94,7 @@ class ServerExecutor:
                 folder=here,
                 name=order.name,
                 retries=0,  # the pipeline counts them
+                minutes=step.timeout_minutes,
                 environment=order.command.environment,
             )
         job = load_job(step.job, order.command.overrides)
@@ -105,5 +106,6 @@ class ServerExecutor:
             folder=here,
             name=order.name,
             retries=0,
+            minutes=step.timeout_minutes,
             environment=order.command.environment,
         )
