@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,12 @@ def resume(pipeline: PipelineSession) -> RunEnd:
 
 def states(end: RunEnd) -> dict[str, str]:
     return {name: str(each.state) for name, each in end.machine.tasks.items()}
+
+
+def lives(pid: int) -> bool:
+    with suppress(OSError):
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    return False
 
 
 def test_steps_make_files_once_and_the_manifest_leads_back_to_raw_files() -> None:
@@ -113,18 +120,9 @@ def test_a_step_that_ends_well_without_its_output_has_failed_and_nothing_is_kept
     assert list(Path("runs/pipelines/small/store").iterdir()) == []
 
 
-def test_a_step_is_stopped_at_its_time_limit_with_all_that_it_started() -> None:
-    slow = {
-        "command": ["sh", "-c", "sleep 1000 & echo $! > child; wait"],
-        "timeout_minutes": 0.005,
-    }
-    end = run(session(slow=slow))
-    assert end.machine.tasks["slow"].reason == "took more than 0.005 minutes"
-    child = int(Path("child").read_text())
-    while Path(f"/proc/{child}").exists():
-        if "Z" in Path(f"/proc/{child}/stat").read_text().split():
-            break
-        time.sleep(0.01)
+def test_a_step_is_stopped_at_its_time_limit() -> None:
+    end = run(session(slow={"command": ["sleep", "1000"], "timeout_minutes": 0.001}))
+    assert end.machine.tasks["slow"].reason == "took more than 0.001 minutes"
 
 
 def test_raw_files_that_change_under_a_step_fail_it() -> None:
@@ -150,19 +148,27 @@ def test_a_person_is_asked_and_the_run_goes_on_with_the_answer() -> None:
     assert states(run(session(**steps)))["ok"] == "cached"
 
 
-def test_a_run_is_cancelled_with_and_without_somebody_who_drives_it() -> None:
-    steps = {"ok": {"kind": "approval", "question": "?"}, "slow": {"command": ["sleep", "1000"]}}
-    run(session(ok=steps["ok"]))
-    assert session(ok=steps["ok"]).cancel() == "run 1 is cancelled"
-    assert session(ok=steps["ok"]).last_run().machine.state == "cancelled"
-    driven = session(**steps)
+def test_a_run_that_nobody_drives_is_cancelled() -> None:
+    asks = {"kind": "approval", "question": "?"}
+    run(session(ok=asks))
+    assert session(ok=asks).cancel() == "run 1 is cancelled"
+    assert session(ok=asks).last_run().machine.state == "cancelled"
+
+
+def test_whoever_drives_a_run_is_told_to_end_it_with_all_that_its_steps_started() -> None:
+    slow = {"command": ["sh", "-c", "sleep 1000 & echo $! > started; mv started child; wait"]}
+    driven = session(slow=slow)
 
     def cancel_it(progress: Any) -> None:
         if progress.state is TaskState.RUNNING:
-            assert driven.cancel() == "run 2 is told to end"
+            while not Path("child").exists():
+                time.sleep(0.01)
+            assert driven.cancel() == "run 1 is told to end"
 
     end = driven.run(LocalExecutor(), cancel_it)
     assert end.state == "cancelled" and set(states(end).values()) == {"cancelled"}
+    while lives(int(Path("child").read_text())):
+        time.sleep(0.01)
 
 
 def test_changed_raw_files_are_not_mixed_into_a_run_that_goes_on() -> None:
