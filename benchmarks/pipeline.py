@@ -22,6 +22,7 @@ from msgspec import Struct
 from phalanx.pipelines.run.manifest import PipelineManifest
 from phalanx.pipelines.run.record import read_record
 from phalanx.pipelines.run.workspace import RESULT_FILE, Workspace
+from proof.report import report
 
 ROOT = Path(__file__).parents[1]
 FILE = "examples/pipeline.toml"
@@ -116,7 +117,8 @@ def main() -> int:
             kills, repeated = kills + killed.kills, repeated + killed.repeated
             different += sum(expected[key] != value for key, value in contents(folder).items())
             print(f"{kills} kills, {repeated} repeated, {different} different", flush=True)
-    return 1 if repeated or different else 0
+    figures = {"seconds": seconds, "cached_seconds": cached, "kills": kills}
+    return report("pipeline", {**figures, "repeated": repeated, "different": different})
 
 
 if __name__ == "__main__":

@@ -70,6 +70,21 @@ PEOPLE = (
         needs=(Need.QUIET,),
     ),
     Claim(
+        name="pipeline",
+        says="One file leads from raw text to a registered model; killed at random it repeats no "
+        "finished step and comes to the same bytes.",
+        command="python -m benchmarks.pipeline --kills 20",
+        figures=(
+            Figure("seconds", "the whole example", "s", at_most=300, regression=0.3),
+            Figure("cached_seconds", "once more, all of it cached", "s", at_most=5, regression=0.3),
+            Figure("kills", "kills at random moments", at_least=20, timed=False),
+            Figure("repeated", "finished steps that were run again", at_most=0, timed=False),
+            Figure("different", "outputs with other bytes", at_most=0, timed=False),
+        ),
+        minutes=8,
+        needs=(Need.QUIET,),
+    ),
+    Claim(
         name="suite",
         says="`make test` ends in a quarter of an hour or two.",
         command="python -m benchmarks.suite",
