@@ -22,6 +22,7 @@ from phalanx.data.prepare.work import (
     WorkUnit,
 )
 
+MOST_SORTED = 1 << 24  # keys that a unit sorts at once, some 600 MB
 VERIFIED_TOGETHER = 1 << 19  # documents whose candidates are one unit
 
 RunUnits = Callable[[str, list[WorkUnit]], None]  # name of the phase, its units
@@ -95,7 +96,7 @@ def _gathered(work: WorkFolder, units: list[WorkUnit]) -> Pairs:
 
 
 def _exact(layout: tuple[FileLayout, ...], documents: int) -> list[WorkUnit]:
-    partitions = choose_partitions(documents)
+    partitions = choose_partitions(documents, MOST_SORTED)
     return [
         FindBuckets(digest((VERSION, layout, -1, at, partitions)), -1, at, partitions)
         for at in range(partitions)
@@ -108,7 +109,7 @@ def _bands(
     settings: DeduplicateSettings,
     without: list[str],
 ) -> list[WorkUnit]:
-    partitions = choose_partitions(documents)
+    partitions = choose_partitions(documents, MOST_SORTED)
     bands = choose_banding(settings.jaccard, settings.recall).bands
     return [
         FindBuckets(

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from phalanx.data.prepare.words import Hashes
 
-MOST_SORTED = 1 << 24  # keys that a unit sorts at once, some 600 MB
 PAIRS_NAME = "pairs.npy"  # [2, pairs] document numbers, the smaller first, sorted
 
 Pairs = NDArray[np.int64]
 
 
-def choose_partitions(documents: int, most: int = MOST_SORTED) -> int:
-    """In how many ranges keys are sorted; a power of two."""
+def choose_partitions(documents: int, most: int) -> int:
+    """In how many ranges keys are sorted, so that each has about ``most``; a power of two."""
     return 1 << max(0, -(-documents // most) - 1).bit_length()
 
 
