@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from phalanx.config import ConfigError
+from phalanx.data.prepare.engine import LocalEngine
 from phalanx.data.prepare.recipe import filter_digest, load_recipe
+from phalanx.data.prepare.run import prepare
 from tests.data.prepare.raw import recipe, recipe_file
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -49,3 +54,20 @@ def test_what_does_not_change_a_file_s_result_does_not_change_its_identity(tmp_p
         identity('mask.what=["ip"]'),
     ]
     assert len({same, *different}) == 5
+
+
+def test_the_recipe_of_the_page_is_accepted(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/clean-raw-text.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml recipe\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "recipe.toml"
+    path.write_text(shown)
+    assert load_recipe(path).classifier[0].function == "quality:score"
+
+
+def test_the_example_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    path = Path("examples/prepare/recipe.toml")
+    shorter = ['read.inputs=["docs/concepts"]', "deduplicate.recall=0.5"]
+    example = load_recipe(path, [f"out={tmp_path / 'out'}", *shorter])
+    report = prepare(example, path.parent, LocalEngine(1)).report
+    assert report.documents > 10 and report.failed == {}
