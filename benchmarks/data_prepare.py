@@ -143,7 +143,7 @@ def ours(folder: Path, path: Path) -> tuple[float, Removed]:
     began = time.process_time()
     work = WorkFolder(folder)
     with work.commit(work.result(FilterFile.folder, "raw")) as out:
-        filter_file(path, RECIPE, folder, None, out)
+        filter_file(str(path), RECIPE, folder, None, out)
     kept = read_counts(work.result(FilterFile.folder, "raw")).kept
     removed = deduplicate(work, (FileLayout("raw", kept),))
     return time.process_time() - began, removed

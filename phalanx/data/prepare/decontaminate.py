@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 import numpy as np
 
 from phalanx.data.errors import DataError
-from phalanx.data.prepare.read.records import SourceDocument, find_inputs, read_documents
+from phalanx.data.prepare.read.inputs import find_inputs, open_input
+from phalanx.data.prepare.read.records import SourceDocument, read_documents
 from phalanx.data.prepare.words import Hashes, TextView, ngram_hashes
-from phalanx.data.tokenize.inputs import LINE_SUFFIXES, open_unpacked
+from phalanx.data.tokenize.inputs import LINE_SUFFIXES, UNPACK_ERRORS, open_unpacked
 
 
 class EvaluationNgrams:
@@ -61,7 +62,7 @@ def gather_ngrams(
 ) -> EvaluationNgrams:
     """N-grams of all examples in these files."""
     hashes: dict[int, list[Hashes]] = {}
-    for path in find_inputs(patterns):
+    for path, _, _ in find_inputs("decontaminate.against", patterns):
         count = 0
         for text in _examples(path, text_key):
             count += 1
@@ -78,23 +79,24 @@ def gather_ngrams(
     )
 
 
-def _examples(path: Path, text_key: str) -> Iterator[str]:
+def _examples(path: str, text_key: str) -> Iterator[str]:
     """Texts of an evaluation set; without a key, every string of every JSON line by itself."""
-    name = path.name.removesuffix(".gz").removesuffix(".zst")
+    name = path.removesuffix(".gz").removesuffix(".zst")
     if text_key or not name.endswith(LINE_SUFFIXES):
         for found in read_documents(path, text_key, ""):
             if isinstance(found, SourceDocument):
                 yield found.text
         return
-    with path.open("rb", buffering=0) as raw:
-        for number, line in enumerate(open_unpacked(raw, path), 1):
-            if not line.strip():
-                continue
-            try:
-                yield from _strings(msgspec.json.decode(line))
-            except ValueError as error:
-                rule = f"line {number} is no JSON ({error})"
-                raise DataError("decontaminate.against", path, rule, "correct the file") from None
+    number = 0
+    with open_input(path) as raw:
+        try:
+            for line in open_unpacked(raw, PurePosixPath(path)):
+                number += 1
+                if line.strip():
+                    yield from _strings(msgspec.json.decode(line))
+        except (ValueError, *UNPACK_ERRORS) as error:  # half a set would let the other half in
+            rule = f"line {number} cannot be read ({error})"
+            raise DataError("decontaminate.against", path, rule, "correct the file") from None
 
 
 def _strings(value: object) -> Iterator[str]:

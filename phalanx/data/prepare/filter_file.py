@@ -145,7 +145,7 @@ class KeptWriter:
 
 
 def filter_file(
-    path: Path, recipe: PrepareRecipe, recipe_folder: Path, ngrams: Path | None, out: Path
+    path: str, recipe: PrepareRecipe, recipe_folder: Path, ngrams: Path | None, out: Path
 ) -> None:
     """Filter one file into the folder ``out``."""
     evaluation = EvaluationNgrams.load(ngrams) if ngrams else None

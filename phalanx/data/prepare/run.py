@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -22,7 +22,7 @@ from phalanx.data.prepare.output.corpus import CorpusOutput
 from phalanx.data.prepare.output.places import SourceFile
 from phalanx.data.prepare.output.report import make_report, write_report
 from phalanx.data.prepare.output.summary import EXACT, NEAR, REPORT_NAME, PrepareReport
-from phalanx.data.prepare.read.records import find_inputs
+from phalanx.data.prepare.read.inputs import InputFile, find_inputs
 from phalanx.data.prepare.recipe import VERSION, PrepareRecipe, digest, filter_digest
 from phalanx.data.prepare.units import SOURCE_NAME
 from phalanx.data.prepare.work import (
@@ -53,7 +53,9 @@ def prepare(
     replace: bool = False,
 ) -> Prepared:
     """Make the corpus that a recipe describes; a run that was killed goes on where it was."""
-    return _Preparation(recipe, recipe_folder, engine, progress).make(replace)
+    run = _Preparation(recipe, recipe_folder, engine, progress)
+    with WorkFolder(recipe.work_folder).alone():
+        return run.make(replace)
 
 
 class _Preparation:
@@ -73,8 +75,8 @@ class _Preparation:
         work.forget_failures()
         classifiers = [self._code_digest(each.function) for each in recipe.classifier]
         ngrams = self._evaluation_ngrams()
-        paths = find_inputs(recipe.read.inputs)
-        sources = self._hash_inputs(paths)
+        inputs = find_inputs("read.inputs", recipe.read.inputs)
+        sources = self._identify(inputs)
         settings = filter_digest(recipe, classifiers, ngrams)
         key = digest(
             (VERSION, sources, settings, recipe.deduplicate, recipe.tokenize, self._given())
@@ -82,13 +84,16 @@ class _Preparation:
         if (ready := self._ready(key, replace)) is not None:
             return Prepared(ready, unchanged=True)
         units = [
-            _filter_unit(path, source, settings, ngrams)
-            for path, source in zip(paths, sources, strict=True)
+            _filter_unit(file, source, settings, ngrams)
+            for file, source in zip(inputs, sources, strict=True)
         ]
         self._run("filter", units)
         folders = [work.of(unit) for unit in units]
         counts = total_counts(
-            ((str(path), read_counts(folder)) for path, folder in zip(paths, folders, strict=True)),
+            (
+                (file.path, read_counts(folder))
+                for file, folder in zip(inputs, folders, strict=True)
+            ),
             recipe.examples,
         )
         refuse_losses(counts, recipe)
@@ -120,12 +125,8 @@ class _Preparation:
         phase = UnitPhase(name, self._recipe, str(self._folder.absolute()), different, layout)
         run_phase(self._engine, self._work, phase, self._progress)
 
-    def _hash_inputs(self, paths: Sequence[Path]) -> list[SourceFile]:
-        units = []
-        for path in paths:
-            now = path.stat()
-            identity = (str(path.absolute()), now.st_size, now.st_mtime_ns)
-            units.append(HashFile(digest(identity), str(path)))
+    def _identify(self, inputs: Sequence[InputFile]) -> list[SourceFile]:
+        units = [HashFile(digest((Path.cwd().as_posix(), *file)), file.path) for file in inputs]
         self._run("inputs", units)
         return [
             msgspec.json.decode((self._work.of(unit) / SOURCE_NAME).read_bytes(), type=SourceFile)
@@ -179,8 +180,8 @@ class _Preparation:
         return None
 
 
-def _filter_unit(path: Path, source: SourceFile, settings: str, ngrams: str) -> FilterFile:
-    now = path.stat()
+def _filter_unit(file: InputFile, source: SourceFile, settings: str, ngrams: str) -> FilterFile:
     # The name's ending says how a file is read; the rest of the name changes nothing.
-    key = digest((source.sha256, "".join(path.suffixes[-2:]), settings))
-    return FilterFile(key, str(path), now.st_size, now.st_mtime_ns, ngrams)
+    ending = "".join(PurePosixPath(file.path).suffixes[-2:])
+    content = source.sha256 or (source.etag, file.path)
+    return FilterFile(digest((content, ending, settings)), file.path, file.version, ngrams)

@@ -30,6 +30,7 @@ from phalanx.data.prepare.filter_file import (
     read_counts,
 )
 from phalanx.data.prepare.output.places import SourceFile
+from phalanx.data.prepare.read.inputs import stat_input
 from phalanx.data.prepare.recipe import PrepareRecipe
 from phalanx.data.prepare.work import (
     NGRAMS_FOLDER,
@@ -48,8 +49,6 @@ from phalanx.data.prepare.work import (
 )
 
 SOURCE_NAME = "source.json"
-
-_READ_BYTES = 1 << 20
 
 
 def run_unit(work: WorkFolder, phase: UnitPhase, unit: WorkUnit) -> None:
@@ -78,11 +77,11 @@ def run_task(phase_file: Path, task: int, tasks: int) -> None:
 def _do(work: WorkFolder, phase: UnitPhase, unit: WorkUnit, out: Path) -> None:
     match unit:
         case HashFile():
-            source = hash_file(Path(unit.path))
+            source = identify(unit.path)
             (out / SOURCE_NAME).write_bytes(msgspec.json.encode(source))
         case FilterFile():
             ngrams = work.path / NGRAMS_FOLDER / unit.ngrams if unit.ngrams else None
-            filter_file(Path(unit.path), phase.recipe, Path(phase.recipe_folder), ngrams, out)
+            filter_file(unit.path, phase.recipe, Path(phase.recipe_folder), ngrams, out)
             _refuse_changed(unit)
         case FindBuckets(band=-1):
             _save_pairs(out, _exact_copies(work, phase, unit))
@@ -95,21 +94,18 @@ def _do(work: WorkFolder, phase: UnitPhase, unit: WorkUnit, out: Path) -> None:
 
 
 def _refuse_changed(unit: FilterFile) -> None:
-    now = Path(unit.path).stat()
-    if (now.st_size, now.st_mtime_ns) != (unit.bytes, unit.mtime_ns):
+    if stat_input(unit.path).version != unit.version:
         rule = "changed while it was read"
         raise DataError("read.inputs", unit.path, rule, "run again when nobody writes to it")
 
 
-def hash_file(path: Path) -> SourceFile:
-    """Identity of a file's content."""
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-            size += len(block)
-    return SourceFile(str(path), digest.hexdigest(), size)
+def identify(path: str) -> SourceFile:
+    """Identity of a file's content; a store knows that of its objects."""
+    found = stat_input(path)
+    if found.stored:
+        return SourceFile(path, found.bytes, etag=found.version)
+    with Path(path).open("rb") as file:
+        return SourceFile(path, found.bytes, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _save_pairs(out: Path, pairs: Pairs) -> None:

@@ -6,6 +6,7 @@ is complete: what a killed worker left has another name. The key says all that i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import uuid
@@ -48,8 +49,7 @@ class FilterFile(msgspec.Struct, frozen=True, tag=True):
     folder: ClassVar[str] = "filtered"
     key: str
     path: str
-    bytes: int
-    mtime_ns: int
+    version: str  # of the file when it was identified
     ngrams: str = ""  # of evaluation sets: name of the file
 
 
@@ -154,6 +154,18 @@ class WorkFolder:
         """Remove what workers that died have left; no worker may be at work."""
         for draft in self.path.glob("*/.*"):
             shutil.rmtree(draft, ignore_errors=True)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Refuse where another run is at work here; a run that was killed holds nothing."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                rule = "another run is at work in it"
+                raise DataError("work", self.path, rule, "wait for it, or end it") from None
+            yield
 
     # Phases, for workers that are told their units by name.
 

@@ -103,7 +103,7 @@ def encode_in_order(
     runs: Iterator[PieceRun], settings: EncodeSettings, workers: int
 ) -> Iterator[tuple[PieceRun, Encoded]]:
     """Encode each run on some worker; results come in the order of the runs."""
-    with _threads_of_tokenizer_off():
+    with tokenizer_threads_off():
         if workers == 1:
             encoder = Encoder(settings)
             yield from ((run, encoder(run.pieces)) for run in runs)
@@ -136,7 +136,7 @@ def _encode_on_pool(
 
 
 @contextmanager
-def _threads_of_tokenizer_off() -> Iterator[None]:
+def tokenizer_threads_off() -> Iterator[None]:
     """The library's own threads would only compete with the other workers."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

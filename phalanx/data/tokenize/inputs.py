@@ -10,7 +10,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Literal, NamedTuple
 
 from phalanx.data.errors import DataError
@@ -169,7 +169,7 @@ def unpack_reason(error: Exception) -> str:
     return f"cannot be unpacked further: left out from there on ({error})"
 
 
-def open_unpacked(raw: io.FileIO, path: Path) -> IO[bytes]:
+def open_unpacked(raw: io.RawIOBase, path: PurePath) -> IO[bytes]:
     """The content of a file that may be compressed, as its suffix says."""
     if path.name.endswith((".gz", ".tgz")):
         return io.BufferedReader(gzip.GzipFile(fileobj=raw))
@@ -181,7 +181,7 @@ def open_unpacked(raw: io.FileIO, path: Path) -> IO[bytes]:
 class _ZstdReader(io.RawIOBase):
     """The content of one or several zstd frames; says so when the file ends inside one."""
 
-    def __init__(self, raw: io.FileIO, path: Path) -> None:
+    def __init__(self, raw: io.RawIOBase, path: PurePath) -> None:
         try:
             import zstandard
         except ModuleNotFoundError:

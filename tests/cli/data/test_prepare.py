@@ -40,7 +40,7 @@ def test_a_recipe_is_made_shown_and_not_made_twice(tmp_path: Path) -> None:
 def test_mistakes_end_with_two_and_a_sentence(tmp_path: Path) -> None:
     path = recipe_file(tmp_path)
     code, _, error = run("prepare", path)
-    assert code == 2 and "matches no file and no folder" in error
+    assert code == 2 and "matches nothing" in error
     assert run("prepare")[0] == 2
     code, _, error = run("prepare", "--unit", "filter.json")
     assert code == 2 and "TASK/TASKS" in error

@@ -57,5 +57,5 @@ def test_a_set_without_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no example has text under 'text'"):
         gather_ngrams([str(path)], "text", 13, 8)
     path.write_text("{\n")
-    with pytest.raises(DataError, match="line 1 is no JSON"):
+    with pytest.raises(DataError, match="line 1 cannot be read"):
         gather_ngrams([str(path)], "", 13, 8)

@@ -45,6 +45,14 @@ def test_drafts_of_the_dead_are_removed(tmp_path: Path) -> None:
     assert list((tmp_path / "inputs").iterdir()) == []
 
 
+def test_two_runs_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    work = WorkFolder(tmp_path)
+    with work.alone(), pytest.raises(DataError, match="another run is at work"), work.alone():
+        pass
+    with work.alone():
+        pass
+
+
 def test_tasks_share_the_units_of_a_phase(tmp_path: Path) -> None:
     work = WorkFolder(tmp_path / "work")
     units = []

@@ -24,5 +24,6 @@ class SourceFile(msgspec.Struct, frozen=True):
     """A raw file, as it was when the corpus was made."""
 
     path: str
-    sha256: str
     bytes: int
+    sha256: str = ""
+    etag: str = ""  # of an object of a store, instead

@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 from phalanx.data.prepare.filter_file import KeptDocument, read_kept
 from phalanx.data.prepare.output.places import IDS_NAME, PLACE, PLACES_NAME
-from phalanx.data.tokenize.encode import Encoded, Encoder, EncodeSettings
+from phalanx.data.tokenize.encode import (
+    Encoded,
+    Encoder,
+    EncodeSettings,
+    tokenizer_threads_off,
+)
 from phalanx.data.tokenize.inputs import InputPiece, cut_text
 
 TOKENS_NAME = "tokens.bin"
@@ -42,7 +47,11 @@ def tokenize_file(
     )
     places: list[tuple[int, int, int, int, int, int]] = []
     tokens = text_bytes = empty = id_end = 0
-    with (out / TOKENS_NAME).open("wb") as file, (out / IDS_NAME).open("wb") as ids:
+    with (
+        tokenizer_threads_off(),
+        (out / TOKENS_NAME).open("wb") as file,
+        (out / IDS_NAME).open("wb") as ids,
+    ):
         for batch, encoded in _encoded(documents, encoder):
             empty += encoded.empty
             text_bytes += encoded.text_bytes

@@ -28,7 +28,7 @@ class TracedDocument(msgspec.Struct, frozen=True):
     document: int  # number within the corpus
     token: int  # its first one
     file: str
-    sha256: str  # of that file
+    content: str  # SHA-256 of that file, or an object's ETag
     record: int  # line, row or record, from 1; 0: the whole file
     offset: int  # byte of the unpacked file; of Parquet, the row
     id: str
@@ -63,7 +63,9 @@ class CorpusTrace:
             ids.seek(id_start)
             name = ids.read(int(place["id_end"]) - id_start).decode()
         where = (int(place["record"]), int(place["offset"]), name)
-        return TracedDocument(number, int(place["token"]), file.path, file.sha256, *where)
+        return TracedDocument(
+            number, int(place["token"]), file.path, file.sha256 or file.etag, *where
+        )
 
     def of_tokens(self, first: int, count: int = 1) -> list[TracedDocument]:
         """The documents of consecutive tokens of the corpus."""

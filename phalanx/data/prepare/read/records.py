@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import IO, NamedTuple
 
 import msgspec
 
 from phalanx.data.errors import DataError
+from phalanx.data.prepare.read.html_text import html_to_text
+from phalanx.data.prepare.read.inputs import (
+    HTML_SUFFIXES,
+    WARC_SUFFIXES,
+    is_url,
+    open_input,
+)
 from phalanx.data.prepare.read.warc import is_warc, read_warc
 from phalanx.data.tokenize.inputs import (
-    COMPRESSIONS,
     LINE_SUFFIXES,
     PARQUET_SUFFIXES,
-    TEXT_SUFFIXES,
     UNPACK_ERRORS,
     open_unpacked,
     unpack_reason,
 )
 
-WARC_SUFFIXES = (".warc", ".wet")
-SUFFIXES = (
-    *(
-        name + packed
-        for name in (*TEXT_SUFFIXES, *LINE_SUFFIXES, *WARC_SUFFIXES)
-        for packed in COMPRESSIONS
-    ),
-    *PARQUET_SUFFIXES,
-)
 MOST_TEXT_BYTES = 1 << 30  # of a plain text file, which is one document
 
 _ROWS = 256  # of Parquet, decoded at once
@@ -53,53 +49,22 @@ class UnreadableRecord(NamedTuple):
 Found = SourceDocument | UnreadableRecord
 
 
-def find_inputs(patterns: Sequence[str]) -> list[Path]:
-    """Files that paths, folders and glob patterns name, sorted, each once."""
-    files: set[Path] = set()
-    for pattern in patterns:
-        matches = list(_matches(pattern))
-        for path in matches:
-            if path.is_dir():
-                files.update(each for each in path.rglob("*") if each.name.endswith(SUFFIXES))
-            else:
-                files.add(path)
-        if not matches:
-            rule = "matches no file and no folder"
-            raise DataError("read.inputs", pattern, rule, "correct the path or the pattern")
-    found = sorted(path for path in files if path.is_file())
-    if not found:
-        rule = f"no file with suffix {', '.join(SUFFIXES)} was found"
-        raise DataError("read.inputs", " ".join(patterns), rule, "name files, or other folders")
-    return found
-
-
-def _matches(pattern: str) -> Iterator[Path]:
-    """Files and folders that a path or a pattern such as ``raw/**/*.jsonl.gz`` names."""
-    parts = Path(pattern).parts
-    wild = next((at for at, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
-    base = Path(*parts[:wild])
-    if wild < len(parts):
-        yield from base.glob(str(Path(*parts[wild:])))
-    elif base.exists():
-        yield base
-
-
-def read_documents(path: Path, text_key: str, id_key: str) -> Iterator[Found]:
+def read_documents(path: str, text_key: str, id_key: str) -> Iterator[Found]:
     """Everything in a file, in its order; damage becomes a record that says so."""
-    if path.name.endswith(PARQUET_SUFFIXES):
+    if path.endswith(PARQUET_SUFFIXES):
         yield from _parquet(path, text_key, id_key)
         return
-    name = path.name.removesuffix(".gz").removesuffix(".zst")
+    name = path.removesuffix(".gz").removesuffix(".zst")
     record = 0
-    with path.open("rb", buffering=0) as raw:
-        stream = open_unpacked(raw, path)
+    with open_input(path) as raw:
+        stream = open_unpacked(raw, PurePosixPath(path))
         try:
             if name.endswith(LINE_SUFFIXES):
                 documents = _lines(stream, text_key, id_key)
             elif name.endswith(WARC_SUFFIXES) or is_warc(stream):
                 documents = _warc(stream)
             else:
-                documents = _whole(stream)
+                documents = _whole(stream, html=name.endswith(HTML_SUFFIXES))
             for found in documents:
                 record = found.record
                 yield found
@@ -131,13 +96,14 @@ def _id(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _whole(stream: IO[bytes]) -> Iterator[Found]:
+def _whole(stream: IO[bytes], html: bool) -> Iterator[Found]:
     content = stream.read(MOST_TEXT_BYTES + 1)
     if len(content) > MOST_TEXT_BYTES:
         yield UnreadableRecord(0, f"is one text of more than {MOST_TEXT_BYTES:,} bytes: cut it")
         return
     try:
-        yield SourceDocument(content.decode(), "", 0, 0)
+        text = content.decode()
+        yield SourceDocument(html_to_text(text) if html else text, "", 0, 0)
     except UnicodeDecodeError as error:
         yield UnreadableRecord(0, f"is not UTF-8 ({error.reason} at byte {error.start})")
 
@@ -150,7 +116,7 @@ def _warc(stream: IO[bytes]) -> Iterator[Found]:
             yield SourceDocument(page.text, page.id, number, page.offset)
 
 
-def _parquet(path: Path, text_key: str, id_key: str) -> Iterator[Found]:
+def _parquet(path: str, text_key: str, id_key: str) -> Iterator[Found]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -159,7 +125,9 @@ def _parquet(path: Path, text_key: str, id_key: str) -> Iterator[Found]:
         raise DataError("read.inputs", path, rule, "pip install 'phalanx[parquet]'") from None
     row = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as table:
+        # Its table of contents stands at the end: an object is fetched whole.
+        file = pyarrow.BufferReader(open_input(path).read()) if is_url(path) else path
+        with pyarrow.parquet.ParquetFile(file) as table:
             names = table.schema_arrow.names
             if text_key not in names:
                 yield UnreadableRecord(0, f"has no column {text_key!r}, only {', '.join(names)}")

@@ -35,7 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def source_text(traced: object) -> str:
     found = next(
         each
-        for each in read_documents(Path(traced.file), "text", "id")  # type: ignore[attr-defined]
+        for each in read_documents(traced.file, "text", "id")  # type: ignore[attr-defined]
         if isinstance(each, SourceDocument) and each.record == traced.record  # type: ignore[attr-defined]
     )
     assert found.id == traced.id and found.offset == traced.offset  # type: ignore[attr-defined]

@@ -9,18 +9,13 @@ from pathlib import Path
 import pytest
 
 from phalanx.data import DataError
-from phalanx.data.prepare.read.records import (
-    SourceDocument,
-    UnreadableRecord,
-    find_inputs,
-    read_documents,
-)
+from phalanx.data.prepare.read.records import SourceDocument, UnreadableRecord, read_documents
 
 LINES = b'{"text": "one", "id": 7}\n\n{"text": "two \\u00e9"}\n'
 
 
 def found(path: Path) -> list[SourceDocument | UnreadableRecord]:
-    return list(read_documents(path, "text", "id"))
+    return list(read_documents(str(path), "text", "id"))
 
 
 def test_json_lines_have_a_line_number_a_byte_offset_and_an_id(tmp_path: Path) -> None:
@@ -71,6 +66,8 @@ def test_a_bad_line_is_one_record_and_the_next_is_read(
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("zwei\r\nZeilen ü".encode())
     assert found(tmp_path / "a.txt") == [SourceDocument("zwei\r\nZeilen ü", "", 0, 0)]
+    (tmp_path / "a.html.gz").write_bytes(gzip.compress(b"<p>one<p>two"))
+    assert found(tmp_path / "a.html.gz") == [SourceDocument("one\n\ntwo", "", 0, 0)]
     (tmp_path / "b.txt").write_bytes(b"abc \xff")
     assert found(tmp_path / "b.txt") == [
         UnreadableRecord(0, "is not UTF-8 (invalid start byte at byte 4)")
@@ -100,19 +97,3 @@ def test_without_pyarrow_parquet_says_what_to_install(
     (tmp_path / "a.parquet").touch()
     with pytest.raises(DataError, match=r"pip install 'phalanx\[parquet\]'"):
         found(tmp_path / "a.parquet")
-
-
-def test_inputs_are_files_folders_and_patterns_sorted_and_once(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a.txt", "deep/c.warc.gz", "deep/x.bin", "deep/d.jsonl.zst"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    names = ["a.txt", "b.jsonl", "deep/c.warc.gz", "deep/d.jsonl.zst"]
-    assert find_inputs([str(tmp_path), f"{tmp_path}/*.jsonl"]) == [
-        tmp_path / name for name in names
-    ]
-    assert find_inputs([f"{tmp_path}/**/*.bin"]) == [tmp_path / "deep/x.bin"]
-    with pytest.raises(DataError, match="matches no file and no folder"):
-        find_inputs([f"{tmp_path}/*.csv"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no file with suffix"):
-        find_inputs([f"{tmp_path}/empty"])

@@ -81,13 +81,13 @@ def test_damage_is_a_record_that_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_packed_crawl_file_of_many_members_is_read_with_offsets(tmp_path: Path) -> None:
     parts = [response(b"<p>page %d</p>" % number) for number in range(3)]
     (tmp_path / "crawl.warc.gz").write_bytes(b"".join(map(gzip.compress, parts)))
-    found = list(read_documents(tmp_path / "crawl.warc.gz", "text", "id"))
+    found = list(read_documents(str(tmp_path / "crawl.warc.gz"), "text", "id"))
     size = len(parts[0])
     assert found == [
         SourceDocument(f"page {at}", "http://x.org/", at + 1, at * size) for at in range(3)
     ]
     (tmp_path / "cut.warc").write_bytes(parts[0] + parts[1][:-30])
-    good, bad = read_documents(tmp_path / "cut.warc", "text", "id")
+    good, bad = read_documents(str(tmp_path / "cut.warc"), "text", "id")
     assert isinstance(good, SourceDocument) and isinstance(bad, UnreadableRecord)
 
 
