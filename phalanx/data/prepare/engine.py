@@ -6,7 +6,6 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -35,27 +34,29 @@ class LocalEngine:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        # Kept from phase to phase; its processes end when nobody refers to it any more.
+        self._pool: ProcessPoolExecutor | None = None
 
     def run(self, phase: Path, units: int, done: Callable[[], None]) -> None:
         """Do the units, each on the next free process."""
         work, described = WorkFolder.of_phase(phase)
         missing = [at for at, unit in enumerate(described.units) if not work.done(unit)]
-        workers = min(self.workers, len(missing))
-        if workers <= 1:
+        if min(self.workers, len(missing)) <= 1:
             for number in missing:
                 run_unit(work, described, described.units[number])
                 done()
             return
-        # Spawned, not forked: threads may be alive here, which fork would leave in pieces.
-        context = multiprocessing.get_context("spawn")
-        with (
-            suppress(BrokenProcessPool),
-            ProcessPoolExecutor(workers, context, follow_parent) as pool,
-        ):
-            ends = [pool.submit(run_task, phase, number, units) for number in missing]
+        if self._pool is None:
+            # Spawned, not forked: threads may be alive here, which fork would leave in pieces.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, context, follow_parent)
+        try:
+            ends = [self._pool.submit(run_task, phase, number, units) for number in missing]
             for end in as_completed(ends):
                 end.result()
                 done()
+        except BrokenProcessPool:  # a worker was killed: what it did is missing
+            self._pool = None
 
 
 def run_phase(engine: UnitEngine, work: WorkFolder, phase: UnitPhase, progress: Progress) -> None:

@@ -16,7 +16,7 @@ from phalanx.data.prepare.classifier import load_classifier
 from phalanx.data.prepare.counts import refuse_losses, total_counts
 from phalanx.data.prepare.decontaminate import gather_ngrams
 from phalanx.data.prepare.duplicates import find_duplicates
-from phalanx.data.prepare.engine import Progress, UnitEngine, run_phase
+from phalanx.data.prepare.engine import LocalEngine, Progress, UnitEngine, run_phase
 from phalanx.data.prepare.filter_file import read_counts
 from phalanx.data.prepare.output.corpus import CorpusOutput
 from phalanx.data.prepare.output.places import SourceFile
@@ -35,6 +35,7 @@ from phalanx.data.prepare.work import (
     WorkUnit,
 )
 
+SMALL_DOCUMENTS = 100_000  # that are compared faster than workers start
 STARTED_NAME = "prepare.json"  # whose corpus a folder holds, or will
 
 
@@ -102,7 +103,7 @@ class _Preparation:
             for unit, folder in zip(units, folders, strict=True)
         )
         removed = find_duplicates(
-            work, layout, recipe.deduplicate, lambda name, some: self._run(name, some, layout)
+            work, layout, recipe.deduplicate, lambda name, some: self._compare(name, some, layout)
         )
         corpus = CorpusOutput(recipe, self._out, work, layout, sources)
         tokenized = corpus.tokenize(removed, self._run)
@@ -119,11 +120,20 @@ class _Preparation:
         return Prepared(report, unchanged=False)
 
     def _run(
-        self, name: str, units: Sequence[WorkUnit], layout: tuple[FileLayout, ...] = ()
+        self,
+        name: str,
+        units: Sequence[WorkUnit],
+        layout: tuple[FileLayout, ...] = (),
+        engine: UnitEngine | None = None,
     ) -> None:
         different = tuple({unit.key: unit for unit in units}.values())
         phase = UnitPhase(name, self._recipe, str(self._folder.absolute()), different, layout)
-        run_phase(self._engine, self._work, phase, self._progress)
+        run_phase(engine or self._engine, self._work, phase, self._progress)
+
+    def _compare(self, name: str, units: list[WorkUnit], layout: tuple[FileLayout, ...]) -> None:
+        """A phase of deduplication; of a small corpus, here."""
+        small = sum(file.documents for file in layout) <= SMALL_DOCUMENTS
+        self._run(name, units, layout, LocalEngine(1) if small else None)
 
     def _identify(self, inputs: Sequence[InputFile]) -> list[SourceFile]:
         units = [HashFile(digest((Path.cwd().as_posix(), *file)), file.path) for file in inputs]

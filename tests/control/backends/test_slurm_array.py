@@ -75,10 +75,10 @@ def test_a_real_slurm_makes_the_corpus_that_one_machine_makes(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     folder = tmp_path / "corpus"
     write_raw(folder / "raw")
-    path = recipe_file(folder, "[deduplicate]\nnear = false\n")
+    path = recipe_file(folder)
     done = run_phalanx("data", "prepare", str(path), "--engine", "slurm", "--workers", "2")
     assert done.returncode == 0, done.stderr
-    alone = recipe(folder, overrides=["deduplicate.near=false", f"out={tmp_path / 'alone'}"])
+    alone = recipe(folder, overrides=[f"out={tmp_path / 'alone'}"])
     prepare(alone, folder, LocalEngine(1))
     assert read_manifest(folder / "out") == read_manifest(tmp_path / "alone")
 
