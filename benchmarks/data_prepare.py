@@ -33,12 +33,12 @@ import numpy as np
 from phalanx.data.prepare.dedup.minhash import choose_banding, shingles
 from phalanx.data.prepare.duplicates import Removed, find_duplicates
 from phalanx.data.prepare.engine import LocalEngine, run_phase
-from phalanx.data.prepare.filter_file import (
+from phalanx.data.prepare.filter_files import (
     CONTENT_NAME,
     KEYS_NAME,
     SKETCH_ENDS_NAME,
     SKETCHES_NAME,
-    filter_file,
+    filter_files,
     read_counts,
 )
 from phalanx.data.prepare.recipe import (
@@ -49,7 +49,7 @@ from phalanx.data.prepare.recipe import (
     TokenizeSettings,
 )
 from phalanx.data.prepare.words import TextView, mix
-from phalanx.data.prepare.work import FileLayout, FilterFile, UnitPhase, WorkFolder, WorkUnit
+from phalanx.data.prepare.work import FilterFiles, GroupLayout, UnitPhase, WorkFolder, WorkUnit
 from proof.report import report
 
 JACCARD = 0.8
@@ -128,7 +128,7 @@ def write_raw(folder: Path, texts: list[str]) -> Path:
     return path
 
 
-def deduplicate(work: WorkFolder, layout: tuple[FileLayout, ...]) -> Removed:
+def deduplicate(work: WorkFolder, layout: tuple[GroupLayout, ...]) -> Removed:
     """All phases in this process."""
 
     def run(name: str, units: list[WorkUnit]) -> None:
@@ -142,10 +142,10 @@ def ours(folder: Path, path: Path) -> tuple[float, Removed]:
     """Processor time of reading, signing and deduplicating a file, and what was removed."""
     began = time.process_time()
     work = WorkFolder(folder)
-    with work.commit(work.result(FilterFile.folder, "raw")) as out:
-        filter_file(str(path), RECIPE, folder, None, out)
-    kept = read_counts(work.result(FilterFile.folder, "raw")).kept
-    removed = deduplicate(work, (FileLayout("raw", kept),))
+    with work.commit(work.result(FilterFiles.folder, "raw")) as out:
+        filter_files([str(path)], RECIPE, folder, None, out)
+    kept = read_counts(work.result(FilterFiles.folder, "raw")).kept
+    removed = deduplicate(work, (GroupLayout("raw", 1, kept),))
     return time.process_time() - began, removed
 
 
@@ -192,7 +192,7 @@ def measure_speed(folder: Path, documents: int, rounds: int, peer: str) -> dict[
     return {f"{words}_ratio": median(found) for words, found in ratios.items()}
 
 
-def write_keys(work: WorkFolder, documents: int) -> tuple[FileLayout, ...]:
+def write_keys(work: WorkFolder, documents: int) -> tuple[GroupLayout, ...]:
     """What filters would leave of so many documents; every tenth resembles the one before it."""
     each = documents // FILES
     bands = choose_banding(JACCARD, DeduplicateSettings().recall).bands
@@ -200,7 +200,7 @@ def write_keys(work: WorkFolder, documents: int) -> tuple[FileLayout, ...]:
     for file in range(FILES):
         numbers = np.arange(file * each + 1, (file + 1) * each + 1, dtype=np.uint64)
         similar = numbers - (numbers % np.uint64(10) == 1)  # the number of the one before
-        with work.commit(work.result(FilterFile.folder, f"file{file}")) as out:
+        with work.commit(work.result(FilterFiles.folder, f"file{file}")) as out:
             content = mix(np.stack((numbers, numbers + np.uint64(1 << 40))))
             np.save(out / CONTENT_NAME, content)
             seeds = np.arange(bands, dtype=np.uint64)[:, None] << np.uint64(36)
@@ -208,7 +208,7 @@ def write_keys(work: WorkFolder, documents: int) -> tuple[FileLayout, ...]:
             firsts = mix(similar.copy())[:, None] + np.arange(SKETCHED, dtype=np.uint64)
             np.sort((firsts >> np.uint64(20)).astype("<u4"), axis=1).tofile(out / SKETCHES_NAME)
             np.save(out / SKETCH_ENDS_NAME, np.arange(1, each + 1) * SKETCHED)
-        layout.append(FileLayout(f"file{file}", each))
+        layout.append(GroupLayout(f"file{file}", 1, each))
     return tuple(layout)
 
 
@@ -223,7 +223,7 @@ def measure_memory(documents: int) -> dict[str, float]:
             write_keys(work, documents)
             os._exit(0)
         assert os.waitpid(writer, 0)[1] == 0
-        layout = tuple(FileLayout(f"file{file}", documents // FILES) for file in range(FILES))
+        layout = tuple(GroupLayout(f"file{file}", 1, documents // FILES) for file in range(FILES))
         began = time.perf_counter()
         removed = deduplicate(work, layout)
         seconds = time.perf_counter() - began

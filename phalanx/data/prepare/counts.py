@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -19,15 +19,15 @@ UNREADABLE = "unreadable"
 class DroppedExample(msgspec.Struct, frozen=True):
     """A document that was dropped, and why."""
 
+    file: str  # its path; in a group's counts, the number within the group
     record: int
     id: str
     reason: str
     text: str  # its beginning
-    file: str = ""  # known once the examples of all files are gathered
 
 
 class FilterCounts(msgspec.Struct):
-    """Documents of a file, or of all files, from reading to the last mask."""
+    """Documents of a group of files, or of all, from reading to the last mask."""
 
     records: int = 0  # that were read, also those that could not be
     text_bytes: int = 0  # of documents that were read
@@ -54,21 +54,21 @@ class FilterCounts(msgspec.Struct):
         self.kept_bytes += len(text.encode())
         add(self.lengths_kept, len(text).bit_length())
 
-    def drop(self, rule: str, reason: str, document: SourceDocument, most: int) -> None:
+    def drop(self, rule: str, reason: str, document: SourceDocument, file: int, most: int) -> None:
         """A rule was against it; of the first ones, an example is kept."""
         add(self.dropped, rule)
         shown = self.examples.setdefault(rule, [])
         if len(shown) < most:
             text = document.text[:SHOWN_CHARACTERS]
-            shown.append(DroppedExample(document.record, document.id, reason, text))
+            shown.append(DroppedExample(str(file), document.record, document.id, reason, text))
 
-    def unreadable(self, found: UnreadableRecord, most: int) -> None:
+    def unreadable(self, found: UnreadableRecord, file: int, most: int) -> None:
         """A record could not be read."""
         self.records += 1
         add(self.dropped, UNREADABLE)
         shown = self.examples.setdefault(UNREADABLE, [])
         if len(shown) < most:
-            shown.append(DroppedExample(found.record, "", found.reason, ""))
+            shown.append(DroppedExample(str(file), found.record, "", found.reason, ""))
 
 
 def add(counts: dict[str, int] | dict[int, int], name: str | int, count: int = 1) -> None:
@@ -108,10 +108,12 @@ def _too_many(lost: int, total: int, share: float) -> bool:
     return lost > share * total and not few
 
 
-def total_counts(parts: Iterable[tuple[str, FilterCounts]], most_examples: int) -> FilterCounts:
-    """The sum over files, each given with its path; examples are the first in their order."""
+def total_counts(
+    parts: Iterable[tuple[Sequence[str], FilterCounts]], most_examples: int
+) -> FilterCounts:
+    """The sum over groups, each given with its paths; examples are the first in their order."""
     total = FilterCounts()
-    for path, part in parts:
+    for paths, part in parts:
         for field in ("records", "text_bytes", "kept", "kept_bytes"):
             setattr(total, field, getattr(total, field) + getattr(part, field))
         for field in ("dropped", "edited", "failed", "asked", "masked"):
@@ -122,6 +124,6 @@ def total_counts(parts: Iterable[tuple[str, FilterCounts]], most_examples: int) 
                 add(getattr(total, field), length, count)
         for name, examples in part.examples.items():
             shown = total.examples.setdefault(name, [])
-            named = (msgspec.structs.replace(each, file=path) for each in examples)
+            named = (msgspec.structs.replace(each, file=paths[int(each.file)]) for each in examples)
             shown.extend(list(named)[: most_examples - len(shown)])
     return total

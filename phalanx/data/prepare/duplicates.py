@@ -15,8 +15,8 @@ from phalanx.data.prepare.recipe import VERSION, DeduplicateSettings, digest
 from phalanx.data.prepare.work import (
     REMOVED_FOLDER,
     REMOVED_NAME,
-    FileLayout,
     FindBuckets,
+    GroupLayout,
     VerifyPairs,
     WorkFolder,
     WorkUnit,
@@ -59,7 +59,7 @@ class Removed:
 
 def find_duplicates(
     work: WorkFolder,
-    layout: tuple[FileLayout, ...],
+    layout: tuple[GroupLayout, ...],
     settings: DeduplicateSettings | None,
     run: RunUnits,
 ) -> Removed:
@@ -95,7 +95,7 @@ def _gathered(work: WorkFolder, units: list[WorkUnit]) -> Pairs:
     return np.concatenate([np.load(work.of(unit) / PAIRS_NAME) for unit in units], axis=1)
 
 
-def _exact(layout: tuple[FileLayout, ...], documents: int) -> list[WorkUnit]:
+def _exact(layout: tuple[GroupLayout, ...], documents: int) -> list[WorkUnit]:
     partitions = choose_partitions(documents, MOST_SORTED)
     return [
         FindBuckets(digest((VERSION, layout, -1, at, partitions)), -1, at, partitions)
@@ -104,7 +104,7 @@ def _exact(layout: tuple[FileLayout, ...], documents: int) -> list[WorkUnit]:
 
 
 def _bands(
-    layout: tuple[FileLayout, ...],
+    layout: tuple[GroupLayout, ...],
     documents: int,
     settings: DeduplicateSettings,
     without: list[str],

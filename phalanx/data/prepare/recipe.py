@@ -29,6 +29,7 @@ class ReadSettings(Section, frozen=True, kw_only=True):
     text_key: str = "text"
     id_key: str = "id"
     most_unreadable: Fraction = 0.05  # share of the records; with more, nothing is completed
+    group_mb: Natural = 8  # small files up to this size are one unit of work; 0: each is one
 
 
 class FilterSettings(Section, frozen=True, kw_only=True):

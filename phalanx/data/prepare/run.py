@@ -17,19 +17,19 @@ from phalanx.data.prepare.counts import refuse_losses, total_counts
 from phalanx.data.prepare.decontaminate import gather_ngrams
 from phalanx.data.prepare.duplicates import find_duplicates
 from phalanx.data.prepare.engine import LocalEngine, Progress, UnitEngine, run_phase
-from phalanx.data.prepare.filter_file import read_counts
+from phalanx.data.prepare.filter_files import read_counts
 from phalanx.data.prepare.output.corpus import CorpusOutput
 from phalanx.data.prepare.output.places import SourceFile
 from phalanx.data.prepare.output.report import make_report, write_report
 from phalanx.data.prepare.output.summary import EXACT, NEAR, REPORT_NAME, PrepareReport
-from phalanx.data.prepare.read.inputs import InputFile, find_inputs
+from phalanx.data.prepare.read.inputs import InputFile, find_inputs, group_inputs
 from phalanx.data.prepare.recipe import VERSION, PrepareRecipe, digest, filter_digest
-from phalanx.data.prepare.units import SOURCE_NAME
+from phalanx.data.prepare.units import SOURCES_NAME
 from phalanx.data.prepare.work import (
     NGRAMS_FOLDER,
-    FileLayout,
-    FilterFile,
-    HashFile,
+    FilterFiles,
+    GroupLayout,
+    IdentifyFiles,
     UnitPhase,
     WorkFolder,
     WorkUnit,
@@ -76,8 +76,10 @@ class _Preparation:
         work.forget_failures()
         classifiers = [self._code_digest(each.function) for each in recipe.classifier]
         ngrams = self._evaluation_ngrams()
-        inputs = find_inputs("read.inputs", recipe.read.inputs)
-        sources = self._identify(inputs)
+        files = find_inputs("read.inputs", recipe.read.inputs)
+        groups = group_inputs(files, recipe.read.group_mb << 20)
+        contents = self._identify(groups)
+        sources = [source for group in contents for source in group]
         settings = filter_digest(recipe, classifiers, ngrams)
         key = digest(
             (VERSION, sources, settings, recipe.deduplicate, recipe.tokenize, self._given())
@@ -85,22 +87,18 @@ class _Preparation:
         if (ready := self._ready(key, replace)) is not None:
             return Prepared(ready, unchanged=True)
         units = [
-            _filter_unit(file, source, settings, ngrams)
-            for file, source in zip(inputs, sources, strict=True)
+            _filter_unit(group, content, settings, ngrams)
+            for group, content in zip(groups, contents, strict=True)
         ]
         self._run("filter", units)
         folders = [work.of(unit) for unit in units]
-        counts = total_counts(
-            (
-                (file.path, read_counts(folder))
-                for file, folder in zip(inputs, folders, strict=True)
-            ),
-            recipe.examples,
-        )
+        each = [read_counts(folder) for folder in folders]
+        paths = [unit.paths for unit in units]
+        counts = total_counts(zip(paths, each, strict=True), recipe.examples)
         refuse_losses(counts, recipe)
         layout = tuple(
-            FileLayout(unit.key, read_counts(folder).kept)
-            for unit, folder in zip(units, folders, strict=True)
+            GroupLayout(unit.key, len(unit.paths), part.kept)
+            for unit, part in zip(units, each, strict=True)
         )
         removed = find_duplicates(
             work, layout, recipe.deduplicate, lambda name, some: self._compare(name, some, layout)
@@ -123,23 +121,29 @@ class _Preparation:
         self,
         name: str,
         units: Sequence[WorkUnit],
-        layout: tuple[FileLayout, ...] = (),
+        layout: tuple[GroupLayout, ...] = (),
         engine: UnitEngine | None = None,
     ) -> None:
         different = tuple({unit.key: unit for unit in units}.values())
         phase = UnitPhase(name, self._recipe, str(self._folder.absolute()), different, layout)
         run_phase(engine or self._engine, self._work, phase, self._progress)
 
-    def _compare(self, name: str, units: list[WorkUnit], layout: tuple[FileLayout, ...]) -> None:
+    def _compare(self, name: str, units: list[WorkUnit], layout: tuple[GroupLayout, ...]) -> None:
         """A phase of deduplication; of a small corpus, here."""
-        small = sum(file.documents for file in layout) <= SMALL_DOCUMENTS
+        small = sum(group.documents for group in layout) <= SMALL_DOCUMENTS
         self._run(name, units, layout, LocalEngine(1) if small else None)
 
-    def _identify(self, inputs: Sequence[InputFile]) -> list[SourceFile]:
-        units = [HashFile(digest((Path.cwd().as_posix(), *file)), file.path) for file in inputs]
+    def _identify(self, groups: Sequence[Sequence[InputFile]]) -> list[list[SourceFile]]:
+        folder = Path.cwd().as_posix()
+        units = [
+            IdentifyFiles(digest((folder, group)), tuple(file.path for file in group))
+            for group in groups
+        ]
         self._run("inputs", units)
         return [
-            msgspec.json.decode((self._work.of(unit) / SOURCE_NAME).read_bytes(), type=SourceFile)
+            msgspec.json.decode(
+                (self._work.of(unit) / SOURCES_NAME).read_bytes(), type=list[SourceFile]
+            )
             for unit in units
         ]
 
@@ -190,8 +194,13 @@ class _Preparation:
         return None
 
 
-def _filter_unit(file: InputFile, source: SourceFile, settings: str, ngrams: str) -> FilterFile:
-    # The name's ending says how a file is read; the rest of the name changes nothing.
-    ending = "".join(PurePosixPath(file.path).suffixes[-2:])
-    content = source.sha256 or (source.etag, file.path)
-    return FilterFile(digest((content, ending, settings)), file.path, file.version, ngrams)
+def _filter_unit(
+    group: Sequence[InputFile], sources: Sequence[SourceFile], settings: str, ngrams: str
+) -> FilterFiles:
+    # A name's ending says how a file is read; the rest of the name changes nothing.
+    content = [
+        ("".join(PurePosixPath(file.path).suffixes[-2:]), source.sha256 or (source.etag, file.path))
+        for file, source in zip(group, sources, strict=True)
+    ]
+    paths, versions = (tuple(getattr(file, name) for file in group) for name in ("path", "version"))
+    return FilterFiles(digest((content, settings)), paths, versions, ngrams)

@@ -21,12 +21,12 @@ from phalanx.data.prepare.dedup.buckets import (
 )
 from phalanx.data.prepare.dedup.clusters import in_range
 from phalanx.data.prepare.dedup.verify import SketchFiles, similar_pairs
-from phalanx.data.prepare.filter_file import (
+from phalanx.data.prepare.filter_files import (
     CONTENT_NAME,
     KEYS_NAME,
     SKETCH_ENDS_NAME,
     SKETCHES_NAME,
-    filter_file,
+    filter_files,
     read_counts,
 )
 from phalanx.data.prepare.output.places import SourceFile
@@ -37,10 +37,10 @@ from phalanx.data.prepare.work import (
     REMOVED_FOLDER,
     REMOVED_NAME,
     TOKENIZERS_FOLDER,
-    FilterFile,
+    FilterFiles,
     FindBuckets,
-    HashFile,
-    TokenizeFile,
+    IdentifyFiles,
+    TokenizeFiles,
     UnitFailure,
     UnitPhase,
     VerifyPairs,
@@ -48,7 +48,7 @@ from phalanx.data.prepare.work import (
     WorkUnit,
 )
 
-SOURCE_NAME = "source.json"
+SOURCES_NAME = "sources.json"
 
 
 def run_unit(work: WorkFolder, phase: UnitPhase, unit: WorkUnit) -> None:
@@ -76,12 +76,12 @@ def run_task(phase_file: Path, task: int, tasks: int) -> None:
 
 def _do(work: WorkFolder, phase: UnitPhase, unit: WorkUnit, out: Path) -> None:
     match unit:
-        case HashFile():
-            source = identify(unit.path)
-            (out / SOURCE_NAME).write_bytes(msgspec.json.encode(source))
-        case FilterFile():
+        case IdentifyFiles():
+            sources = [identify(path) for path in unit.paths]
+            (out / SOURCES_NAME).write_bytes(msgspec.json.encode(sources))
+        case FilterFiles():
             ngrams = work.path / NGRAMS_FOLDER / unit.ngrams if unit.ngrams else None
-            filter_file(unit.path, phase.recipe, Path(phase.recipe_folder), ngrams, out)
+            filter_files(unit.paths, phase.recipe, Path(phase.recipe_folder), ngrams, out)
             _refuse_changed(unit)
         case FindBuckets(band=-1):
             _save_pairs(out, _exact_copies(work, phase, unit))
@@ -89,14 +89,15 @@ def _do(work: WorkFolder, phase: UnitPhase, unit: WorkUnit, out: Path) -> None:
             _save_pairs(out, _candidates(work, phase, unit))
         case VerifyPairs():
             _save_pairs(out, _verified(work, phase, unit))
-        case TokenizeFile():
+        case TokenizeFiles():
             _tokenize(work, phase.recipe, unit, out)
 
 
-def _refuse_changed(unit: FilterFile) -> None:
-    if stat_input(unit.path).version != unit.version:
-        rule = "changed while it was read"
-        raise DataError("read.inputs", unit.path, rule, "run again when nobody writes to it")
+def _refuse_changed(unit: FilterFiles) -> None:
+    for path, version in zip(unit.paths, unit.versions, strict=True):
+        if stat_input(path).version != version:
+            rule = "changed while it was read"
+            raise DataError("read.inputs", path, rule, "run again when nobody writes to it")
 
 
 def identify(path: str) -> SourceFile:
@@ -115,7 +116,7 @@ def _save_pairs(out: Path, pairs: Pairs) -> None:
 def _exact_copies(work: WorkFolder, phase: UnitPhase, unit: FindBuckets) -> Pairs:
     firsts, seconds, numbers, start = [], [], [], 0
     for file in phase.layout:
-        halves = np.load(work.result(FilterFile.folder, file.key) / CONTENT_NAME, mmap_mode="r")
+        halves = np.load(work.result(FilterFiles.folder, file.key) / CONTENT_NAME, mmap_mode="r")
         chosen = select_partition(halves[0], unit.partition, unit.partitions)
         firsts.append(halves[0][chosen])
         seconds.append(halves[1][chosen])
@@ -131,7 +132,7 @@ def _candidates(work: WorkFolder, phase: UnitPhase, unit: FindBuckets) -> Pairs:
     keys, numbers, start = [], [], 0
     for file in phase.layout:
         past = start + file.documents
-        folder = work.result(FilterFile.folder, file.key)
+        folder = work.result(FilterFiles.folder, file.key)
         band = np.load(folder / KEYS_NAME, mmap_mode="r")[unit.band]
         chosen = select_partition(band, unit.partition, unit.partitions)
         chosen = chosen[~copied[start:past][chosen]]
@@ -142,7 +143,7 @@ def _candidates(work: WorkFolder, phase: UnitPhase, unit: FindBuckets) -> Pairs:
 
 
 def _verified(work: WorkFolder, phase: UnitPhase, unit: VerifyPairs) -> Pairs:
-    folders = [work.result(FilterFile.folder, file.key) for file in phase.layout]
+    folders = [work.result(FilterFiles.folder, file.key) for file in phase.layout]
     documents = [file.documents for file in phase.layout]
     sketches = SketchFiles(folders, documents, (SKETCHES_NAME, SKETCH_ENDS_NAME))
     found = [
@@ -152,14 +153,14 @@ def _verified(work: WorkFolder, phase: UnitPhase, unit: VerifyPairs) -> Pairs:
     return similar_pairs(unique_pairs(found), sketches, unit.jaccard)
 
 
-def _tokenize(work: WorkFolder, recipe: PrepareRecipe, unit: TokenizeFile, out: Path) -> None:
+def _tokenize(work: WorkFolder, recipe: PrepareRecipe, unit: TokenizeFiles, out: Path) -> None:
     # The tokenizers library loads only in workers that need it.
-    from phalanx.data.prepare.output.tokenize_file import tokenize_file
+    from phalanx.data.prepare.output.tokenize_files import tokenize_files
     from phalanx.data.tokenize.encode import EncodeSettings
 
-    filtered = work.result(FilterFile.folder, unit.filtered)
+    filtered = work.result(FilterFiles.folder, unit.filtered)
     copies = np.load(work.result(REMOVED_FOLDER, unit.removed) / REMOVED_NAME, mmap_mode="r")
     past = unit.first + read_counts(filtered).kept
     text = (work.path / TOKENIZERS_FOLDER / unit.tokenizer).read_text(encoding="utf-8")
     settings = EncodeSettings(text, unit.end_of_document, "text", unit.dtype)
-    tokenize_file(filtered, in_range(copies[0], unit.first, past), settings, out)
+    tokenize_files(filtered, in_range(copies[0], unit.first, past), settings, out)

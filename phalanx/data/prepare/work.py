@@ -28,28 +28,29 @@ REMOVED_NAME = "copies.npy"  # [2, documents] number, and number of the one that
 TOKENIZERS_FOLDER = "tokenizers"
 
 
-class FileLayout(msgspec.Struct, frozen=True, gc=False):
-    """One input file after its filters: where its result is, and how many documents it kept."""
+class GroupLayout(msgspec.Struct, frozen=True, gc=False):
+    """A group of input files after their filters."""
 
-    key: str  # of the unit that filtered it
-    documents: int
+    key: str  # of the unit that filtered them
+    files: int
+    documents: int  # that passed
 
 
-class HashFile(msgspec.Struct, frozen=True, tag=True):
-    """Identify the content of an input file."""
+class IdentifyFiles(msgspec.Struct, frozen=True, tag=True):
+    """Identify the content of input files."""
 
     folder: ClassVar[str] = "inputs"
     key: str
-    path: str
+    paths: tuple[str, ...]
 
 
-class FilterFile(msgspec.Struct, frozen=True, tag=True):
-    """Read a file and keep what passes the rules."""
+class FilterFiles(msgspec.Struct, frozen=True, tag=True):
+    """Read a group of files and keep what passes the rules."""
 
     folder: ClassVar[str] = "filtered"
     key: str
-    path: str
-    version: str  # of the file when it was identified
+    paths: tuple[str, ...]
+    versions: tuple[str, ...]  # of the files when they were identified
     ngrams: str = ""  # of evaluation sets: name of the file
 
 
@@ -75,20 +76,20 @@ class VerifyPairs(msgspec.Struct, frozen=True, tag=True):
     jaccard: float
 
 
-class TokenizeFile(msgspec.Struct, frozen=True, tag=True):
-    """Encode the documents of a file that are left."""
+class TokenizeFiles(msgspec.Struct, frozen=True, tag=True):
+    """Encode the documents of a group of files that are left."""
 
     folder: ClassVar[str] = "tokenized"
     key: str
-    filtered: str  # unit that filtered the file
+    filtered: str  # unit that filtered the files
     removed: str  # result with the numbers of duplicates
-    first: int  # number of the file's first document
+    first: int  # number of the group's first document
     tokenizer: str  # name of the file
     end_of_document: int
     dtype: str
 
 
-WorkUnit = HashFile | FilterFile | FindBuckets | VerifyPairs | TokenizeFile
+WorkUnit = IdentifyFiles | FilterFiles | FindBuckets | VerifyPairs | TokenizeFiles
 
 
 class UnitPhase(msgspec.Struct, frozen=True):
@@ -98,7 +99,7 @@ class UnitPhase(msgspec.Struct, frozen=True):
     recipe: PrepareRecipe
     recipe_folder: str  # where a user's own modules are found
     units: tuple[WorkUnit, ...]
-    layout: tuple[FileLayout, ...] = ()
+    layout: tuple[GroupLayout, ...] = ()
 
 
 class UnitFailure(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from phalanx.control.backends.ray.tasks import RayTasks, run_share
 from phalanx.data import read_manifest
 from phalanx.data.prepare.engine import LocalEngine
 from phalanx.data.prepare.run import prepare
-from phalanx.data.prepare.work import HashFile, UnitPhase, WorkFolder
+from phalanx.data.prepare.work import IdentifyFiles, UnitPhase, WorkFolder
 from tests.control.backends.test_ray import needs_namespace, needs_ray
 from tests.data.prepare.raw import recipe, recipe_file, write_raw
 
@@ -27,7 +27,7 @@ def test_a_share_is_done_by_its_command_and_a_failure_says_why(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "a.txt").write_text("text")
-    unit = HashFile("key", "a.txt")  # found from the folder that is given
+    unit = IdentifyFiles("key", ("a.txt",))  # found from the folder that is given
     work = WorkFolder(tmp_path / "work")
     phase = work.write_phase(UnitPhase("inputs", recipe(tmp_path), "", (unit,)))
     assert run_share(str(phase), 0, 1, str(tmp_path)) == ""

@@ -70,7 +70,7 @@ def recipe_file(folder: Path, more: str = "") -> Path:
     """A recipe over ``folder``/raw that writes to ``folder``/out."""
     path = folder / "recipe.toml"
     path.write_text(
-        f'out = "{folder / "out"}"\n[read]\ninputs = ["{folder / "raw"}"]\n'
+        f'out = "{folder / "out"}"\n[read]\ninputs = ["{folder / "raw"}"]\ngroup_mb = 0\n'
         f'[filter]\nrules = ["gopher"]\n[mask]\n[tokenize]\nvocab_size = 300\nshard_mb = 1\n{more}'
     )
     return path

@@ -10,11 +10,11 @@ from phalanx.data.prepare import duplicates
 from phalanx.data.prepare.dedup.minhash import shingles
 from phalanx.data.prepare.duplicates import Removed, find_duplicates
 from phalanx.data.prepare.engine import LocalEngine, run_phase
-from phalanx.data.prepare.filter_file import KeptWriter
+from phalanx.data.prepare.filter_files import KeptWriter
 from phalanx.data.prepare.read.records import SourceDocument
 from phalanx.data.prepare.recipe import DeduplicateSettings, PrepareRecipe
 from phalanx.data.prepare.words import TextView
-from phalanx.data.prepare.work import FileLayout, FilterFile, UnitPhase, WorkFolder
+from phalanx.data.prepare.work import FilterFiles, GroupLayout, UnitPhase, WorkFolder
 from tests.data.prepare.raw import changed, prose, recipe
 
 
@@ -23,21 +23,21 @@ def similarity(one: str, other: str) -> float:
     return len(left & right) / len(left | right)
 
 
-def write_filtered(work: WorkFolder, files: list[list[str]]) -> tuple[FileLayout, ...]:
+def write_filtered(work: WorkFolder, files: list[list[str]]) -> tuple[GroupLayout, ...]:
     layout = []
     for number, texts in enumerate(files):
-        with work.commit(work.result(FilterFile.folder, f"file{number}")) as out:
+        with work.commit(work.result(FilterFiles.folder, f"file{number}")) as out:
             writer = KeptWriter(out, DeduplicateSettings())
             for at, text in enumerate(texts):
                 writer.write(SourceDocument(text, "", at, 0), TextView(text))
             writer.close()
-        layout.append(FileLayout(f"file{number}", len(texts)))
+        layout.append(GroupLayout(f"file{number}", 1, len(texts)))
     return tuple(layout)
 
 
 def removed_of(
     work: WorkFolder,
-    layout: tuple[FileLayout, ...],
+    layout: tuple[GroupLayout, ...],
     settings: DeduplicateSettings,
     any_recipe: PrepareRecipe,
 ) -> Removed:

@@ -15,6 +15,7 @@ from phalanx.data import DataError, ShardStream, read_manifest
 from phalanx.data.prepare import units as unit_code
 from phalanx.data.prepare.engine import LocalEngine
 from phalanx.data.prepare.output.summary import PrepareReport
+from phalanx.data.prepare.output.trace import CorpusTrace
 from phalanx.data.prepare.recipe import PrepareRecipe
 from phalanx.data.prepare.run import Prepared, prepare
 from phalanx.data.prepare.units import run_unit
@@ -295,3 +296,22 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "raw/b.parquet").write_bytes(b"no parquet")
     report = made(recipe(tmp_path), tmp_path).report
     assert report.examples["unreadable"][0].reason.startswith("is no Parquet file")
+
+
+def test_small_files_in_one_unit_are_told_apart(
+    prepared: tuple[Path, PrepareReport], tmp_path: Path
+) -> None:
+    shutil.copytree(prepared[0] / "raw", tmp_path / "raw")
+    report = made(recipe(tmp_path, overrides=["read.group_mb=8"]), tmp_path).report
+    assert len(list((tmp_path / "out/work/filtered").iterdir())) == 1
+    assert {step.name: step.dropped for step in report.steps} == {
+        step.name: step.dropped for step in prepared[1].steps
+    }
+    one, other = CorpusTrace(tmp_path / "out"), CorpusTrace(prepared[0] / "out")
+    for number in range(report.documents):
+        ours, theirs = one.document(number), other.document(number)
+        assert Path(ours.file).name == Path(theirs.file).name
+        assert (ours.record, ours.offset, ours.id) == (theirs.record, theirs.offset, theirs.id)
+    for name, examples in report.examples.items():
+        files = [Path(each.file).name for each in examples]
+        assert files == [Path(each.file).name for each in prepared[1].examples[name]]

@@ -8,10 +8,10 @@ import pytest
 
 from phalanx.data import DataError
 from phalanx.data.prepare.units import run_task
-from phalanx.data.prepare.work import HashFile, UnitFailure, UnitPhase, WorkFolder
+from phalanx.data.prepare.work import IdentifyFiles, UnitFailure, UnitPhase, WorkFolder
 from tests.data.prepare.raw import recipe
 
-UNIT = HashFile("key", "file")
+UNIT = IdentifyFiles("key", ("file",))
 
 
 def test_a_block_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_tasks_share_the_units_of_a_phase(tmp_path: Path) -> None:
     units = []
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text(str(number))
-        units.append(HashFile(f"key{number}", str(tmp_path / f"{number}.txt")))
+        units.append(IdentifyFiles(f"key{number}", (str(tmp_path / f"{number}.txt"),)))
     path = work.write_phase(UnitPhase("inputs", recipe(tmp_path), "", tuple(units)))
     run_task(path, 1, 2)
     assert [work.done(unit) for unit in units] == [False, True, False, True, False]
@@ -68,7 +68,7 @@ def test_tasks_share_the_units_of_a_phase(tmp_path: Path) -> None:
 
 def test_a_mistake_is_recorded_for_whoever_waits(tmp_path: Path) -> None:
     work = WorkFolder(tmp_path / "work")
-    unit = HashFile("key", str(tmp_path / "gone.txt"))
+    unit = IdentifyFiles("key", (str(tmp_path / "gone.txt"),))
     run_task(work.write_phase(UnitPhase("inputs", recipe(tmp_path), "", (unit,))), 0, 1)
     failure = work.failure(unit)
     assert isinstance(failure, UnitFailure) and "gone.txt" in failure.rule

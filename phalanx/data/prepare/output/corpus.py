@@ -22,16 +22,16 @@ from phalanx.data.prepare.counts import (
 )
 from phalanx.data.prepare.dedup.clusters import in_range
 from phalanx.data.prepare.duplicates import Removed
-from phalanx.data.prepare.filter_file import DOCUMENTS_NAME, KeptDocument, read_kept
+from phalanx.data.prepare.filter_files import DOCUMENTS_NAME, KeptDocument, read_kept
 from phalanx.data.prepare.output.pack import pack
 from phalanx.data.prepare.output.places import SourceFile
-from phalanx.data.prepare.output.tokenize_file import read_totals
+from phalanx.data.prepare.output.tokenize_files import read_totals
 from phalanx.data.prepare.recipe import VERSION, PrepareRecipe, digest
 from phalanx.data.prepare.work import (
     TOKENIZERS_FOLDER,
-    FileLayout,
-    FilterFile,
-    TokenizeFile,
+    FilterFiles,
+    GroupLayout,
+    TokenizeFiles,
     WorkFolder,
     WorkUnit,
 )
@@ -46,12 +46,13 @@ class CorpusOutput:
         recipe: PrepareRecipe,
         out: Path,
         work: WorkFolder,
-        layout: tuple[FileLayout, ...],
+        layout: tuple[GroupLayout, ...],
         sources: Sequence[SourceFile],
     ) -> None:
         self._recipe, self._out, self._work = recipe, out, work
         self._layout, self._sources = layout, sources
-        self._starts = [0, *accumulate(file.documents for file in layout)]
+        self._starts = [0, *accumulate(group.documents for group in layout)]
+        self._files = [0, *accumulate(group.files for group in layout)]
         out.mkdir(parents=True, exist_ok=True)
         text, self._name = self._tokenizer()
         self._text = text.encode()
@@ -62,7 +63,7 @@ class CorpusOutput:
     def tokenize(
         self, removed: Removed, run: Callable[[str, Sequence[WorkUnit]], None]
     ) -> list[Path]:
-        """Encode every file on the engine; the folders of the results, in the files' order."""
+        """Encode all files on the engine; the folders of the results, in the order of groups."""
         units = [self._unit(number, removed) for number in range(len(self._layout))]
         run("tokenize", units)
         return [self._work.of(unit) for unit in units]
@@ -79,31 +80,35 @@ class CorpusOutput:
         )
         file_bytes = self._recipe.tokenize.shard_mb << 20
         shape = (self._text, self._vocab, self._end, file_bytes)
-        manifest = pack(self._out, tokenized, self._sources, *shape, origin)
+        groups = [
+            (folder, each.files) for folder, each in zip(tokenized, self._layout, strict=True)
+        ]
+        manifest = pack(self._out, groups, self._sources, *shape, origin)
         return manifest, sum(each.empty for each in totals)
 
     def duplicate(self, number: int, stays: int) -> DroppedExample:
         """A document that was left out for another one, as an example."""
-        (file, document), (other_file, other) = self._document(number), self._document(stays)
-        place = f"{self._sources[other_file].path}:{other.record}"
-        reason = f"says what {place}{f' ({other.id})' if other.id else ''} says"
+        (path, document), (other_path, other) = self._document(number), self._document(stays)
+        name = f" ({other.id})" if other.id else ""
+        reason = f"says what {other_path}:{other.record}{name} says"
         text = document.text[:SHOWN_CHARACTERS]
-        where = self._sources[file].path
-        return DroppedExample(document.record, document.id, reason, text, where)
+        return DroppedExample(path, document.record, document.id, reason, text)
 
-    def _document(self, number: int) -> tuple[int, KeptDocument]:
-        file = bisect_right(self._starts, number) - 1
-        kept = read_kept(self._work.result(FilterFile.folder, self._layout[file].key))
-        return file, next(islice(kept, number - self._starts[file], None))
+    def _document(self, number: int) -> tuple[str, KeptDocument]:
+        """A document by its number, and the path of its file."""
+        group = bisect_right(self._starts, number) - 1
+        kept = read_kept(self._work.result(FilterFiles.folder, self._layout[group].key))
+        document = next(islice(kept, number - self._starts[group], None))
+        return self._sources[self._files[group] + document.file].path, document
 
-    def _unit(self, number: int, removed: Removed) -> TokenizeFile:
+    def _unit(self, number: int, removed: Removed) -> TokenizeFiles:
         first, past = self._starts[number], self._starts[number + 1]
         copied = in_range(removed.numbers, first, past).tobytes()
         dtype = token_type(self._vocab)
         filtered = self._layout[number].key
         content = (hashlib.sha256(self._text).hexdigest(), hashlib.sha256(copied).hexdigest())
         key = digest((VERSION, tokenizers.__version__, filtered, *content, self._end, dtype))
-        return TokenizeFile(key, filtered, removed.key, first, self._name, self._end, dtype)
+        return TokenizeFiles(key, filtered, removed.key, first, self._name, self._end, dtype)
 
     def _tokenizer(self) -> tuple[str, str]:
         """The text of the tokenizer, and the name under which workers find it.
@@ -121,9 +126,9 @@ class CorpusOutput:
             if (folder / name).exists():
                 return (folder / name).read_text(encoding="utf-8"), name
             filtered = [
-                self._work.result(FilterFile.folder, file.key) / DOCUMENTS_NAME
-                for file in self._layout
-                if file.documents
+                self._work.result(FilterFiles.folder, group.key) / DOCUMENTS_NAME
+                for group in self._layout
+                if group.documents
             ]
             text = train_tokenizer(filtered, settings.vocab_size).to_str(pretty=False)
         write_atomically(folder / name, text.encode())

@@ -22,7 +22,7 @@ from phalanx.data.corpus.manifest import (
 from phalanx.data.corpus.writer import ShardWriter
 from phalanx.data.durable_files import write_atomically
 from phalanx.data.prepare.output.places import IDS_NAME, PLACE, PLACES_NAME, SourceFile
-from phalanx.data.prepare.output.tokenize_file import TOKENS_NAME
+from phalanx.data.prepare.output.tokenize_files import TOKENS_NAME
 from phalanx.data.prepare.output.trace import DOCUMENTS_NAME, FILES_NAME, TRACE_FOLDER
 
 _CHUNK = 1 << 24  # tokens in memory at once
@@ -30,7 +30,7 @@ _CHUNK = 1 << 24  # tokens in memory at once
 
 def pack(
     out: Path,
-    tokenized: Sequence[Path],
+    tokenized: Sequence[tuple[Path, int]],
     sources: Sequence[SourceFile],
     tokenizer: bytes,
     vocab: int,
@@ -38,7 +38,10 @@ def pack(
     file_bytes: int,
     origin: CorpusOrigin,
 ) -> CorpusManifest:
-    """Write shards and map; what an interrupted call left is replaced."""
+    """Write shards and map; what an interrupted call left is replaced.
+
+    ``tokenized``: the folder of each group of files, and how many files it has.
+    """
     trace = out / TRACE_FOLDER
     shutil.rmtree(trace, ignore_errors=True)
     digest = hashlib.sha256(tokenizer).hexdigest()
@@ -46,26 +49,27 @@ def pack(
         trace.mkdir()
         write_atomically(out / TOKENIZER_NAME, tokenizer)
         dtype = np.dtype(token_type(vocab)).newbyteorder("<")
-        first_token = ids_before = 0
+        first_token = first_file = ids_before = 0
         with (trace / DOCUMENTS_NAME).open("wb") as documents, (trace / IDS_NAME).open("wb") as ids:
-            for number, folder in enumerate(tokenized):
+            for folder, files in tokenized:
                 places = np.load(folder / PLACES_NAME)
                 tokens = np.fromfile(folder / TOKENS_NAME, dtype)
                 _append(writer, tokens, places)
                 names = (folder / IDS_NAME).read_bytes()
                 ids.write(names)
                 places["token"] += first_token
-                places["file"] = number
+                places["file"] += first_file
                 places["id_end"] += ids_before
                 documents.write(places.astype(PLACE).tobytes())
                 first_token += len(tokens)
+                first_file += files
                 ids_before += len(names)
         write_atomically(trace / FILES_NAME, msgspec.json.encode(list(sources)))
         return writer.finish(origin)
 
 
 def _append(writer: ShardWriter, tokens: StoredTokens, places: NDArray[Any]) -> None:
-    """All tokens of a file, some at a time."""
+    """All tokens of a group of files, some at a time."""
     starts = places["token"]
     for first in range(0, len(tokens), _CHUNK):
         low, high = np.searchsorted(starts, (first, first + _CHUNK))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,8 @@ WARC_SUFFIXES = (".warc", ".wet")
 _NAMES = (*TEXT_SUFFIXES, *HTML_SUFFIXES, *LINE_SUFFIXES, *WARC_SUFFIXES)
 SUFFIXES = (*(name + packed for name in _NAMES for packed in COMPRESSIONS), *PARQUET_SUFFIXES)
 
+_BEGINS = 64  # one of so many names begins a group
+_MOST_GROUPED = 512
 _WILD = frozenset("*?[")
 _RETRIES = 10  # of a request to a store, by its client
 _AHEAD_BYTES = 8 << 20  # read of an object at once
@@ -58,6 +61,24 @@ def find_inputs(key: str, patterns: Sequence[str]) -> list[InputFile]:
             raise DataError(key, pattern, rule, "correct the path or the pattern")
         files |= {file.path: file for file in found}
     return [files[path] for path in sorted(files)]
+
+
+def group_inputs(files: Sequence[InputFile], most_bytes: int) -> list[list[InputFile]]:
+    """Consecutive files that are one unit of work: several small ones, or a large one.
+
+    Some names always begin a group, so that a new file changes its own group and no other.
+    """
+    groups: list[list[InputFile]] = []
+    size = 0
+    for file in files:
+        begins = zlib.crc32(PurePosixPath(file.path).name.encode()) % _BEGINS == 0
+        full = size + file.bytes > most_bytes or bool(groups and len(groups[-1]) == _MOST_GROUPED)
+        if not groups or full or begins:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.bytes
+    return groups
 
 
 def stat_input(path: str) -> InputFile:

@@ -11,7 +11,13 @@ import pytest
 from phalanx.data import DataError
 from phalanx.data.prepare.engine import LocalEngine
 from phalanx.data.prepare.output.trace import CorpusTrace
-from phalanx.data.prepare.read.inputs import find_inputs, open_input, stat_input
+from phalanx.data.prepare.read.inputs import (
+    InputFile,
+    find_inputs,
+    group_inputs,
+    open_input,
+    stat_input,
+)
 from phalanx.data.prepare.read.records import read_documents
 from phalanx.data.prepare.run import prepare
 from tests.data.prepare.raw import prose, recipe, write_lines
@@ -47,6 +53,23 @@ def test_a_version_changes_with_the_content(folder: Path) -> None:
     before = stat_input(str(folder / "a.txt"))
     os.utime(folder / "a.txt", ns=(1, 1))
     assert stat_input(str(folder / "a.txt")).version != before.version
+
+
+def test_small_files_are_one_unit_and_a_new_one_changes_only_its_own() -> None:
+    files = [InputFile(f"{number:04}.txt", 10, "") for number in range(1000)]
+    groups = group_inputs(files, 10_000)
+    assert [file for group in groups for file in group] == files
+    assert 10 < len(groups) < 40
+    longer = group_inputs([*files[:500], InputFile("0499a.txt", 10, ""), *files[500:]], 10_000)
+    assert sum(group not in groups for group in longer) <= 2
+
+
+def test_large_files_and_full_groups_stand_alone() -> None:
+    sizes = [1, 1, 99, 100, 1, 1]
+    files = [InputFile(f"{at}.txt", size, "") for at, size in enumerate(sizes)]
+    groups = group_inputs(files, 100)
+    assert [[file.bytes for file in group] for group in groups] == [[1, 1], [99], [100], [1, 1]]
+    assert len(group_inputs(files, 0)) == 6
 
 
 class TestStores:

@@ -1,4 +1,4 @@
-"""The documents of a filtered file that are left, encoded; and where each of them came from."""
+"""The documents of filtered files that are left, encoded; and where each of them came from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.prepare.filter_file import KeptDocument, read_kept
+from phalanx.data.prepare.filter_files import KeptDocument, read_kept
 from phalanx.data.prepare.output.places import IDS_NAME, PLACE, PLACES_NAME
 from phalanx.data.tokenize.encode import (
     Encoded,
@@ -27,7 +27,7 @@ _BATCH = 64  # documents encoded at once
 
 
 class TokenizedTotals(msgspec.Struct, frozen=True):
-    """What a file became."""
+    """What a group of files became."""
 
     documents: int
     tokens: int
@@ -36,10 +36,10 @@ class TokenizedTotals(msgspec.Struct, frozen=True):
     empty: int  # had no tokens
 
 
-def tokenize_file(
+def tokenize_files(
     filtered: Path, duplicates: NDArray[np.int64], settings: EncodeSettings, out: Path
 ) -> None:
-    """Encode a filtered file without its duplicates, given by their numbers within it."""
+    """Encode a group of files without its duplicates, given by their numbers within it."""
     encoder = Encoder(settings)
     left_out = set(duplicates.tolist())
     documents = (
@@ -60,7 +60,8 @@ def tokenize_file(
                 name = document.id.encode("utf-8", "replace")
                 ids.write(name)
                 id_end += len(name)
-                place = (tokens + start, 0, document.record, document.offset, id_end, number)
+                where = (document.file, document.record, document.offset)
+                place = (tokens + start, *where, id_end, number)
                 places.append(place)
             file.write(encoded.tokens.tobytes())
             tokens += len(encoded.tokens)
@@ -70,7 +71,7 @@ def tokenize_file(
 
 
 def read_totals(folder: Path) -> TokenizedTotals:
-    """Counts of a tokenised file."""
+    """Counts of tokenised files."""
     return msgspec.json.decode((folder / TOTALS_NAME).read_bytes(), type=TokenizedTotals)
 
 

@@ -1,10 +1,10 @@
-"""One file through the rules: what is kept, with its hashes, and why the rest is not."""
+"""A group of files through the rules: what is kept, with its hashes, and why the rest is not."""
 
 from __future__ import annotations
 
 import gzip
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -30,10 +30,11 @@ SKETCH_ENDS_NAME = "sketch_ends.npy"  # [documents]
 
 
 class KeptDocument(msgspec.Struct, frozen=True, gc=False):
-    """A document that passed, as its line in a filtered file."""
+    """A document that passed, as its line among the filtered ones."""
 
     text: str
     id: str
+    file: int  # within the group
     record: int
     offset: int
 
@@ -53,11 +54,13 @@ class DocumentFilter:
         self._masks = recipe.mask.what if recipe.mask else ()
         self._examples = recipe.examples
 
-    def __call__(self, document: SourceDocument, counts: FilterCounts) -> TextView | None:
+    def __call__(
+        self, document: SourceDocument, file: int, counts: FilterCounts
+    ) -> TextView | None:
         """What is left of a document; None, and counted, where it is dropped."""
 
         def drop(rule: str, reason: str) -> None:
-            counts.drop(rule, reason, document, self._examples)
+            counts.drop(rule, reason, document, file, self._examples)
 
         view = TextView(document.text)
         if not view.text.strip():
@@ -118,9 +121,9 @@ class KeptWriter:
         self._sketches = (folder / SKETCHES_NAME).open("wb")
         self._encoder = msgspec.json.Encoder()
 
-    def write(self, document: SourceDocument, view: TextView) -> None:
-        """Append a document."""
-        kept = KeptDocument(view.text, document.id, document.record, document.offset)
+    def write(self, document: SourceDocument, view: TextView, file: int = 0) -> None:
+        """Append a document of a file of the group."""
+        kept = KeptDocument(view.text, document.id, file, document.record, document.offset)
         self._lines.write(self._encoder.encode(kept) + b"\n")
         self._content += content_hash(view.text)
         if self._hasher is not None and self._settings is not None:
@@ -144,34 +147,39 @@ class KeptWriter:
             np.save(self._folder / SKETCH_ENDS_NAME, np.frombuffer(self._ends, "<i8"))
 
 
-def filter_file(
-    path: str, recipe: PrepareRecipe, recipe_folder: Path, ngrams: Path | None, out: Path
+def filter_files(
+    paths: Sequence[str],
+    recipe: PrepareRecipe,
+    recipe_folder: Path,
+    ngrams: Path | None,
+    out: Path,
 ) -> None:
-    """Filter one file into the folder ``out``."""
+    """Filter a group of files into the folder ``out``."""
     evaluation = EvaluationNgrams.load(ngrams) if ngrams else None
     wanted = DocumentFilter(recipe, recipe_folder, evaluation)
     counts = FilterCounts()
     writer = KeptWriter(out, recipe.deduplicate)
-    for found in read_documents(path, recipe.read.text_key, recipe.read.id_key):
-        if isinstance(found, UnreadableRecord):
-            counts.unreadable(found, recipe.examples)
-            continue
-        counts.read(found)
-        view = wanted(found, counts)
-        if view is not None:
-            counts.keep(view.text)
-            writer.write(found, view)
+    for file, path in enumerate(paths):
+        for found in read_documents(path, recipe.read.text_key, recipe.read.id_key):
+            if isinstance(found, UnreadableRecord):
+                counts.unreadable(found, file, recipe.examples)
+                continue
+            counts.read(found)
+            view = wanted(found, file, counts)
+            if view is not None:
+                counts.keep(view.text)
+                writer.write(found, view, file)
     writer.close()
     (out / COUNTS_NAME).write_bytes(msgspec.json.encode(counts))
 
 
 def read_counts(folder: Path) -> FilterCounts:
-    """Counts of a filtered file."""
+    """Counts of filtered files."""
     return msgspec.json.decode((folder / COUNTS_NAME).read_bytes(), type=FilterCounts)
 
 
 def read_kept(folder: Path) -> Iterator[KeptDocument]:
-    """Documents of a filtered file, in their order."""
+    """Documents of filtered files, in their order."""
     decoder = msgspec.json.Decoder(KeptDocument)
     with gzip.open(folder / DOCUMENTS_NAME) as lines:
         for line in lines:
