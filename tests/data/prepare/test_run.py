@@ -178,7 +178,7 @@ class DyingWorkers:
     def run(self, phase: Path, units: int, done: Callable[[], None]) -> None:
         work, described = WorkFolder.of_phase(phase)
         left = [unit for unit in described.units if not work.done(unit)]
-        for unit in reversed(left[-self._units :]):  # in another order, too
+        for unit in left[::-1][: self._units]:  # in another order, too
             run_unit(work, described, unit)
 
 
