@@ -199,14 +199,18 @@ def write_keys(work: WorkFolder, documents: int) -> tuple[GroupLayout, ...]:
     layout = []
     for file in range(FILES):
         numbers = np.arange(file * each + 1, (file + 1) * each + 1, dtype=np.uint64)
-        similar = numbers - (numbers % np.uint64(10) == 1)  # the number of the one before
+        before = numbers - np.uint64(1)
+        similar = np.where(numbers % np.uint64(10) == 1, before, numbers)
         with work.commit(work.result(FilterFiles.folder, f"file{file}")) as out:
             content = mix(np.stack((numbers, numbers + np.uint64(1 << 40))))
             np.save(out / CONTENT_NAME, content)
             seeds = np.arange(bands, dtype=np.uint64)[:, None] << np.uint64(36)
             np.save(out / KEYS_NAME, mix(similar[None] + seeds))
-            firsts = mix(similar.copy())[:, None] + np.arange(SKETCHED, dtype=np.uint64)
-            np.sort((firsts >> np.uint64(20)).astype("<u4"), axis=1).tofile(out / SKETCHES_NAME)
+            ngrams = mix(
+                np.add.outer(similar, np.arange(SKETCHED, dtype=np.uint64) << np.uint64(36))
+            )
+            small = (ngrams >> np.uint64(32)).astype(np.uint32)
+            np.sort(small, axis=1).tofile(out / SKETCHES_NAME)
             np.save(out / SKETCH_ENDS_NAME, np.arange(1, each + 1) * SKETCHED)
         layout.append(GroupLayout(f"file{file}", 1, each))
     return tuple(layout)

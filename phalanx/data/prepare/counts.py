@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from phalanx.data.errors import DataError
 from phalanx.data.prepare.read.records import SourceDocument, UnreadableRecord
 from phalanx.data.prepare.recipe import PrepareRecipe
+
+Name = TypeVar("Name", str, int)
 
 FEW_LOST = 10  # documents, of which a small corpus may lose up to half without a refusal
 SHOWN_CHARACTERS = 300  # of an example
@@ -71,9 +74,9 @@ class FilterCounts(msgspec.Struct):
             shown.append(DroppedExample(str(file), found.record, "", found.reason, ""))
 
 
-def add(counts: dict[str, int] | dict[int, int], name: str | int, count: int = 1) -> None:
+def add(counts: dict[Name, int], name: Name, count: int = 1) -> None:
     """Count under a name."""
-    counts[name] = counts.get(name, 0) + count  # type: ignore[index,call-overload]
+    counts[name] = counts.get(name, 0) + count
 
 
 def refuse_losses(counts: FilterCounts, recipe: PrepareRecipe) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,7 +49,8 @@ class EvaluationNgrams:
     def save(self, path: Path) -> None:
         """Write them to a file that ``load`` reads."""
         with path.open("wb") as file:
-            np.savez(file, **{str(size): hashes for size, hashes in self._by_size.items()})
+            arrays: dict[str, Any] = {str(size): each for size, each in self._by_size.items()}
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> EvaluationNgrams:

@@ -53,8 +53,8 @@ class Removed:
     @property
     def numbers(self) -> NDArray[np.int64]:
         """All of them, sorted."""
-        copied: Pairs = np.load(self._folder / REMOVED_NAME, mmap_mode="r")
-        return copied[0]
+        numbers: NDArray[np.int64] = np.load(self._folder / REMOVED_NAME, mmap_mode="r")[0]
+        return numbers
 
 
 def find_duplicates(

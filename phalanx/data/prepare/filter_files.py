@@ -64,7 +64,8 @@ class DocumentFilter:
 
         view = TextView(document.text)
         if not view.text.strip():
-            return drop(EMPTY, "has no text")
+            drop(EMPTY, "has no text")
+            return None
         for name, rule in self._rules.items():
             outcome = rule(view)
             if isinstance(outcome, Edited):
@@ -74,11 +75,13 @@ class DocumentFilter:
                 view = TextView(outcome.text)
                 outcome = None if view.text.strip() else "nothing is left of it"
             if outcome is not None:
-                return drop(name, outcome)
+                drop(name, outcome)
+                return None
         if not self._judge(view, counts, drop):
             return None
         if self._ngrams is not None and (shared := self._ngrams.found_in(view)):
-            return drop("decontaminate", shared)
+            drop("decontaminate", shared)
+            return None
         text, masked = mask(view.text, self._masks)
         for name, count in masked.items():
             add(counts.masked, name, count)

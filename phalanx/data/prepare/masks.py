@@ -66,7 +66,7 @@ MASKS: dict[str, tuple[Masking, ...]] = {
 
 def mask(text: str, names: Sequence[str]) -> tuple[str, dict[str, int]]:
     """The text with what these masks cover, and how often each was needed."""
-    counts = {}
+    counts: dict[str, int] = {}
     for name in names:
         for apply in MASKS[name]:
             text, count = apply(text)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 class PlayedSlurm(SlurmCommands):
     """Says what it was scripted to say, and remembers what it was asked."""
 
-    def __init__(self, *queues: str | Exception) -> None:
+    def __init__(self, *queues: str | BaseException) -> None:
         self.calls: list[tuple[tuple[str, ...], str]] = []
         self._queues = list(queues)
 
@@ -36,7 +36,7 @@ class PlayedSlurm(SlurmCommands):
         if command[0] == "sbatch":
             return "41;cluster\n"
         answer = self._queues.pop(0) if command[0] == "squeue" else ""
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -62,7 +62,7 @@ def test_an_array_that_slurm_has_forgotten_is_over(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_takes_the_array_along(tmp_path: Path) -> None:
-    slurm = PlayedSlurm(KeyboardInterrupt())  # type: ignore[arg-type]
+    slurm = PlayedSlurm(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         SlurmArray(SlurmSettings(), 1, slurm).run(tmp_path / "filter.json", 1, lambda: None)
     assert slurm.calls[-1][0] == ("scancel", "41")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from phalanx.data.prepare.rules import c4, fineweb, gopher, language, repetition
-from phalanx.data.prepare.rules.registry import RULES, Outcome, Rule, chosen_rules
+from phalanx.data.prepare.rules.registry import RULES, FilterRule, Outcome, chosen_rules
 
 __all__ = [
     "RULES",
+    "FilterRule",
     "Outcome",
-    "Rule",
     "c4",
     "chosen_rules",
     "fineweb",

@@ -30,7 +30,7 @@ BoundRule: TypeAlias = Callable[[TextView], Outcome]
 
 
 @dataclass(frozen=True)
-class Rule:
+class FilterRule:
     """One rule of a published set."""
 
     name: str  # "set.rule"
@@ -45,7 +45,7 @@ class Rule:
         return self.name.partition(".")[0]
 
 
-class RuleTable(dict[str, Rule]):
+class RuleTable(dict[str, FilterRule]):
     """All rules by name, in the order in which a set applies them."""
 
     def add(
@@ -58,7 +58,7 @@ class RuleTable(dict[str, Rule]):
             thresholds = {each.name: each.default for each in parameters}
             assert name not in self and function.__doc__
             says = function.__doc__.partition("\n")[0]
-            self[name] = Rule(name, source, says, thresholds, function)
+            self[name] = FilterRule(name, source, says, thresholds, function)
             return function
 
         return record
@@ -102,7 +102,9 @@ def wrong_rules(
     return problems
 
 
-def _wrong_thresholds(key: str, rule: Rule, given: Mapping[str, Threshold]) -> list[ConfigProblem]:
+def _wrong_thresholds(
+    key: str, rule: FilterRule, given: Mapping[str, Threshold]
+) -> list[ConfigProblem]:
     problems = []
     for threshold, value in given.items():
         if threshold not in rule.thresholds:
