@@ -56,13 +56,13 @@ def prepare(
     json: Json = False,
 ) -> None:
     """Make a corpus of raw files: filter, deduplicate, decontaminate, mask, tokenise."""
-    from phalanx.data.prepare.recipe import load_recipe
-    from phalanx.data.prepare.run import prepare as make
-
     with in_words(json), _engine_errors():
         if unit:
             _run_share(unit)
             return
+        from phalanx.data.prepare.recipe import load_recipe
+        from phalanx.data.prepare.run import prepare as make  # the tokenizers library loads here
+
         if recipe is None:
             raise DataError("recipe", "", "is missing", "phalanx data prepare RECIPE.toml")
         wanted = load_recipe(recipe, overrides or [])
