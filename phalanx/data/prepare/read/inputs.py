@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from phalanx.data.errors import DataError
+from phalanx.data.errors import DataError, ObjectStoreError
 from phalanx.data.remote.store import connect
 from phalanx.data.tokenize.inputs import (
     COMPRESSIONS,
@@ -85,7 +86,9 @@ def stat_input(path: str) -> InputFile:
     """A single file or object; ``OSError`` where it is gone."""
     if is_url(path):
         folder, _, name = path.rpartition("/")
-        meta = connect(folder, _RETRIES).head(name)
+        store = connect(folder, _RETRIES)
+        with _store_errors(folder, name):
+            meta = store.head(name)
         return InputFile(path, meta["size"], meta["e_tag"] or str(meta["last_modified"]))
     now = Path(path).stat()
     return InputFile(path, now.st_size, str(now.st_mtime_ns))
@@ -143,11 +146,27 @@ def _objects(pattern: str) -> Iterator[InputFile]:
     base = f"{scheme}://{'/'.join(parts[:wild])}"
     wanted = "/".join(parts[wild:])
     if not wanted and PurePosixPath(rest).name.endswith(SUFFIXES):
-        yield stat_input(pattern)
+        with suppress(FileNotFoundError):
+            yield stat_input(pattern)
         return
-    for chunk in connect(base, _RETRIES).list():
-        for meta in chunk:
-            name = str(meta["path"])
-            if fnmatch(name, wanted) if wanted else name.endswith(SUFFIXES):
-                version = meta["e_tag"] or str(meta["last_modified"])
-                yield InputFile(f"{base}/{name}", meta["size"], version)
+    store = connect(base, _RETRIES)
+    with _store_errors(base, wanted):
+        listed = [meta for chunk in store.list() for meta in chunk]
+    for meta in listed:
+        name = str(meta["path"])
+        if fnmatch(name, wanted) if wanted else name.endswith(SUFFIXES):
+            version = meta["e_tag"] or str(meta["last_modified"])
+            yield InputFile(f"{base}/{name}", meta["size"], version)
+
+
+@contextmanager
+def _store_errors(url: str, name: str) -> Iterator[None]:
+    """What a store refuses, as an error of ours."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except exceptions.NotFoundError as error:
+        raise FileNotFoundError(f"{url}/{name} does not exist") from error
+    except exceptions.BaseError as error:
+        raise ObjectStoreError(url, name, str(error).partition("\n")[0]) from None

@@ -88,8 +88,9 @@ class TestStores:
         assert names(folder, f"{url}/b.jsonl") == [everything[1]]
         (found,) = find_inputs("read.inputs", [f"{url}/b.jsonl"])
         assert found.bytes == 7 and found.stored
-        with pytest.raises(DataError, match="matches nothing"):
-            find_inputs("read.inputs", [f"{url}/*.csv"])
+        for missing in ("*.csv", "none.jsonl"):
+            with pytest.raises(DataError, match="matches nothing"):
+                find_inputs("read.inputs", [f"{url}/{missing}"])
 
     def test_objects_are_read_as_files_are(self, tmp_path: Path) -> None:
         lines = b"".join(b'{"text": "number %d"}\n' % number for number in range(2000))
