@@ -233,8 +233,7 @@ def measure_memory(documents: int) -> dict[str, float]:
         seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     print(
-        f"{documents:,} documents: {near:,} removed in {seconds:.0f} s, peak memory"
-        f" {peak:.2f} GiB"
+        f"{documents:,} documents: {near:,} removed in {seconds:.0f} s, peak memory {peak:.2f} GiB"
     )
     return {"memory_gib": peak, "memory_found": near / (documents // 10)}
 
