@@ -257,4 +257,20 @@ TRAINING = (
         minutes=4,
         needs=QUIET,
     ),
+    Claim(
+        name="deduplication",
+        says="`phalanx data prepare` finds near-duplicates, fast and in little memory.",
+        command="python -m benchmarks.data_prepare",
+        figures=(
+            Figure("recall", "planted near-duplicates found", "%", at_least=0.95, timed=False),
+            Figure("precision", "of what is removed, rightly", "%", at_least=0.99, timed=False),
+            Figure("spacy_ratio", "of datatrove's documents a second of a core", "x", at_least=1.0),
+            Figure("split_ratio", "the same, had it a faster tokenizer", "x", at_least=1.0),
+            Figure(
+                "memory_gib", "peak memory for 10 M documents", "GiB", at_most=8.0, regression=0.3
+            ),
+        ),
+        minutes=12,
+        needs=(*QUIET, Need.DATATROVE),
+    ),
 )

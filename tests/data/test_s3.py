@@ -15,11 +15,16 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.config import Data, Store
-from phalanx.data import DataError, SampleReader
+from phalanx.data import DataError, SampleReader, read_manifest
 from phalanx.data.errors import ObjectStoreError
+from phalanx.data.prepare.engine import LocalEngine
+from phalanx.data.prepare.output.trace import CorpusTrace
+from phalanx.data.prepare.read.inputs import find_inputs
+from phalanx.data.prepare.run import prepare
 from phalanx.data.remote.staging import stage
 from phalanx.data.remote.store import open_store
 from tests.data.corpora import write_corpus
+from tests.data.prepare.raw import recipe, write_raw
 from tests.object_store import DelayProxy, S3Server, credentials
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the server runs on Linux")
@@ -174,3 +179,22 @@ def test_a_corpus_in_a_store_can_be_looked_into_by_its_url(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     refused = runner.invoke(app, ["data", "verify", f"{url}/elsewhere"])
     assert refused.exit_code == 1 and "access is refused" in refused.output
+
+
+def test_a_corpus_is_prepared_from_objects_as_from_files(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_raw(tmp_path / "raw")
+    url = server.upload(tmp_path / "raw", "raw")
+    use(server.port, monkeypatch)
+    stored = recipe(tmp_path, overrides=[f'read.inputs=["{url}/*.jsonl", "{url}/c.txt"]'])
+    prepare(stored, tmp_path, LocalEngine(1))
+    on_disk = recipe(tmp_path, overrides=[f"out={tmp_path / 'alone'}"])
+    prepare(on_disk, tmp_path, LocalEngine(1))
+    same = [read_manifest(tmp_path / name).fingerprint for name in ("out", "alone")]
+    assert same[0] == same[1]
+    traced = CorpusTrace(tmp_path / "out").document(0)
+    assert traced.file == f"{url}/a.jsonl" and traced.content
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(ObjectStoreError):
+        find_inputs("read.inputs", [url])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx.cli.data.corpus_tables import print_inspected, print_tokenized, show_progress
-from phalanx.cli.data.maintain import Corpus, checksum, in_words, split, stage, verify
+from phalanx.cli.data.maintain import Corpus, checksum, cores, in_words, split, stage, verify
+from phalanx.cli.data.prepare import prepare, rules, trace
 from phalanx.cli.job_file import load
 from phalanx.cli.options import JobFile, Json, Set, WorldSize
 from phalanx.cli.output import print_json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from phalanx.data.order.cursor import Cursor
 
 app = typer.Typer(no_args_is_help=True, help="Make token shards and look into them.")
-for command in (verify, checksum, stage, split):
+for command in (prepare, rules, trace, verify, checksum, stage, split):
     app.command()(command)
 
 Inputs = Annotated[
@@ -80,7 +80,7 @@ def tokenize(
             end_token=end_of_document,
             text_key=text_key,
             file_bytes=shard_mb << 20,
-            workers=workers or _cores(),
+            workers=workers or cores(),
             replace=force,
             most_unreadable=most_unreadable,
             inputs=tuple(map(str, inputs)) if inputs else ("Python's standard library",),
@@ -216,9 +216,3 @@ def _encoder(
     if tokenizer:
         return vocabulary.load_tokenizer(tokenizer)
     return vocabulary.train_tokenizer(files, vocab_size, text_key=text_key)
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

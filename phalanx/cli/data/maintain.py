@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,13 @@ def in_words(json: bool) -> Iterator[None]:
             yield
     except ObjectStoreError as error:
         fail(error, 1, {"problems": [str(error)]} if json else None)
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    import os
+
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def verify(

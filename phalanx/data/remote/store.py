@@ -168,8 +168,11 @@ def _open_store(url: str, settings: Store, process: int) -> RangeStore:
     return RangeStore(url, settings)
 
 
-def connect(url: str) -> ObjectStore:
-    """A client for s3://, gs://, az:// or file://; credentials come from the environment."""
+def connect(url: str, retries: int = 0) -> ObjectStore:
+    """A client for s3://, gs://, az:// or file://; credentials come from the environment.
+
+    ``retries``: of a request, by the client itself.
+    """
     try:
         from obstore.store import from_url
     except ImportError:
@@ -179,8 +182,8 @@ def connect(url: str) -> ObjectStore:
         if url.startswith("file://"):
             return from_url(url)
         options: ClientConfig = {"allow_http": True, "connect_timeout": timedelta(seconds=5)}
-        # Retries are ours: they know how long a run may wait.
-        return from_url(url, client_options=options, retry_config={"max_retries": 0})
+        # The retries of readers are their own: they know how long a run may wait.
+        return from_url(url, client_options=options, retry_config={"max_retries": retries})
     except Exception as error:  # the client raises its own kinds, and ValueError
         reason = str(error).strip().splitlines()[0]  # the client's inner life follows
         raise DataError("data.path", url, f"is no usable URL: {reason}", "correct it") from None

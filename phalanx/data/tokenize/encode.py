@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 from array import array
 from collections import deque
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from phalanx.data.corpus.index import document_hash
 from phalanx.data.errors import DataError
 from phalanx.data.tokenize.inputs import InputPiece
 from phalanx.data.tokenize.records import RecordReader, Unreadable
+from phalanx.data.worker_process import follow_parent
 
 HASHED_CHARACTERS = 1 << 14  # the beginning of a document that its hash is made of
 
@@ -104,7 +103,7 @@ def encode_in_order(
     runs: Iterator[PieceRun], settings: EncodeSettings, workers: int
 ) -> Iterator[tuple[PieceRun, Encoded]]:
     """Encode each run on some worker; results come in the order of the runs."""
-    with _threads_of_tokenizer_off():
+    with tokenizer_threads_off():
         if workers == 1:
             encoder = Encoder(settings)
             yield from ((run, encoder(run.pieces)) for run in runs)
@@ -137,7 +136,7 @@ def _encode_on_pool(
 
 
 @contextmanager
-def _threads_of_tokenizer_off() -> Iterator[None]:
+def tokenizer_threads_off() -> Iterator[None]:
     """The library's own threads would only compete with the other workers."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -155,15 +154,7 @@ _encoder: Encoder | None = None  # of this worker process
 
 def _start_worker(settings: EncodeSettings) -> None:
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    follow_parent()
     _encoder = Encoder(settings)
 
 

@@ -10,7 +10,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Literal, NamedTuple
 
 from phalanx.data.errors import DataError
@@ -108,13 +108,13 @@ def _read_file(path: Path, number: int, text_key: str) -> Iterator[InputPiece]:
             elif name.endswith(TAR_SUFFIXES):
                 from phalanx.data.tokenize.archives import tar_pieces
 
-                yield from tar_pieces(_unpacked(raw, path), number, text_key, progress)
+                yield from tar_pieces(open_unpacked(raw, path), number, text_key, progress)
             elif name.endswith(LINE_SUFFIXES):
-                yield from _line_pieces(_unpacked(raw, path), number, progress)
+                yield from _line_pieces(open_unpacked(raw, path), number, progress)
             else:
-                yield from _text_pieces(_unpacked(raw, path), number, progress)
+                yield from _text_pieces(open_unpacked(raw, path), number, progress)
         except UNPACK_ERRORS as error:
-            yield InputPiece("unreadable", _unpack_reason(error), number, 0, progress())
+            yield InputPiece("unreadable", unpack_reason(error), number, 0, progress())
 
 
 class _Progress:
@@ -157,18 +157,20 @@ def _text_pieces(
     except UnicodeDecodeError as error:
         reason = f"is not UTF-8 ({error.reason}): left out from there on"
     except UNPACK_ERRORS as error:  # the document that has begun must also end
-        reason = _unpack_reason(error)
+        reason = unpack_reason(error)
     if held or not reason:
         yield InputPiece("text", held, number, 0, progress(), first, last=True)
     if reason:
         yield InputPiece("unreadable", reason, number, 0, progress())
 
 
-def _unpack_reason(error: Exception) -> str:
+def unpack_reason(error: Exception) -> str:
+    """What is left out of a file that is damaged or ends early."""
     return f"cannot be unpacked further: left out from there on ({error})"
 
 
-def _unpacked(raw: io.FileIO, path: Path) -> IO[bytes]:
+def open_unpacked(raw: io.RawIOBase, path: PurePath) -> IO[bytes]:
+    """The content of a file that may be compressed, as its suffix says."""
     if path.name.endswith((".gz", ".tgz")):
         return io.BufferedReader(gzip.GzipFile(fileobj=raw))
     if path.name.endswith(".zst"):
@@ -179,7 +181,7 @@ def _unpacked(raw: io.FileIO, path: Path) -> IO[bytes]:
 class _ZstdReader(io.RawIOBase):
     """The content of one or several zstd frames; says so when the file ends inside one."""
 
-    def __init__(self, raw: io.FileIO, path: Path) -> None:
+    def __init__(self, raw: io.RawIOBase, path: PurePath) -> None:
         try:
             import zstandard
         except ModuleNotFoundError:

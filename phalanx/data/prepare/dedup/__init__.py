@@ -1,0 +1,1 @@
+"""Exact and near duplicates: MinHash keys, buckets sorted by partitions, verified pairs."""
