@@ -256,6 +256,8 @@ class Data(Section, frozen=True, kw_only=True):
     """Passes over any source before the data is exhausted; 0: as many as the steps need."""
     document_mask: bool = False
     """Documents packed into one sample do not attend to each other."""
+    pairs: bool = False
+    """Documents are pairs, a preferred answer and a rejected one (`phalanx data preferences`)."""
     validation_fraction: Below1 = 0.0
     """Share of the documents held out for validation, by their hash."""
     prefetch: Natural = 4

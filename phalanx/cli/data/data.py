@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.data.chat import chat, preferences
 from phalanx.cli.data.corpus_tables import print_inspected, print_tokenized, show_progress
 from phalanx.cli.data.maintain import Corpus, checksum, in_words, split, stage, verify
 from phalanx.cli.job_file import load
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from phalanx.data.order.cursor import Cursor
 
 app = typer.Typer(no_args_is_help=True, help="Make token shards and look into them.")
-for command in (verify, checksum, stage, split):
+for command in (chat, preferences, verify, checksum, stage, split):
     app.command()(command)
 
 Inputs = Annotated[
