@@ -160,7 +160,7 @@ app = typer.Typer(
 
 
 # What trains is an extra: people who plan, simulate, submit or look on need none of it.
-TRAINING_PACKAGES = ("torch", "tokenizers", "safetensors")
+TRAINING_PACKAGES = ("torch", "tokenizers", "safetensors", "jinja2")
 
 
 def _versions() -> dict[str, str]:

@@ -256,6 +256,8 @@ class Data(Section, frozen=True, kw_only=True):
     """Passes over any source before the data is exhausted; 0: as many as the steps need."""
     document_mask: bool = False
     """Documents packed into one sample do not attend to each other."""
+    pairs: bool = False
+    """Documents are pairs, a preferred answer and a rejected one (`phalanx data preferences`)."""
     validation_fraction: Below1 = 0.0
     """Share of the documents held out for validation, by their hash."""
     prefetch: Natural = 4
@@ -444,6 +446,47 @@ class Train(Section, frozen=True, kw_only=True):
     """Under an agent: a later step that is missing so long is a hang; 0: derived from steps."""
 
 
+# As Hugging Face and PEFT call the matrices of a layer.
+AdapterTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTER_TARGETS: tuple[AdapterTarget, ...] = get_args(AdapterTarget)
+MLP_TARGETS: tuple[AdapterTarget, ...] = ("gate_proj", "up_proj", "down_proj")
+
+
+class Adapter(Section, frozen=True, kw_only=True):
+    """Low-rank adapters: the model's own weights are frozen, and these are trained instead."""
+
+    kind: Literal["none", "lora", "dora"] = "none"
+    """No adapters, LoRA, or DoRA, which also trains the length of each row."""
+    rank: Annotated[int, Meta(ge=1, le=65536)] = 16
+    """Columns of an adapter's matrices."""
+    alpha: Positive = 32.0
+    """What an adapter adds is multiplied by alpha / rank."""
+    targets: tuple[AdapterTarget, ...] = ADAPTER_TARGETS
+    """Matrices that have an adapter, in every layer, by their Hugging Face names."""
+
+
+class Preference(Section, frozen=True, kw_only=True):
+    """Training on pairs of answers, of which one is preferred (data.pairs)."""
+
+    kind: Literal["none", "dpo"] = "none"
+    """Off, or direct preference optimization against the model without its adapters."""
+    beta: Positive = 0.1
+    """Worth of a change in an answer's log-probability: higher stays nearer to the start."""
+
+
+class HandOff(Section, frozen=True, kw_only=True):
+    """Weights that a running engine takes over while training goes on."""
+
+    every: Natural = 0
+    """Steps between exports; 0: none."""
+    folder: str = ""
+    """Folder, seen by the engine too, that receives a Hugging Face model (step-00000100)."""
+    url: str = ""
+    """Address that is then sent {"model_path": folder} by POST; "": nobody is told."""
+    keep: Annotated[int, Meta(ge=1, le=1000)] = 2
+    """Newest exports that are kept."""
+
+
 class Archive(Section, frozen=True, kw_only=True):
     """A second place for checkpoints, which copies are made to asynchronously."""
 
@@ -570,6 +613,9 @@ class Job(Section, frozen=True, kw_only=True):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     train: Train = Train()
+    adapter: Adapter = Adapter()
+    preference: Preference = Preference()
+    hand_off: HandOff = HandOff()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
     code: OwnCode = OwnCode()

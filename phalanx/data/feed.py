@@ -41,7 +41,7 @@ class StepBatches(msgspec.Struct, frozen=True):
     step_first_sample: int
     samples: int
     micro_batches: list[Batch]
-    real_tokens: int  # labels of this replica that carry weight
+    real_tokens: int  # labels of this replica that carry weight; of ``data.pairs``, its pairs
     damaged: int = 0  # samples of this replica that carry none because they cannot be read
 
 
@@ -146,11 +146,14 @@ class StepReader:
         buffer.publish()
         silent = self._silent(numbers, damaged, rows)
         documents = self._documents(numbers, buffer.tokens) if self._data.document_mask else None
+        weighty = rows * self._data.sequence - (0 if silent is None else int(silent.sum()))
+        if self._data.pairs and documents is not None and silent is not None:
+            weighty = count_pairs(documents, silent)
         return StepBatches(
             step_first_sample=cursor.next,
             samples=share.batch,
             micro_batches=self._cut(buffer, share.cuts, documents, silent),
-            real_tokens=rows * self._data.sequence - (0 if silent is None else int(silent.sum())),
+            real_tokens=weighty,
             damaged=len(damaged),
         )
 
@@ -200,6 +203,13 @@ class StepReader:
         needed = cursor.past(self._ramp.at(cursor.seen))
         if needed > limit:
             raise DataExhausted(needed, limit, self._data.epochs)
+
+
+def count_pairs(documents: NDArray[np.int32], silent: NDArray[np.bool_]) -> int:
+    """Pairs of documents [rows, sequence] that have labels."""
+    rows, columns = np.nonzero(~silent)
+    pairs = documents[rows, columns] // 2
+    return len(np.unique(rows.astype(np.int64) * documents.shape[1] + pairs))
 
 
 def _upcoming(cursor: Cursor, runs: list[tuple[int, int]]) -> range | NDArray[np.int64]:

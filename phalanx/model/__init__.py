@@ -17,6 +17,7 @@ from phalanx.model.layers import ForwardContext, RMSNorm
 from phalanx.model.loss import VocabSlice, linear_cross_entropy
 from phalanx.model.moe import Experts, MoeLayer, Router
 from phalanx.model.own_loss import TokenLoss
+from phalanx.model.post_training import prepare_post_training
 from phalanx.model.transformer import Block, Embedding, Head, Transformer, make_model
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "key_of",
     "linear_cross_entropy",
     "make_model",
+    "prepare_post_training",
 ]

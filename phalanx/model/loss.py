@@ -57,7 +57,8 @@ class LinearCrossEntropy(torch.autograd.Function):
                 slope.mul_(steepness)
             if grad_hidden is not None and slope is not None:
                 torch.mm(slope, weight, out=grad_hidden[part])
-                grad_weight = _added(grad_weight, slope.t() @ x)
+                if ctx.needs_input_grad[1]:  # it may be frozen
+                    grad_weight = _added(grad_weight, slope.t() @ x)
             del logits, slope, steepness  # before the next chunk's exist
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
@@ -70,7 +71,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         # gradient: what was applied before is taken back, so that any number of calls is right.
         factor = grad if ctx.applied is None else grad / ctx.applied
         ctx.applied = grad.clone()
-        grad_hidden, grad_weight = (_scaled(g, factor) for g in ctx.gradients)
+        grad_hidden, grad_weight = (g if g is None else _scaled(g, factor) for g in ctx.gradients)
         return grad_hidden, grad_weight, None, None, None, None
 
 

@@ -85,7 +85,8 @@ def shard_parameter(
     parameter = module._parameters[name]
     assert parameter is not None
     if not isinstance(parameter, DTensor):  # else another module that shares it was here before
-        parameter = nn.Parameter(distribute_tensor(parameter.data, mesh, [placement]))
+        whole, trained = parameter.data, parameter.requires_grad
+        parameter = nn.Parameter(distribute_tensor(whole, mesh, [placement]), trained)
         module._parameters[name] = parameter
     base = type(module)
     grads = (Partial(),) if partial else (placement,)

@@ -26,6 +26,7 @@ from phalanx.model import (
     draw,
     key_of,
     make_model,
+    prepare_post_training,
 )
 from phalanx.parallel.context import apply_context_parallel, local_positions
 from phalanx.parallel.expert import apply_expert_parallel, share_balance_statistics
@@ -114,7 +115,7 @@ def build_parts(job: Job, mesh: Mesh) -> list[Transformer]:
     with torch.device("meta"):
         parts = [make_model(model, layers[n], embed=n == 0, head=n == total - 1) for n in numbers]
     for part in parts:
-        _parallelize(part, job, mesh)
+        _parallelize(prepare_post_training(part, job), job, mesh)
     return parts
 
 
@@ -332,12 +333,12 @@ class Engine:
                 local = local_part(parameter)
                 shape, offset, copies = self._block(parameter)
                 master = local
-                if local.dtype != torch.float32:
+                if local.dtype != torch.float32 and parameter.requires_grad:
                     master = torch.empty_like(local, dtype=torch.float32)
                 said, key = declared[name], key_of(seed, name)
                 draw(master, said, self.job.model, key=key, shape=shape, offset=offset)
                 group = parameter_group(self.job.optimizer, name)
-                frozen = group is not None and group.freeze
+                frozen = not parameter.requires_grad or (group is not None and group.freeze)
                 weight = Weight(name, parameter, master, copies, said, frozen)
                 weight.publish()
                 yield weight

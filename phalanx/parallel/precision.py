@@ -24,14 +24,15 @@ def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
 class MainGradients:
     """Accumulates low-precision gradients in fp32 over the micro-batches of a step.
 
-    Each parameter gets a ``main_grad``. While ``drain`` is set, the gradient of every backward
-    moves there as soon as it exists; DDP moves the last one itself, after reducing it.
+    Each parameter that is trained gets a ``main_grad``. While ``drain`` is set, the gradient of
+    every backward moves there as soon as it exists; DDP moves the last one itself, after reducing
+    it.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.drain = True
-        self.parameters = parameters
-        for parameter in parameters:
+        self.parameters = [each for each in parameters if each.requires_grad]
+        for parameter in self.parameters:
             parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)  # type: ignore[attr-defined]
             parameter.register_post_accumulate_grad_hook(self._accumulate)
 

@@ -18,6 +18,7 @@ from phalanx.checkpoint.format.manifest import CheckpointError, Extra, Manifest
 from phalanx.checkpoint.format.source import NamedSource, rng_of
 from phalanx.checkpoint.format.tier import open_source
 from phalanx.checkpoint.read.load import StoredTensors
+from phalanx.checkpoint.tools.merged_tensors import MergedTensors, adapter_layouts
 from phalanx.checkpoint.tools.rewrite import SHARD_BYTES, write_whole
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
@@ -84,14 +85,18 @@ def export_checkpoint(
     max_shard_bytes: int,
     report: Report = lambda _: None,
 ) -> int:
-    """Write a checkpoint's weights as a Hugging Face folder; the number of parameters."""
+    """Write a checkpoint's weights as a Hugging Face folder; the number of parameters.
+
+    Adapters are merged into the weights that they belong to.
+    """
     source = open_source(path)
     manifest = source.manifest
     if "model" not in manifest.config:
         problem = "its manifest does not say which model this is"
         raise CheckpointError(path, problem, "as DCP (--to dcp) it needs to say none")
     model = resolve_model(msgspec.convert(manifest.config["model"], Model))
-    state = LazyTensors(StoredTensors(source), MODEL_PREFIX, report)
+    stored = LazyTensors(StoredTensors(source), MODEL_PREFIX, report)
+    state = MergedTensors(stored, adapter_layouts(manifest.config))
     context = manifest.config.get("data", {}).get("sequence", 0)
     export_hf(state, model, folder, dtype, max_shard_bytes, context)
     return sum(shape.numel() for shape in state.shapes().values())
@@ -131,6 +136,8 @@ def _find_tokenizer(config: dict[str, Any]) -> FoundTokenizer | None:
     for corpus in corpora:
         place = Path(corpus)
         if corpus and "://" not in corpus and (place / TOKENIZER_FILE).exists():
+            if (place / "tokenizer_config.json").exists():  # a chat's, with its template
+                return FoundTokenizer(place, None)
             return FoundTokenizer(place / TOKENIZER_FILE, read_corpus(place).end_of_document)
     origin = config.get("checkpoint", {}).get("load_hf", "")
     if origin and any((Path(origin) / name).exists() for name in TOKENIZER_FILES):

@@ -26,6 +26,11 @@ TokenizerPath = Annotated[
 HfFolder = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors files.")]
 
 
+Checkpoint = Annotated[
+    Path, typer.Argument(help="A checkpoint, e.g. …/step-00001000, or a run: its newest one.")
+]
+
+
 class Dtype(StrEnum):
     """Number formats that weights are exported in."""
 
@@ -58,9 +63,7 @@ def import_hf(
 
 @app.command("export-hf")
 def export_hf(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint, e.g. …/step-00001000, or a run: its newest one.")
-    ],
+    checkpoint: Checkpoint,
     folder: Annotated[Path, typer.Argument(help="New folder that receives the model.")],
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.bfloat16,
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Size limit of one file.")] = 5.0,
@@ -83,6 +86,53 @@ def export_hf(
         print_json({**made, "parameters": parameters, "dtype": dtype.value})
         return
     print(f"{folder}: {parameters:,} parameters of {checkpoint} in {dtype.value}; {tokenizer_note}")
+
+
+@app.command()
+def merge(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Argument(help="Folder that receives the checkpoint.")],
+    json: Json = False,
+) -> None:
+    """Merge a checkpoint's adapters into its weights; a job starts from the result."""
+    from phalanx.checkpoint.tools.adapters import merge_checkpoint
+    from phalanx.train.resume.parent import checkpoint_at
+
+    with _reported(json):
+        path = merge_checkpoint(checkpoint_at(checkpoint), out)
+    if json:
+        print_json({"checkpoint": str(path)})
+        return
+    print(f"checkpoint: {path}\nfor a job file that starts from it:\n")
+    print(f'[checkpoint]\nresume = "{path}"\nweights_only = true')
+
+
+@app.command("export-peft")
+def export_peft(
+    checkpoint: Checkpoint,
+    folder: Annotated[Path, typer.Argument(help="New folder that receives the adapters.")],
+    base: Annotated[
+        str,
+        typer.Option(help="Model that they belong to (default: what the run began from)."),
+    ] = "",
+    dtype: Annotated[Dtype, typer.Option(help="Number format of the adapters.")] = Dtype.float32,
+    json: Json = False,
+) -> None:
+    """Turn a checkpoint's adapters into a folder that peft loads."""
+    import torch
+
+    from phalanx.checkpoint.tools import adapters
+    from phalanx.train.resume.parent import checkpoint_at
+
+    checkpoint = checkpoint_at(checkpoint)
+    with _reported(json):
+        kind = getattr(torch, dtype.value)
+        parameters = adapters.export_peft(checkpoint, folder, base, kind)
+    if json:
+        made = {"folder": str(folder), "checkpoint": str(checkpoint), "dtype": dtype.value}
+        print_json({**made, "parameters": parameters})
+        return
+    print(f"{folder}: {parameters:,} parameters of {checkpoint} in {dtype.value}")
 
 
 @contextmanager

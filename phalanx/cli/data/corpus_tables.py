@@ -200,6 +200,10 @@ def print_inspected(report: InspectReport, json: bool) -> None:
             f"{source.text_bytes:,} bytes of text; left out: {source.empty:,} empty, "
             f"{source.unreadable:,} unreadable",
         ]
+        if manifest.packed:
+            what = "pairs of answers" if manifest.pairs else "conversations"
+            samples = manifest.tokens // manifest.packed
+            lines.append(f"whole {what} in {samples:,} samples of {manifest.packed:,} tokens")
     if report.verified:
         lines.append("every checksum matches" if report.checksums else "every token is readable")
     console.print("\n".join(lines), markup=False)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.data.chat import chat, preferences
 from phalanx.cli.data.corpus_tables import print_inspected, print_tokenized, show_progress
 from phalanx.cli.data.maintain import Corpus, checksum, cores, in_words, split, stage, verify
 from phalanx.cli.data.prepare import prepare, rules, trace
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from phalanx.data.order.cursor import Cursor
 
 app = typer.Typer(no_args_is_help=True, help="Make token shards and look into them.")
-for command in (prepare, rules, trace, verify, checksum, stage, split):
+for command in (prepare, rules, trace, chat, preferences, verify, checksum, stage, split):
     app.command()(command)
 
 Inputs = Annotated[

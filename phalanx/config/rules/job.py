@@ -15,6 +15,7 @@ from phalanx.config.rules.mesh import mesh_problems
 from phalanx.config.rules.model import SHAPE, form_problems, model_problems
 from phalanx.config.rules.numbers import nearest_multiple
 from phalanx.config.rules.own_code import own_code_problems
+from phalanx.config.rules.post_training import post_training_problems
 from phalanx.config.rules.text import text_problems
 from phalanx.config.rules.virtual_replicas import virtual_replica_problems
 from phalanx.config.schema import STATE_BLOCK, Job
@@ -48,6 +49,7 @@ def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
         text_problems,
         data_problems,
         own_code_problems,
+        post_training_problems,
         _memory,
         _optimizer,
         _schedule,

@@ -22,13 +22,14 @@ TokenType = Literal["uint16", "uint32"]
 StoredTokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 
-class ShardFile(msgspec.Struct, frozen=True, gc=False):
+class ShardFile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One file of tokens, as it must be found; its index holds a checksum for each block."""
 
     name: str
     tokens: int
     documents: int  # that start in this file
     index_crc32c: int  # proves the index, and through it every block
+    label_runs: int = 0  # of tokens that count as labels, where the corpus says which do
 
     @property
     def index_name(self) -> str:
@@ -51,8 +52,11 @@ class CorpusOrigin(msgspec.Struct, frozen=True):
     unreadable: int = 0  # records that could not be read, left out
 
 
-class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Contents of ``manifest.json``; written last, so its presence means a complete corpus."""
+class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Contents of ``manifest.json``; written last, so its presence means a complete corpus.
+
+    Defaults are left out: the fingerprint of a corpus without them stays what it was.
+    """
 
     version: int
     dtype: TokenType
@@ -65,6 +69,9 @@ class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file_tokens: int  # every file but the last holds exactly so many
     block_bytes: int  # of each checksum
     files: tuple[ShardFile, ...]
+    masked: bool = False  # indices say which tokens count as labels; else all do
+    packed: int = 0  # samples of so many tokens, each of whole documents; 0: any sample may be cut
+    pairs: bool = False  # documents take turns: a preferred answer, the rejected one
 
     @property
     def stored_type(self) -> np.dtype[np.unsignedinteger[Any]]:
@@ -140,6 +147,8 @@ def _contradictions(manifest: CorpusManifest) -> list[str]:
         )
     if manifest.block_bytes < 1 or manifest.block_bytes % manifest.stored_type.itemsize:
         problems.append(f"has blocks of {manifest.block_bytes} bytes: no whole number of tokens")
+    if manifest.packed and manifest.tokens % manifest.packed:
+        problems.append(f"is no whole number of samples of {manifest.packed} tokens")
     files = manifest.files
     if outside := [file.name for file in files if "/" in file.name]:
         problems.append(f"names a file outside its folder ({outside[0]!r})")

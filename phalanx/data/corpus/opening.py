@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from phalanx.config import Store
+from phalanx.config import Data, Store
 from phalanx.data.corpus.foreign import is_megatron, open_datatrove, open_megatron
 from phalanx.data.corpus.manifest import MANIFEST_NAME
 from phalanx.data.corpus.shards import ShardStream
@@ -91,3 +91,28 @@ def refuse_mixed_tokenizers(streams: Mapping[str, TokenStream]) -> None:
                 f"was made with tokenizer {tokenizer[:16]}, and {first} with {known[first][:16]}",
                 "tokenise both with the same tokenizer.json",
             )
+
+
+def refuse_other_layout(whole: FileStream, data: Data, path: str) -> bool:
+    """Raise ``DataError`` where a job would read a corpus' samples as what they are not.
+
+    Returns whether the samples were packed in advance.
+    """
+    manifest = whole.manifest if isinstance(whole, ShardStream) else None
+    pairs = manifest is not None and manifest.pairs
+    if data.pairs != pairs:
+        what = "pairs of answers" if pairs else "documents, not pairs of answers"
+        rule = f"the corpus at {path} holds {what}"
+        fix = f"set it to {str(pairs).lower()}, or data.path to another corpus"
+        raise DataError("data.pairs", str(data.pairs).lower(), rule, fix)
+    if manifest is None or not manifest.packed:
+        return False
+    if data.sequence != manifest.packed:
+        rule = f"the corpus at {path} was packed into samples of {manifest.packed} tokens"
+        fix = f"set it to {manifest.packed}, or prepare the corpus again with --sequence"
+        raise DataError("data.sequence", data.sequence, rule, fix)
+    if not data.document_mask and manifest.documents * manifest.packed > manifest.tokens:
+        rule = f"a sample of the corpus at {path} holds several documents, which would be mixed"
+        fix = "set it to true, or prepare the corpus again with --no-pack"
+        raise DataError("data.document_mask", "false", rule, fix)
+    return True

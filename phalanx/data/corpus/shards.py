@@ -24,6 +24,17 @@ from phalanx.data.errors import DataError
 _SIZES_AT_ONCE = 1024
 
 
+class _IndexedLabels:
+    """Which tokens count as labels, out of the indices of a corpus."""
+
+    def __init__(self, stream: ShardStream) -> None:
+        self._stream = stream
+
+    def read(self, number: int, first: int, out: NDArray[Any]) -> None:
+        """Fill ``out`` with 1 for each token of file ``number`` that is one, else 0."""
+        self._stream.index(number).read_labels(first, out)
+
+
 class ShardStream(FileStream):
     """A corpus of token shards; ``files`` are those of its folder, mapped, unless given."""
 
@@ -39,11 +50,13 @@ class ShardStream(FileStream):
         sizes = [file.tokens for file in self.manifest.files]
         if files is None:
             files = self._map_files(sizes, check_sizes)
-        super().__init__(files, sizes)
+        super().__init__(files, sizes, _IndexedLabels(self) if self.manifest.masked else None)
         self.vocab = self.manifest.vocab
         self.documents = self.manifest.documents
         self.fingerprint = self.manifest.fingerprint
-        self.end_of_document = self.manifest.end_of_document
+        # Packed documents end as their own text does, and the token may stand inside of them.
+        packed = self.manifest.packed > 0
+        self.end_of_document = None if packed else self.manifest.end_of_document
         self.tokenizer = self.manifest.tokenizer
         self.block_tokens = self.manifest.block_bytes // self.manifest.stored_type.itemsize
         self.checksums = True

@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from phalanx.config import Data
 from phalanx.config.own_code import load_class
 from phalanx.data.corpus.documents import number_documents
-from phalanx.data.corpus.opening import one_side, open_whole, refuse_mixed_tokenizers
+from phalanx.data.corpus.opening import (
+    one_side,
+    open_whole,
+    refuse_mixed_tokenizers,
+    refuse_other_layout,
+)
 from phalanx.data.corpus.stream import TokenPosition, TokenStream
 from phalanx.data.corpus.synthetic import SyntheticSource
 from phalanx.data.errors import DataError
@@ -65,7 +70,7 @@ class Windows:
 
     With ``check_tokens`` the checksums of so many tokens are compared at once, before the first
     sample among them is read. ``remote`` is the corpus of which the stream is a side, where it
-    has to be fetched.
+    has to be fetched. Where samples are ``packed``, the last token of one has no label.
     """
 
     def __init__(
@@ -74,10 +79,12 @@ class Windows:
         sequence: int,
         check_tokens: int = 0,
         remote: RemoteStream | None = None,
+        packed: bool = False,
     ) -> None:
         self.vocab, self.fingerprint = stream.vocab, stream.fingerprint
         # The label of a sample's last position is the first token of the next sample.
-        self.samples = (stream.tokens - 1) // sequence
+        self._edge = 0 if packed else 1
+        self.samples = (stream.tokens - self._edge) // sequence
         self._stream, self._sequence = stream, sequence
         self._checked_together = check_tokens and max(1, check_tokens // sequence)
         self._sound: set[int] = set()  # runs of samples whose checksums were found right
@@ -91,6 +98,8 @@ class Windows:
                 if index // self._checked_together not in self._sound:
                     self._check(index)
         sequence = self._sequence
+        if not self._edge:
+            rows = [_without_edge(row) for row in rows]
         self._stream.read_rows([index * sequence for index in indices], rows)
 
     def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -108,10 +117,11 @@ class Windows:
         """Labels [samples, sequence] that the corpus gives no weight; None where it gives all."""
         if not self._stream.masked:
             return None
-        counts = np.empty((len(indices), self._sequence), np.uint8)
+        counts = np.zeros((len(indices), self._sequence), np.uint8)
+        length = self._sequence - 1 + self._edge
         for row, index in zip(counts, indices, strict=True):
             # The label of a position is the token after it.
-            self._stream.read_mask(index * self._sequence + 1, self._sequence, row)
+            self._stream.read_mask(index * self._sequence + 1, length, row[:length])
         silent: NDArray[np.bool_] = counts == 0
         return silent
 
@@ -139,12 +149,19 @@ class Windows:
         first = run * self._checked_together
         past = min(first + self._checked_together, self.samples)
         try:
-            self._stream.check(first * self._sequence, (past - first) * self._sequence + 1)
+            tokens = (past - first) * self._sequence + self._edge
+            self._stream.check(first * self._sequence, tokens)
         except DataError:
             # Something in the run is damaged; whether it is this sample, its own blocks tell.
-            self._stream.check(index * self._sequence, self._sequence + 1)
+            self._stream.check(index * self._sequence, self._sequence + self._edge)
         else:
             self._sound.add(run)
+
+
+def _without_edge(row: Window) -> Window:
+    """The sample's own part of a row; what follows it is no label."""
+    row[-1] = 0
+    return row[:-1]
 
 
 class SampleRange:
@@ -197,14 +214,16 @@ def open_sources(data: Data, vocab: int, split: Split = "train") -> dict[str, Sa
         for name, whole in corpora.items()
     }
     refuse_mixed_tokenizers(streams)
+    packed = {name: refuse_other_layout(corpora[name], data, paths[name]) for name in corpora}
     for name, stream in streams.items():
-        _refuse_short(stream, data, paths[name], split)
+        _refuse_short(stream, data, paths[name], split, packed[name])
     return {
         name: Windows(
             stream,
             data.sequence,
             _check_tokens(data, stream, "://" in paths[name]),
             corpora[name] if "://" in paths[name] else None,  # type: ignore[arg-type]
+            packed[name],
         )
         for name, stream in streams.items()
     }
@@ -264,8 +283,8 @@ def _check_tokens(data: Data, stream: TokenStream, remote: bool) -> int:
     return stream.block_tokens if data.check_blocks or data.on_damage == "weightless" else 0
 
 
-def _refuse_short(stream: TokenStream, data: Data, path: str, split: Split) -> None:
-    if stream.tokens > data.sequence:
+def _refuse_short(stream: TokenStream, data: Data, path: str, split: Split, packed: bool) -> None:
+    if stream.tokens > data.sequence or (packed and stream.tokens):
         return
     what = "corpus" if split == "train" and not data.validation_fraction else f"{split} side"
     raise DataError(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.config import Data, Store
 from phalanx.data.corpus.manifest import TOKENIZER_NAME
@@ -64,7 +68,10 @@ def measure_lengths(stream: FileStream) -> Lengths:
 def sample_texts(
     stream: TokenStream, samples: int, length: int, tokenizer: Path | None = None
 ) -> list[str]:
-    """The beginning of evenly spread documents, decoded; token numbers without a tokenizer."""
+    """The beginning of evenly spread documents, decoded; token numbers without a tokenizer.
+
+    Where only some tokens count as labels, these stand in brackets.
+    """
     windows = []
     for number in range(samples if stream.tokens else 0):
         wanted = number * stream.tokens // samples
@@ -75,15 +82,33 @@ def sample_texts(
         count = int(following[0]) - first if len(following) else count
         tokens = np.empty(count, np.int64)
         stream.read_tokens(first, count, tokens)
-        windows.append(tokens.tolist())
+        windows.append(_label_runs(stream, first, tokens))
     if tokenizer is None:
-        return [" ".join(map(str, window)) for window in windows]
+        return [_bracketed(window, lambda tokens: " ".join(map(str, tokens))) for window in windows]
     from phalanx.data.tokenize.vocabulary import (
         load_tokenizer,  # the library loads only where needed
     )
 
     encoder = load_tokenizer(tokenizer)
-    return [encoder.decode(window, skip_special_tokens=False) for window in windows]
+    decode = functools.partial(encoder.decode, skip_special_tokens=False)
+    return [_bracketed(window, decode) for window in windows]
+
+
+def _label_runs(
+    stream: TokenStream, first: int, tokens: NDArray[np.int64]
+) -> list[tuple[bool, list[int]]]:
+    """Tokens in runs of labels and of others; a corpus that says nothing about it has one run."""
+    if not stream.masked:
+        return [(False, tokens.tolist())]
+    counts = np.empty(len(tokens), np.uint8)
+    stream.read_mask(first, len(tokens), counts)
+    edges = [0, *(np.flatnonzero(np.diff(counts)) + 1).tolist(), len(tokens)]
+    return [(bool(counts[low]), tokens[low:high].tolist()) for low, high in pairwise(edges)]
+
+
+def _bracketed(runs: list[tuple[bool, list[int]]], decode: Callable[[list[int]], str]) -> str:
+    texts = [(label, decode(tokens)) for label, tokens in runs]
+    return "".join(f"⟦{text}⟧" if label else text for label, text in texts)
 
 
 def tokenizer_of(path: str | Path, store: Store | None = None) -> Path | None:

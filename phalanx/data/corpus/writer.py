@@ -31,6 +31,14 @@ BLOCK_BYTES = 1 << 20  # of each checksum
 HASHED_TOKENS = 4096  # the beginning of a document that its hash is made of
 
 
+class SampleLayout(msgspec.Struct, frozen=True):
+    """Of a corpus whose samples are made in advance: see ``CorpusManifest``."""
+
+    masked: bool = False
+    packed: int = 0
+    pairs: bool = False
+
+
 class ShardWriter:
     """Writes a corpus document by document, or in runs of documents with ``append``."""
 
@@ -43,6 +51,7 @@ class ShardWriter:
         file_bytes: int = FILE_BYTES,
         replace: bool = False,
         finished: tuple[ShardFile, ...] = (),
+        layout: SampleLayout | None = None,
     ) -> None:
         dtype = token_type(vocab)
         width = np.dtype(dtype).itemsize
@@ -60,6 +69,7 @@ class ShardWriter:
             file_tokens=max(1, file_bytes // width),
             block_bytes=min(BLOCK_BYTES, max(1, file_bytes // width) * width),
             files=(),
+            **msgspec.structs.asdict(layout or SampleLayout()),
         )
         self._open: _OpenShard | None = None
         self._in_document = False
@@ -78,17 +88,24 @@ class ShardWriter:
             self._open.documents if self._open else 0
         )
 
-    def append(self, tokens: ArrayLike, starts: ArrayLike, hashes: ArrayLike) -> None:
-        """Add tokens, in which documents with these hashes start at these positions."""
-        rest = self._stored(tokens)
+    def append(
+        self, tokens: ArrayLike, starts: ArrayLike, hashes: ArrayLike, labels: ArrayLike = ()
+    ) -> None:
+        """Add tokens, in which documents with these hashes start at these positions.
+
+        ``labels`` says of each whether it counts as one, in a corpus that is masked.
+        """
+        rest, counted = self._stored(tokens), np.asarray(labels, np.bool_)
+        assert len(counted) == (len(rest) if self._manifest.masked else 0)
         at, numbers = np.asarray(starts, np.int64), np.asarray(hashes, np.uint32)
         while len(rest):
             if self._open is None:
                 self._open = _OpenShard(self.folder, len(self.files), self._manifest.block_bytes)
             left = self._manifest.file_tokens - self._open.tokens
             here = int(np.searchsorted(at, left))
-            self._open.append(rest[:left], at[:here], numbers[:here])
+            self._open.append(rest[:left], at[:here], numbers[:here], counted[:left])
             rest, at, numbers = rest[left:], at[here:] - left, numbers[here:]
+            counted = counted[left:]
             if self._open.tokens == self._manifest.file_tokens:
                 self._close_shard()
 
@@ -162,27 +179,36 @@ class _OpenShard:
         self._sums = BlockSums(block_bytes)
         self._starts: list[NDArray[Any]] = []
         self._hashes: list[NDArray[Any]] = []
+        self._labels: list[NDArray[Any]] = []
         self.tokens = self.documents = 0
 
     def append(
-        self, tokens: StoredTokens, starts: NDArray[np.int64], hashes: NDArray[np.uint32]
+        self,
+        tokens: StoredTokens,
+        starts: NDArray[np.int64],
+        hashes: NDArray[np.uint32],
+        labels: NDArray[np.bool_],
     ) -> None:
         data = np.ascontiguousarray(tokens).view(np.uint8)
         self._file.write(data.data)
         self._sums.add(data)
         self._starts.append(starts + self.tokens)
         self._hashes.append(hashes)
+        self._labels.append(runs_of(labels) + self.tokens)
         self.tokens += len(tokens)
         self.documents += len(starts)
 
     def commit(self) -> ShardFile:
         sums = self._sums.finish()
         starts, hashes = np.concatenate(self._starts), np.concatenate(self._hashes)
-        index = ShardIndex(self.tokens, self._block_bytes, sums, starts, hashes).encode()
+        labels = np.concatenate(self._labels)
+        found = ShardIndex(self.tokens, self._block_bytes, sums, starts, hashes, labels)
+        index = found.encode()
         with self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
-        file = ShardFile(self._path.name, self.tokens, len(starts), crc32c(index))
+        counts = (self.tokens, len(starts))
+        file = ShardFile(self._path.name, *counts, crc32c(index), len(labels))
         self._temporary.replace(self._path)
         write_atomically(self._path.with_name(file.index_name), index)
         return file
@@ -191,6 +217,12 @@ class _OpenShard:
         with suppress(OSError):  # writing what is buffered may fail for want of space
             self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+def runs_of(labels: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Where runs of true values begin, and the first position past each: [runs, 2]."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], labels, [False]]).astype(np.int8)))
+    return edges.reshape(-1, 2)
 
 
 def beside(home: Path, name: str) -> Path:

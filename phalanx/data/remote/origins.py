@@ -147,7 +147,7 @@ class _StoreFiles:
         file, size = manifest.files[number], manifest.file_bytes(number)
         if str(name) == file.name:
             return size
-        return index_bytes(-(-size // manifest.block_bytes), file.documents)
+        return index_bytes(-(-size // manifest.block_bytes), file.documents, file.label_runs)
 
     def changed_ns(self, name: Path) -> int:
         return 0

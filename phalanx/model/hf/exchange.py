@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,19 @@ def export_hf(
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         fix = "name a folder that you may write, on a disk with room"
         raise HfError(folder, f"cannot be written: {reason}; {fix}") from error
+
+
+def exporter(model: Model, dtype: torch.dtype) -> Callable[[str, Tensor], dict[str, Tensor]]:
+    """What makes of one of our tensors those that a Hugging Face folder has in its place."""
+    known = {rule.fqn: rule for rule in rules(model, kind_of(model)) if _is_stored(rule, model)}
+
+    def export(fqn: str, whole: Tensor) -> dict[str, Tensor]:
+        if (rule := known.get(fqn)) is None:
+            return {}
+        parts = zip(_pieces(rule), rule.sources[0].split(whole.detach()), strict=True)
+        return {name: _own_copy(part, rule.keep or dtype) for (name, _), part in parts}
+
+    return export
 
 
 def make_readable(path: Path) -> None:

@@ -72,17 +72,25 @@ def flops_per_token(
     sequence: int,
     convention: Convention = "causal",
     recompute: Recompute = "none",
+    *,
+    frozen: bool = False,
+    reference: bool = False,
 ) -> StepFlops:
     """FLOPs of one token in a training step at this sequence length.
 
     A multiply-add is two FLOPs and backward costs twice the forward. The embedding is a lookup
     and counts nothing; norms, softmax and activations are left out. "causal" counts the half
     of the score matrix that is used, "palm" the whole of it. Selective recompute keeps the
-    results of matmuls and attention, so it repeats nothing that is counted here.
+    results of matmuls and attention, so it repeats nothing that is counted here. Weights that are
+    ``frozen`` need no gradient of their own; a ``reference`` is one more forward pass. Adapters
+    are small and count nothing.
     """
     forward = forward_flops_per_token(model, sequence, convention)
     blocks = sum(forward.per_layer)
-    model_flops = 3 * (blocks + forward.head)
+    model_flops = (4 if reference else 3) * (blocks + forward.head)
+    if frozen:
+        whole = resolve_model(model)
+        model_flops -= sum(_weight_flops(whole, at) for at in range(whole.layers)) + forward.head
     return StepFlops(model_flops, model_flops + (blocks if recompute == "full" else 0))
 
 
@@ -93,12 +101,16 @@ def forward_flops_per_token(
     model = resolve_model(model)
     return ForwardFlops(
         per_layer=tuple(
-            2 * (_attention_weights(model) + _mlp_weights(model, layer, active=True))
-            + _score_flops(model, layer, sequence, convention)
+            _weight_flops(model, layer) + _score_flops(model, layer, sequence, convention)
             for layer in range(model.layers)
         ),
         head=2 * model.vocab * model.dim,
     )
+
+
+def _weight_flops(model: Model, layer: int) -> int:
+    """Forward FLOPs of one token in a layer's matrices."""
+    return 2 * (_attention_weights(model) + _mlp_weights(model, layer, active=True))
 
 
 def _attention_weights(model: Model) -> int:

@@ -44,7 +44,12 @@ class Meter:
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._world_size = dist.get_world_size() if dist.is_initialized() else 1
         self._flops = flops_per_token(
-            job.model, job.data.sequence, job.log.mfu, job.memory.recompute
+            job.model,
+            job.data.sequence,
+            job.log.mfu,
+            job.memory.recompute,
+            frozen=job.adapter.kind != "none",
+            reference=job.preference.kind != "none",
         )
         self._ramp = batch_ramp(job)
         self._peak = device_peak(job, device, self._world_size)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from phalanx.config import ConfigError, Job, Optimizer, parameter_group
-from phalanx.model import make_model
+from phalanx.model import make_model, prepare_post_training
 from phalanx.parallel import Weight
 
 
@@ -36,7 +36,8 @@ def refuse_unused_groups(job: Job) -> None:
     if not job.optimizer.groups:
         return
     with torch.device("meta"):
-        names = [name for name, _ in make_model(job.model).named_parameters()]
+        model = prepare_post_training(make_model(job.model), job)
+        names = [name for name, _ in model.named_parameters()]
     used = {id(parameter_group(job.optimizer, name)) for name in names}
     for number, group in enumerate(job.optimizer.groups):
         if id(group) not in used:

@@ -268,7 +268,8 @@ def _ranks_here() -> int:
 def build_optimizer(
     weights: list[Weight], settings: Settings, *, offload: bool
 ) -> AdamW | Muon | ElementwiseOptimizer:
-    """The configured optimizer."""
+    """The configured optimizer, with state for the weights that are trained."""
+    weights = [weight for weight in weights if weight.parameter.requires_grad]
     if settings.module:
         own = load_class("optimizer.module", settings.module, ElementwiseOptimizer)
         return own(weights, settings, offload)

@@ -6,12 +6,17 @@ from phalanx.checkpoint import Checkpointer
 from phalanx.config import ConfigError, Job
 from phalanx.config.own_code import code_versions, load_class
 from phalanx.train.callback import Callback
+from phalanx.train.post_training import post_training_callbacks
 
 
 def own_callbacks(job: Job) -> list[Callback]:
-    """New ones of the classes that a job names; its files are imported already."""
+    """New ones: of the job's post-training, and of the classes that it names.
+
+    Its files are imported already.
+    """
     names = enumerate(job.code.callbacks)
-    return [load_class(f"code.callbacks[{i}]", name, Callback)() for i, name in names]
+    own = [load_class(f"code.callbacks[{i}]", name, Callback)() for i, name in names]
+    return [*post_training_callbacks(job), *own]
 
 
 def refuse_other_code(job: Job, checkpointer: Checkpointer) -> None:

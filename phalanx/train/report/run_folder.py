@@ -133,7 +133,9 @@ def check_free_space(job: Job) -> None:
         return
     # The master weights and at least one moment of each: AdamW keeps two, Muon one.
     moments = MOMENT_BYTES[job.optimizer.state] if job.optimizer.kind == "adamw" else 4
-    needed_bytes = (4 + moments) * parameters(job.model).total
+    # Frozen weights have none, and may be of two bytes.
+    each = 2 if job.adapter.kind != "none" else 4 + moments
+    needed_bytes = each * parameters(job.model).total
     runs = Path(job.runs).absolute()
     existing = next(path for path in (runs, *runs.parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free

@@ -14,6 +14,7 @@ import msgspec
 
 from phalanx.checkpoint import read_manifest
 from phalanx.config import (
+    Adapter,
     ConfigError,
     Job,
     Model,
@@ -22,6 +23,7 @@ from phalanx.config import (
     problem,
     refuse_other_sums,
 )
+from phalanx.config.errors import written
 from phalanx.data import refuse_unreadable
 from phalanx.hardware import count_cuda
 from phalanx.plan.cost.failures import rate_named
@@ -103,6 +105,7 @@ def refuse_state_of(job: Job, config: dict[str, Any], where: str) -> None:
     """Raise ``ConfigError`` for moments in a format that cannot be turned into the job's, and where
     virtual replicas would go on with sums in another order.
     """
+    refuse_other_adapter(job, config, where)
     before = {name: config.get("train", {}).get(name, 0) for name in SUMS}
     refuse_other_sums(job, Train(**before), where)
     theirs, ours = config.get("optimizer", {}).get("state", "float32"), job.optimizer.state
@@ -112,8 +115,29 @@ def refuse_state_of(job: Job, config: dict[str, Any], where: str) -> None:
         raise ConfigError("optimizer.state", f'"{ours}"', rule, fix)
 
 
+def refuse_other_adapter(job: Job, config: dict[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` for a run that would go on with other adapters than it has."""
+    ours, theirs = job.adapter, msgspec.convert(config.get("adapter", {}), Adapter)
+    for name in ours.__struct_fields__:
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if here != there and (name == "kind" or ours.kind != "none"):
+            rule = f"the run in {where} has {written(there)}"
+            fix = "set it to that, or begin anew from its weights (checkpoint.weights_only = true)"
+            raise ConfigError(f"adapter.{name}", written(here), rule, fix)
+
+
+def refuse_adapted_weights(config: dict[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` where taking the weights alone would lose what adapters learned."""
+    if config.get("adapter", {}).get("kind", "none") != "none":
+        rule = f"the weights in {where} have adapters, which would be left out"
+        fix = "merge them first with `phalanx convert merge`, and start from that"
+        raise ConfigError("checkpoint.weights_only", "true", rule, fix)
+
+
 def refuse_model_of(job: Job, config: dict[str, Any], where: str) -> None:
     """Raise ``ConfigError`` where a checkpoint's settings are those of another model."""
+    if job.checkpoint.weights_only:
+        refuse_adapted_weights(config, where)
     if (described := config.get("model")) is None:
         words = "%s does not say of which model its weights are: only their shapes are compared"
         log.warning(words, where)

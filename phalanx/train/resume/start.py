@@ -15,6 +15,7 @@ from phalanx.checkpoint.format.describe import current_rank
 from phalanx.checkpoint.format.tier import step_of
 from phalanx.config import Job
 from phalanx.model.hf import HfError, load_hf
+from phalanx.model.post_training.adapters import MARK as ADAPTER_MARK
 from phalanx.parallel import Weight
 from phalanx.train.report.progress import event_text
 from phalanx.train.report.records import StartRecord
@@ -46,6 +47,8 @@ def load_start(
     if settings.resume and manifest is None and parents:
         # A path that somebody named is loaded or refused; "auto" takes the newest that is whole.
         tensors, weights_only = trainer.tensors(), settings.weights_only
+        if weights_only:  # of the model itself: adapters begin afresh
+            tensors = {name: each for name, each in tensors.items() if ADAPTER_MARK not in name}
         if settings.resume == "auto":
             manifest = checkpointer.load_newest(parents, tensors, weights_only=weights_only)
         else:
@@ -120,7 +123,8 @@ def load_from_memory(
 
 def load_foreign_weights(trainer: Trainer, folder: Path) -> None:
     """Fill this rank's blocks from a Hugging Face folder, one whole tensor in memory at a time."""
-    missing = {weight.name: weight for weight in trainer.engine.weights}
+    weights = trainer.engine.weights
+    missing = {weight.name: weight for weight in weights if ADAPTER_MARK not in weight.name}
     biases = {
         name: buffer
         for part in trainer.engine.parts

@@ -175,3 +175,16 @@ def test_a_window_costs_the_keys_that_it_shows() -> None:
     wide = structs.replace(plain, window=Window(size=10 * sequence))
     assert forward_flops_per_token(wide, sequence) == forward_flops_per_token(plain, sequence)
     assert attended_share(wide, sequence) == 1.0
+
+
+def test_frozen_weights_need_no_gradient_and_a_reference_another_forward() -> None:
+    model = PRESETS["llama3-8b"]
+    forward = forward_flops_per_token(model, 4096)
+    passes = sum(forward.per_layer) + forward.head
+    plain = flops_per_token(model, 4096).model_flops
+    frozen = flops_per_token(model, 4096, frozen=True).model_flops
+    scores = passes - 2 * (parameters(model).total - model.vocab * model.dim)
+    # Backward of scores has no weights: all of it stays.
+    assert plain - frozen == pytest.approx(passes - scores, rel=1e-4)
+    both = flops_per_token(model, 4096, frozen=True, reference=True).model_flops
+    assert both - frozen == passes

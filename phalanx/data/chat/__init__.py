@@ -1,0 +1,1 @@
+"""From conversations to samples in which only the assistant's tokens are labels."""
