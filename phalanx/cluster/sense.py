@@ -123,11 +123,13 @@ def _can_be_kept(value: object) -> bool:
     left: list[object] = [value]
     while left:
         part = left.pop()
-        if isinstance(part, str):
-            if not _readable(part):
-                return False
-        elif isinstance(part, int):
+        if part is None:
+            continue
+        if isinstance(part, int):
             if not -MOST <= part <= MOST:
+                return False
+        elif isinstance(part, str):
+            if not _readable(part):
                 return False
         elif isinstance(part, Struct):
             left.extend(structs.astuple(part))

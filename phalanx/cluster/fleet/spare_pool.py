@@ -113,6 +113,8 @@ def lend_pool(ctx: Context) -> None:
 
 def clear_windows(ctx: Context) -> None:
     """Nodes of windows that have opened stand by no more, but for jobs that may be there."""
+    if not ctx.view.reservations:
+        return
     shut = {"": ctx.queue.windows.open_now(ctx.view, "")}
     spares = ctx.fleet.columns.state == NodeState.SPARE
     for node in np.flatnonzero(spares).tolist() if shut[""] else ():

@@ -6,6 +6,8 @@ assumed. They are known when a job starts, so that an end never moves while the 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
@@ -78,18 +80,18 @@ class Horizon:
         # Sorted in each row: column k - 1 is when k GPUs are free. 0: now.
         self._free_at = np.zeros((0, self._most), np.int64)
         self._empty_at = np.zeros(0, np.int64)  # when nobody holds anything of the node
-        for node in range(len(fleet)):
-            self._renew(view, node)
+        self._renew(view, range(len(fleet)))
         free_index_of(fleet).renewed.clear()
 
     def refresh(self, view: View) -> bool:
         """Takes over what changed; False: nodes of a new kind came, make a new one."""
-        free_index = free_index_of(view.fleet)
+        renewed = free_index_of(view.fleet).renewed
+        if not renewed:
+            return True
         if max((known.gpus for known in view.fleet.classes), default=0) != self._most:
             return False
-        for node in free_index.renewed:
-            self._renew(view, node)
-        free_index.renewed.clear()
+        self._renew(view, renewed)
+        renewed.clear()
         return True
 
     def started(self, view: View, job: Job) -> None:
@@ -128,24 +130,30 @@ class Horizon:
         # Who holds the CPUs is not looked into: when all have left, they are free.
         return nodes, np.where(tight, self._empty_at[nodes], times)
 
-    def _renew(self, view: View, node: int) -> None:
+    def _renew(self, view: View, nodes: Collection[int]) -> None:
         fleet = view.fleet
-        if node >= len(self._empty_at):
+        if len(fleet) > len(self._empty_at):
             more = max(len(fleet), 2 * len(self._empty_at)) - len(self._empty_at)
             rows = np.zeros((more, self._most), np.int64)
             self._free_at = np.concatenate((self._free_at, rows))
             self._empty_at = np.concatenate((self._empty_at, np.zeros(more, np.int64)))
-        count = fleet.nodes[node].gpus
-        times: list[int] = []
-        last = 0
-        for job, held in fleet.held[node].items():
-            end = self.end_ns(view, job)
-            last = max(last, end)
-            times += [end] * held.gpus.bit_count()
-        times.sort()
-        free = count - len(times)
-        self._free_at[node] = [0] * free + times + [NEVER_NS] * (self._most - count)
-        self._empty_at[node] = last
+        free_at: list[list[int]] = []
+        empty_at: list[int] = []
+        for node in nodes:
+            count = fleet.nodes[node].gpus
+            times: list[int] = []
+            last = 0
+            for job, held in fleet.held[node].items():
+                end = self.end_ns(view, job)
+                last = max(last, end)
+                times += [end] * held.gpus.bit_count()
+            times.sort()
+            empty_at.append(last)
+            free = count - len(times)
+            free_at.append([0] * free + times + [NEVER_NS] * (self._most - count))
+        changed = np.fromiter(nodes, np.int64, len(nodes))
+        self._free_at[changed] = np.asarray(free_at, np.int64).reshape(len(nodes), self._most)
+        self._empty_at[changed] = empty_at
 
 
 class RunningEnds:
@@ -170,6 +178,11 @@ class RunningEnds:
         """When a running job will be gone; None: it should be by now, and nobody knows."""
         end_ns = self.horizon(view).end_ns(view, job)
         return end_ns if end_ns > view.now_ns else None
+
+    def started(self, view: View, job: Job) -> None:
+        """A job starts now; its nodes are looked at when somebody asks for ends."""
+        horizon = self.horizon(view) if self._horizon is None else self._horizon
+        horizon.started(view, job)
 
     def forget(self, job: int) -> None:
         """A job stopped: its next start has another end."""

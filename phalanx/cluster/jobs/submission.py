@@ -137,6 +137,8 @@ def senseless(ctx: Context, spec: JobSpec) -> Reason | None:
         derive(ctx.policy.timeouts, spec.expected)
     except ConfigError as error:
         return reason("bad_constraint", problem=str(error))
+    if not constraint:
+        return None
     known = sorted({feature for kind in ctx.fleet.classes for feature in kind.features})
     missing = unknown(constraint, known)
     if missing:
@@ -170,14 +172,15 @@ def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, s
     for name, value in structs.asdict(expected).items():
         if value < 0:
             yield f"expected.{name}", value, "must not be negative"
-    times = {f"expected.{name}": getattr(expected, name) for name in expected.__struct_fields__}
-    limits = {f"timeouts.{name}": value for name, value in structs.asdict(spec.timeouts).items()}
-    for name, value in limits.items():
+    for name, value in structs.asdict(spec.timeouts).items():
         if value < 0:
-            yield name, value, "must not be negative (0: as the policy says)"
-    for name, value in {**times, **limits, "time_limit_ns": spec.time_limit_ns}.items():
-        if name.endswith("_ns") and value > LONGEST_NS:
-            yield name, value, f"must not be above {LONGEST_NS} (ten years)"
+            yield f"timeouts.{name}", value, "must not be negative (0: as the policy says)"
+    for prefix, part in (("expected.", expected), ("timeouts.", spec.timeouts)):
+        for name, value in structs.asdict(part).items():
+            if value > LONGEST_NS and name.endswith("_ns"):
+                yield prefix + name, value, f"must not be above {LONGEST_NS} (ten years)"
+    if spec.time_limit_ns > LONGEST_NS:
+        yield "time_limit_ns", spec.time_limit_ns, f"must not be above {LONGEST_NS} (ten years)"
     if expected.step_ns < 1:
         yield "expected.step_ns", expected.step_ns, "must be at least 1"
     for name in ("exposed_ns", "bubble_ns"):

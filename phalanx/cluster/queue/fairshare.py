@@ -45,9 +45,11 @@ def accrue(
     same in one piece as in many.
     """
     since_ms, now_ms = since_ns // MS, now_ns // MS
+    if since_ms >= now_ms:
+        return
     step_ms = max(1, half_life_ns // STEPS // MS)
     last, factor = now_ms // step_ms, half_to(1)  # last: when it decays last, in steps
-    for team in dict.fromkeys([*usage, *held]) if since_ms < now_ms else ():
+    for team in dict.fromkeys([*usage, *held]):
         gpus, used, at_ms = held.get(team, 0), usage.get(team, 0), since_ms
         for step in range(since_ms // step_ms + 1, last + 1):
             passed, at_ms = step * step_ms - at_ms, step * step_ms

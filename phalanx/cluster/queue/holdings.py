@@ -54,9 +54,11 @@ class Holdings:
     def accrue(self, view: View) -> None:
         """Adds what was held since the last time to what teams used."""
         state = self._state
+        if view.now_ns <= state.usage_at_ns:
+            return
         half_life_ns = view.policy.queue.half_life_ns
         fairshare.accrue(state.usage, state.held, state.usage_at_ns, view.now_ns, half_life_ns)
-        state.usage_at_ns = max(state.usage_at_ns, view.now_ns)
+        state.usage_at_ns = view.now_ns
 
     def build(self, view: View) -> None:
         """Counts everything from the view."""

@@ -77,7 +77,7 @@ class QueueIndex:
 
     def start(self, view: View, job: Job, placement: Placement) -> None:
         """Takes the nodes of a job that starts."""
-        self.ends.horizon(view).started(view, job)
+        self.ends.started(view, job)
         self.forget(job.id)
         take(view, job, placement)
         self.sync(view)

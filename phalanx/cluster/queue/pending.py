@@ -190,11 +190,8 @@ class Priorities:
 
     def __init__(self, view: View, usage: dict[str, int], held: dict[str, int]) -> None:
         self._policy, self._now = view.policy.queue, view.now_ns
-        self._quotas, self._held = view.quotas, held
-        weights = {team: quota.weight for team, quota in view.quotas.items()}
-        for team in usage:
-            weights.setdefault(team, 1)
-        self._factors = factors(usage, weights)
+        self._quotas, self._held, self._usage = view.quotas, held, usage
+        self._factors: dict[str, int] | None = None  # not asked for yet
         self._full_ns = max(1, self._policy.age_full_ns)
         self._fixed: dict[Lane, int] = {}  # what no start in this pass changes
         self.settled = not view.quotas  # starts change no priority
@@ -221,6 +218,11 @@ class Priorities:
         return self._policy.age_weight * waited // self._full_ns if waited > 0 else 0
 
     def _fair(self, team: str) -> int:
+        if self._factors is None:
+            weights = {team: quota.weight for team, quota in self._quotas.items()}
+            for known in self._usage:
+                weights.setdefault(known, 1)
+            self._factors = factors(self._usage, weights)
         factor = self._factors.get(team, ONE)  # a team that never ran used nothing
         return self._policy.fair_share_weight * factor >> 32
 
@@ -307,7 +309,7 @@ class PriorityOrder:
 
     def _from(self, source: int, position: int) -> tuple[int, int, int, int] | None:
         """The first job of a source from there on that does not stay too long."""
-        _, entries, stays, shortest = self._sources[source]
+        lane, entries, stays, shortest = self._sources[source]
         if stays is not None:
             held_ns, longest_ns = self._held_ns, stays.longest_ns
             if not shortest or shortest[0] > longest_ns:
@@ -316,11 +318,6 @@ class PriorityOrder:
                 position += 1
         if position == len(entries):
             return None
-        self._last[source] = entries[position]
-        return self._entry(source, position)
-
-    def _entry(self, source: int, position: int) -> tuple[int, int, int, int]:
-        lane, entries, *_ = self._sources[source]
-        queued_ns, job = entries[position]
+        self._last[source] = queued_ns, job = entries[position]
         gpus = 0 if self._ranks.settled else self._where[job][1].gpus
         return -self._ranks.of(lane, queued_ns, gpus), queued_ns, job, source

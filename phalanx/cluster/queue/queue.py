@@ -75,6 +75,9 @@ class Queue:
     def schedule(self, view: View) -> list[Decision]:
         """What to start, stop or resize now. Takes the nodes of what it starts."""
         self.sync(view)
+        self.unfinished = False
+        if not (self.waiting.where or self.promises.by_job or view.reservations):
+            return []
         one = Pass(self._index, view)
         decisions = one.run()
         self.unfinished = one.unfinished

@@ -60,7 +60,7 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _unprintable(key: str, text: str) -> Iterator[ConfigProblem]:
-    if any(map(_unwelcome, text)):
+    if not text.isprintable() and any(map(_unwelcome, text)):
         plain = "".join(char for char in text if not _unwelcome(char)).strip()
         quoted = text.encode("unicode_escape").decode()
         rule = "must be text without control characters"
