@@ -18,20 +18,26 @@ from phalanx.cluster.reasons import Reason, reason
 
 def let_in(ctx: Context, job: Job) -> None:
     """Puts a job into the queue, unless a person holds it or its time to begin has not come."""
+    if becomes_eligible(ctx, job):
+        ctx.queue.on_pending(ctx.view, job)
+
+
+def becomes_eligible(ctx: Context, job: Job) -> bool:
+    """Whether a job is for the queue from now on; if so, whoever asks tells the queue of it."""
     if job.held:
         job.eligible, job.why = False, job.operator_hold or reason("held")
-        return
+        return False
     if ctx.now_ns < job.spec.begin_ns:
         job.eligible, job.why = False, reason("begins", begin_ns=job.spec.begin_ns)
         ctx.wake(job.spec.begin_ns, "begin", job.id)
-        return
+        return False
     job.state = JobState.PENDING
     job.eligible = True
     job.queued_ns = ctx.now_ns
     job.why = reason("queued")
     ctx.view.pending[job.id] = None
-    ctx.queue.on_pending(ctx.view, job)
     ctx.look_at_queue()
+    return True
 
 
 def begin(ctx: Context, number: int, _token: int) -> None:

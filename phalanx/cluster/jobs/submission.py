@@ -18,7 +18,7 @@ from phalanx.cluster.jobs.job import (
     Job,
     JobSpec,
 )
-from phalanx.cluster.jobs.lifecycle import let_in
+from phalanx.cluster.jobs.lifecycle import becomes_eligible
 from phalanx.cluster.placement.constraints import parse, unknown
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Submit, SubmitWorkflow
@@ -81,6 +81,7 @@ def create(ctx: Context, spec: JobSpec) -> int:
     count = spec.array.count if spec.array else 1
     width = spec.array_width
     waiting_for, never = dependencies.awaited(ctx, spec)
+    queued: list[Job] = []
     for index in range(count):
         job = Job(
             id=ctx.next_job,
@@ -107,8 +108,10 @@ def create(ctx: Context, spec: JobSpec) -> int:
             job.why = reason("array_width", width=width)
         elif waiting_for:
             job.why = dependencies.waiting(ctx, job)
-        else:
-            let_in(ctx, job)
+        elif becomes_eligible(ctx, job):
+            queued.append(job)
+    if queued:
+        ctx.queue.on_pending(ctx.view, *queued)
     if never is not None:
         ctx.notify(never, job=first, level="warning")
     if spec.plan is not None and spec.plan.problem:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from typing import TypeVar
 
 from phalanx.cluster.jobs.horizon import bound_ns, length_ns
 from phalanx.cluster.jobs.job import SECOND_NS, GangShape, Job
@@ -26,6 +27,7 @@ SHORT_BITS = 17  # so often may that double until nothing is left of it
 
 
 Entry = tuple[int, int]  # (queued_ns, job)
+T = TypeVar("T", Entry, int)
 Key = tuple[GangShape, int, str, str, tuple[str, ...], int, int | None, int]
 GroupKey = tuple[GangShape, int, str, str, tuple[str, ...], int]
 UNBOUNDED_NS = 2**62  # how long a job holds its nodes of which nobody says it
@@ -91,9 +93,23 @@ class PendingJobs:
     def __len__(self) -> int:
         return len(self.where)
 
-    def add(self, view: View, job: Job) -> None:
-        """A job became eligible."""
-        self.remove(job.id)
+    def add(self, view: View, *jobs: Job) -> None:
+        """Jobs became eligible that differ in nothing but their numbers."""
+        for job in jobs:
+            self.remove(job.id)
+        lane, demand = self._kept_under(view, jobs[0])
+        group, held_ns = demand.group, demand.held_ns
+        entries = [(job.queued_ns, job.id) for job in jobs]
+        _insert(lane.entries, entries)
+        _insert(demand.lanes.setdefault(lane, []), entries)
+        _insert(group.lanes.setdefault(lane, []), entries)
+        _insert(group.stays.setdefault(lane, []), [held_ns] * len(jobs))
+        for queued_ns, number in entries:
+            self.where[number] = (lane, demand, queued_ns)
+            self.held_ns[number] = held_ns
+
+    def _kept_under(self, view: View, job: Job) -> tuple[Lane, Demand]:
+        """The lane and the demand of a job, made where it is the first."""
         spec = job.spec
         bound, length = bound_ns(view, job), length_ns(view, job)
         where = (spec.constraint, spec.partition, barred_from(view.policy.queue, spec))
@@ -112,13 +128,7 @@ class PendingJobs:
         lane = self.lanes.get(place)
         if lane is None:
             lane = self.lanes[place] = Lane(*place)
-        entry = (job.queued_ns, job.id)
-        insort(lane.entries, entry)
-        insort(demand.lanes.setdefault(lane, []), entry)
-        insort(demand.group.lanes.setdefault(lane, []), entry)
-        insort(demand.group.stays.setdefault(lane, []), demand.held_ns)
-        self.where[job.id] = (lane, demand, job.queued_ns)
-        self.held_ns[job.id] = demand.held_ns
+        return lane, demand
 
     def refresh(self, view: View) -> None:
         """Counts anew what jobs ask for, where the largest node of the fleet is another one."""
@@ -155,6 +165,15 @@ class PendingJobs:
             del self.demands[demand.key]
             if not group.lanes:
                 del self.groups[group.key]
+
+
+def _insert(ordered: list[T], new: list[T]) -> None:
+    """Adds some values, themselves sorted, to a sorted list."""
+    if len(new) == 1:
+        insort(ordered, new[0])
+    else:
+        ordered += new
+        ordered.sort()  # two sorted runs: merged, not sorted
 
 
 def starves(view: View, job: Job) -> bool:

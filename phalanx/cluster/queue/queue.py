@@ -47,10 +47,13 @@ class Queue:
         """Makes what the next decision would have to wait for: the ends of all that runs."""
         self._index.ends.horizon(view)
 
-    def on_pending(self, view: View, job: Job) -> None:
-        """A job became eligible, or came back after a preemption or failure."""
+    def on_pending(self, view: View, *jobs: Job) -> None:
+        """A job became eligible, or came back after a preemption or failure.
+
+        Several at once are jobs of one array: they differ in their numbers alone.
+        """
         self.sync(view)
-        self.waiting.add(view, job)
+        self.waiting.add(view, *jobs)
 
     def on_stopped(self, view: View, job: Job) -> None:
         """A job gave its nodes back."""
