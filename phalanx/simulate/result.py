@@ -20,6 +20,9 @@ class SeedResult(Struct, kw_only=True):
     cpu_seconds: float = 0.0  # of this process: what wall_seconds would be on a quiet machine
     expected_interruptions: float = 0.0
     planned: int = 0
+    rollbacks: int = 0  # by people, after the loss diverged
+    failed_repairs: int = 0
+    failed_starts: int = 0  # of gangs, before their first step
     formations: int = 0
     mtbf_hours: float | None = None  # between two of them; None: none was seen
     recoveries: int = 0
@@ -82,6 +85,9 @@ SUMMED = (
     "ettr",
     "goodput",
     "planned",
+    "rollbacks",
+    "failed_repairs",
+    "failed_starts",
     "formations",
     "mtbf_hours",
     "recoveries",

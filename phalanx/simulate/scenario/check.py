@@ -88,6 +88,10 @@ def _world(scenario: Scenario) -> Iterator[ConfigProblem]:
         if not least.isdecimal() or not 1 <= int(least) <= MOST_NODES:
             rule = f"must name the least GPUs of such jobs, a number from 1 to {MOST_NODES:,}"
             yield problem(f"faults.by_job_gpus.{least}", rate, rule, "e.g. faults.by_job_gpus.64")
+    people = scenario.people
+    if people.last_hour <= people.first_hour:
+        rule = f"must come after people.first_hour = {people.first_hour}"
+        yield problem("people.last_hour", people.last_hour, rule, f"e.g. {people.first_hour + 1}")
     idle, watts = fleet.idle_watts_per_gpu, fleet.watts_per_gpu
     if idle is not None and watts is not None and idle > watts:
         rule = f"is more than fleet.watts_per_gpu = {watts:g}"

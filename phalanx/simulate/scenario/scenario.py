@@ -135,6 +135,8 @@ class RestartPart(Section, frozen=True, kw_only=True):
     spread: Spread = 0.1
     """Sigma of the lognormal factor on each phase (its mean is one); 0: always the same. The core's
     deadlines allow for three of them."""
+    fails_share: Below1 = 0.0
+    """Starts of a gang that fail before its first step, and are tried again."""
 
 
 class DetectionPart(Section, frozen=True, kw_only=True):
@@ -172,6 +174,8 @@ class RepairPart(Section, frozen=True, kw_only=True):
     """A full check of a node."""
     missed_share: Fraction = 0.0
     """Broken nodes that pass the check all the same (a lying health check)."""
+    fails_share: Below1 = 0.0
+    """Repairs that do not help: the node is tested, found broken and repaired once more."""
 
 
 class FaultPart(Section, frozen=True, kw_only=True):
@@ -195,6 +199,8 @@ class FaultPart(Section, frozen=True, kw_only=True):
     by_job_gpus: dict[str, Rate] = field(default_factory=dict)
     """Faults of programs, beside those of nodes: per 1000 node-days that jobs of at least so many
     GPUs run. by_job_gpus.1=40 with by_job_gpus.64=5: small jobs fail more often."""
+    idle_share: Fraction = 1.0
+    """How often nodes fail that no job holds, as a part of the rate of others: work wears them."""
     lemon_share: Below1 = 0.0
     """Nodes that fail more often than others."""
     lemon_factor: Annotated[float, Meta(ge=1, le=1e4)] = 10.0
@@ -213,7 +219,8 @@ class FaultPart(Section, frozen=True, kw_only=True):
     rail_per_1000_node_days: Rate = 0.0
     """Network cards that die and leave the node running with one rail less."""
     planned_per_day: Rate = 0.0
-    """Planned stops of a job by people (new code, firmware): a drain and a restart."""
+    """Planned stops of a job by people (new code, firmware), while these are there: a drain and a
+    restart."""
     storage_per_day: Rate = 0.0
     """Brown-outs of remote storage."""
     storage_minutes: Annotated[float, Meta(gt=0, le=1e6)] = 20.0
@@ -244,7 +251,26 @@ class PolicyPart(Section, frozen=True, kw_only=True):
     quarantine_breaker_share: Fraction = 0.02
     """Part of the fleet that may be evicted within an hour before a person is asked."""
     answer_minutes: Annotated[float, Meta(ge=0, le=1e6)] = 30.0
-    """Until a person answers a question of the core (with yes)."""
+    """Until a person who is there answers the core (with yes), or sees that a loss diverges."""
+
+
+class PeoplePart(Section, frozen=True, kw_only=True):
+    """Those who answer, repair and undo: when they are there. Time begins on a Monday."""
+
+    first_hour: Annotated[int, Meta(ge=0, le=23)] = 0
+    """Hour of the day from which on they are there."""
+    last_hour: Annotated[int, Meta(ge=1, le=24)] = 24
+    """Hour at which they leave."""
+    weekends: bool = True
+    """They are there on Saturdays and Sundays too."""
+    on_call_minutes: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    """Until somebody answers at other times; "none": policy.answer_minutes after they are back."""
+    repairs: bool = False
+    """Repairs go on while they are there alone; otherwise at any hour."""
+    divergences_per_day: Rate = 0.0
+    """How often the loss of a running job diverges: when a person has seen it, it goes back."""
+    rollback_minutes: Minutes = 60.0
+    """How much of its training before the divergence is made again."""
 
 
 class QueuePart(Section, frozen=True, kw_only=True):
@@ -353,6 +379,7 @@ class Scenario(Section, frozen=True, kw_only=True):
     repair: RepairPart = RepairPart()
     faults: FaultPart = FaultPart()
     policy: PolicyPart = PolicyPart()
+    people: PeoplePart = PeoplePart()
     queue: QueuePart = QueuePart()
     workload: WorkloadPart = WorkloadPart()
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)

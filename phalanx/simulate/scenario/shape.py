@@ -93,9 +93,18 @@ def make_policy(scenario: Scenario) -> Policy:
             rebalance=part.rebalance,
             degraded=part.degraded,
             peer_memory=part.peer_memory,
+            spike_rollback_steps=rollback_steps(scenario),
         ),
         price=price_of(scenario.fleet),
     )
+
+
+def rollback_steps(scenario: Scenario) -> int:
+    """Steps that a job goes back before its loss diverged; 0: none ever does."""
+    people = scenario.people
+    if not people.divergences_per_day:
+        return 0
+    return max(1, round(people.rollback_minutes * 60 / scenario.job.step_seconds))
 
 
 def queue_of(part: QueuePart, quotas: dict[str, Quota]) -> QueuePolicy:

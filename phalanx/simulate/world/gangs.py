@@ -112,7 +112,8 @@ class Gangs:
         self.world.agenda.after(delay, self._joined, run, run.token)
 
     def _joined(self, run: GangRun, token: int) -> None:
-        if run.token != token or self.runs.get(run.job) is not run:
+        known = run.token == token and self.runs.get(run.job) is run
+        if not known or self.world.program_faults.fail_start(run):
             return
         run.phase = "joined"
         step = self.memory.get(run.job, -1) if run.expected.snapshot_steps else -1
@@ -378,8 +379,7 @@ class Gangs:
     def gpus(self, job: int) -> int:
         """GPUs that a job works on."""
         known: Job = self.world.view.jobs[job]
-        replicas = known.placement.replicas if known.placement else 0
-        return known.spec.gang.gpus(replicas)
+        return known.spec.gang.gpus(known.placement.replicas if known.placement else 0)
 
     def hang_ns(self, jobs: list[int]) -> int:
         """How long a gang may be without a step."""

@@ -1,4 +1,4 @@
-"""Faults of programs rather than of nodes: as often as the size of a job says."""
+"""Faults of programs, not of nodes: as often as the size of their job says, or at their start."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class ProgramFaults:
     def __init__(self, world: World) -> None:
         self._world = world
         self._luck = world.draws.stream("job fault")
+        self._start_luck = world.draws.stream("start")
 
     def watch(self, run: GangRun) -> None:
         """A gang makes steps from now on."""
@@ -29,6 +30,17 @@ class ProgramFaults:
             luck = self._luck.at(run.job << 24 ^ run.generation)
             after_ns = int(luck.exponential(DAY_NS / per_day))
             self._world.agenda.after(after_ns, self._strike, run, luck)
+
+    def fail_start(self, run: GangRun) -> bool:
+        """Whether a worker of a gang that forms ends; the core is told so."""
+        world, luck = self._world, self._start_luck.at(run.job << 24 ^ run.generation)
+        if not luck.chance(world.scenario.restart.fails_share):
+            return False
+        world.record.failed_starts += 1
+        node = luck.choice(run.nodes)
+        world.gangs.living.get(run.job, {}).pop(node, None)
+        world.gangs.faults.exit(run, node, Cause.SOFTWARE_BUG)
+        return True
 
     def per_day(self) -> float:
         """Of all gangs that run now."""

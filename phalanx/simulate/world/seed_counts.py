@@ -20,6 +20,7 @@ class SeedCounts:
     def __init__(self) -> None:
         self.interruptions: list[tuple[int, str, int]] = []  # (time, cause, GPUs of the job)
         self.node_faults: dict[int, int] = {}  # by node, whether a job was there or not
+        self.failed_repairs = self.failed_starts = 0
         self.formations = 0
         self.submitted = 0
         self.steps = 0

@@ -64,6 +64,8 @@ class World:
         self.exposure = Exposure(self)
         self.people = Operators(self)
         self._checks_luck = self.draws.stream("check")
+        self._idle_luck = self.draws.stream("idle")
+        self._repair_luck = self.draws.stream("repair")
         self._faults = iter(Incidents(scenario, self.fleet, self.draws))
         self._orders: dict[type[Any], Callable[[Any, Command], None]] = {
             order.Form: self.gangs.on_form,
@@ -127,6 +129,7 @@ class World:
     def _strike(self, incident: Incident) -> None:
         self._next_incident()
         nodes = [node for node in incident.nodes if self._works(node)]
+        nodes = nodes if self._wears(incident, nodes) else []
         if not nodes:
             return
         self.incidents += 1
@@ -140,7 +143,7 @@ class World:
         if incident.repair_ns:
             for node in nodes:
                 self.broken[node] = incident
-                self.agenda.after(incident.repair_ns, self._repaired, node)
+                self.agenda.at(self.people.repaired_ns(incident.repair_ns), self._repaired, node)
         delay = self.detection_ns(incident)
         faults = self.gangs.faults
         for job in jobs:
@@ -161,6 +164,13 @@ class World:
 
     def _works(self, node: int) -> bool:
         return node not in self.broken and self.fleet.state(node) not in OUT
+
+    def _wears(self, incident: Incident, nodes: list[int]) -> bool:
+        """Whether a fault happens: less often where no job holds any of its nodes."""
+        share = self.scenario.faults.idle_share
+        if share == 1.0 or any(self.fleet.held[node] for node in nodes):
+            return True
+        return self._idle_luck.at(incident.time_ns).chance(share)
 
     def _hits_one_gpu(self, incident: Incident) -> bool:
         return incident.symptom == "exit" and len(incident.nodes) == 1
@@ -204,11 +214,18 @@ class World:
             self.tell(DeviceError(node=node, cause=incident.cause))
 
     def _repaired(self, node: int) -> None:
-        incident = self.broken.pop(node)
-        self.story.say(self.agenda.now_ns, f"repaired {node} ({incident.cause})")
-        if self.fleet.state(node) in OUT:
+        incident, now = self.broken[node], self.agenda.now_ns
+        failed = self._repair_luck.at(now ^ node).chance(self.scenario.repair.fails_share)
+        if failed:
+            self.record.failed_repairs += 1
+            self.agenda.at(self.people.repaired_ns(incident.repair_ns), self._repaired, node)
+        else:
+            del self.broken[node]
+        did = "failed to repair" if failed else "repaired"
+        self.story.say(now, f"{did} {node} ({incident.cause})")
+        if self.fleet.state(node) in OUT:  # whoever repaired it takes it for whole
             self.tell(fact.NodeRepaired(node=node))
-        elif incident.symptom in ("silent", "cut"):
+        elif not failed and incident.symptom in ("silent", "cut"):
             self.gangs.faults.back(node, incident.cause)
 
     def _on_check(self, body: order.Check, command: Command) -> None:
