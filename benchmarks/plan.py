@@ -42,6 +42,12 @@ def held_out() -> dict[str, float]:
         print(f"{kind} runs of projects left out: {figures[f'{kind}_error']:.1%} of {runs:.0f}")
         unseen = calibration.unseen[kind]
         print(f"  unnamed too: {unseen['mape']:.1%}, {unseen['coverage80']:.0%} in the interval")
+    for name, ordering in (("", calibration.ordering), (", unnamed", calibration.unseen_ordering)):
+        assert ordering is not None
+        print(
+            f"order of measured mappings{name}: {ordering.right:.0%} of {ordering.pairs} pairs, "
+            f"regret {ordering.regret:.1%}"
+        )
     return figures
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from phalanx.plan.evidence.calibrate import Calibration
     from phalanx.plan.evidence.check import CheckReport
     from phalanx.plan.evidence.memory_readings import MemoryErrors
+    from phalanx.plan.evidence.ordering import Ordering
 
 
 def print_calibration(calibration: Calibration) -> None:
@@ -27,6 +28,7 @@ def print_calibration(calibration: Calibration) -> None:
         made.add_row(escape(name), *_errors(errors))
     out.print(made)
     _print_counts("columns not read:", calibration.unread)
+    _print_ordering(calibration.ordering)
     out.print(f"left-one-out error: mean {calibration.mape:.1%}, median {calibration.median:.1%}")
 
 
@@ -39,8 +41,18 @@ def print_unseen(calibration: Calibration) -> None:
             made.add_section()
         made.add_row(escape(name), *_errors(errors), f"{errors['coverage80']:.0%}")
     console().print(made)
+    _print_ordering(calibration.unseen_ordering)
     if calibration.unseen_memory is not None:
         _print_memory(calibration.unseen_memory)
+
+
+def _print_ordering(ordering: Ordering | None) -> None:
+    if ordering is not None:
+        console().print(
+            f"order: {ordering.right:.0%} of {ordering.pairs} pairs measured side by side; in "
+            f"{ordering.groups} groups the pick takes {ordering.regret:.1%} longer than the best "
+            f"({ordering.worst_regret:.0%} at worst)"
+        )
 
 
 def _print_memory(memory: MemoryErrors) -> None:
@@ -69,6 +81,7 @@ def print_check(report: CheckReport, every_row: bool) -> None:
         row = _errors(structs.asdict(errors))
         made.add_row(escape(name), *row, f"{errors.coverage80:.0%}")
     out.print(made if report.rows else "no run of the file can be compared")
+    _print_ordering(report.ordering)
     if report.memory is not None:
         _print_memory(report.memory)
     reasons = Counter(skipped.reason for skipped in report.skipped)

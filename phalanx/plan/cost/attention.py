@@ -6,7 +6,7 @@ Fused kernels work through the lower half of the score matrix at a share of the 
 
 and backward 2.5 times as many, of which layers with a sliding window compute their share;
 ``depth`` is what tiles on the diagonal, of which half is thrown away, and the ends of rows cost, in
-tokens of the sequence (measured constants alone have it).
+tokens of the sequence.
 
 The unfused form multiplies the whole matrix and passes over the scores in memory: softmax and
 dropout forward (9 bytes a score) and backward (11), beside what the products write and read.

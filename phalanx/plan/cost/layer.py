@@ -111,7 +111,7 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
     forward = pricing.memory_seconds(pricing.width * elements)
     backward = pricing.memory_seconds(pricing.width * 1.5 * elements)
     kernels = pricing.constants.kernel_seconds * (8 if software.fused else 16)
-    if moe:
+    if moe and not software.fused_experts:
         kernels += pricing.constants.expert_seconds
     attended = attention_seconds(split, pricing)
     return BlockTime(
@@ -159,12 +159,11 @@ def _expert_matmuls(total: _Sum, split: Split, pricing: Pricing) -> Floats:
     load = imbalance(split.expert, pricing.workload)
     routed = here * moe.top_k * load
     experts = moe.experts / split.expert
-    each = routed / experts
-    times = experts / pricing.constants.expert_matmul
-    total.matmul(each, 2 * moe.ffn, model.dim, times=times, launches=1)
-    total.matmul(each, model.dim, moe.ffn, times=times, launches=1)
+    for width, depth in ((2 * moe.ffn, model.dim), (model.dim, moe.ffn)):
+        total.grouped(routed / experts, width, depth, experts)
     # Gate and up are read and their product written; rows are permuted in, weighted and summed.
-    return routed * (3 * moe.ffn + 6 * model.dim) + here * 3 * moe.shared_ffn
+    activation = 0 if pricing.software.fused_experts else 3 * moe.ffn
+    return routed * (activation + 6 * model.dim) + here * 3 * moe.shared_ffn
 
 
 def imbalance(expert: Floats, workload: Workload) -> Floats:
@@ -196,19 +195,45 @@ class _Sum:
         n: Floats | float,
         k: Floats | float,
         precision: Precision | None = None,
+    ) -> None:
+        """One product."""
+        precision = precision or self.pricing.precision
+        self._add(m, n, k, precision)
+        if precision in NARROW:
+            self._cast(m, n, k)
+
+    def grouped(
+        self, m: Floats, n: Floats | float, k: Floats | float, experts: Floats | float
+    ) -> None:
+        """A product of each expert, in one launch."""
+        pricing, precision = self.pricing, self.pricing.precision
+        if pricing.software.fused_experts:
+            # It deals out the tiles of all experts at the speed of one product, and casts itself.
+            self._add(m, n, k, precision, together=experts)
+            return
+        self._add(m, n, k, precision, times=experts / pricing.constants.expert_matmul)
+        if precision in NARROW:
+            self._cast(experts * m, n, k)
+
+    def _add(
+        self,
+        m: Floats,
+        n: Floats | float,
+        k: Floats | float,
+        precision: Precision,
         times: Floats | float = 1.0,
-        launches: Floats | float | None = None,
+        together: Floats | float = 1.0,
     ) -> None:
         pricing = self.pricing
-        precision = precision or pricing.precision
         n, k = np.asarray(n, dtype=np.float64), np.asarray(k, dtype=np.float64)
-        rest = (pricing.machine, precision, pricing.constants)
-        start = pricing.constants.kernel_seconds * (times if launches is None else launches)
+        rest = (pricing.machine, precision, pricing.constants, together)
+        start = pricing.constants.kernel_seconds
         self.forward = self.forward + times * matmul_seconds(m, n, k, *rest) + start
         self.backward = self.backward + times * matmul_seconds(m, k, n, *rest) + start
         if pricing.workload.trains == "all":
             self.backward = self.backward + times * matmul_seconds(n, k, m, *rest) + start
-        if precision in NARROW:
-            # Read in 16 bits for the largest value and again to cast, written in two layouts.
-            self.casts = self.casts + times * pricing.memory_seconds(4.0 * m * k)
-            self.casts_backward = self.casts_backward + times * pricing.memory_seconds(4.0 * m * n)
+
+    def _cast(self, m: Floats, n: Floats | float, k: Floats | float) -> None:
+        """Read in 16 bits for the largest value and again to cast, written in two layouts."""
+        self.casts = self.casts + self.pricing.memory_seconds(4.0 * m * k)
+        self.casts_backward = self.casts_backward + self.pricing.memory_seconds(4.0 * m * n)

@@ -31,13 +31,22 @@ def sustained_rate(machine: Machine, precision: str, constants: Constants) -> fl
 
 
 def matmul_seconds(
-    m: Floats, n: Floats, k: Floats, machine: Machine, precision: str, constants: Constants
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    machine: Machine,
+    precision: str,
+    constants: Constants,
+    together: Floats | float = 1.0,
 ) -> Floats:
-    """Seconds of one product on one GPU once it runs, elementwise over arrays of shapes."""
+    """Seconds of one product on one GPU once it runs, elementwise over arrays of shapes.
+
+    ``together``: so many of them in one kernel, which deals out the tiles of all.
+    """
     processors = machine.multiprocessors
     work: Floats | None = None
     for rows, columns, quality in TILES:
-        tiles = np.ceil(m / rows) * np.ceil(n / columns)
+        tiles = together * np.ceil(m / rows) * np.ceil(n / columns)
         waves = np.ceil(tiles / processors)
         this = waves * (processors * rows * columns / quality)
         work = this if work is None else np.minimum(work, this)
@@ -48,7 +57,7 @@ def matmul_seconds(
     )
     compute = 2 * work * (k + constants.matmul_depth) / rate
     width = BYTES[precision]
-    traffic = width * (m * k + k * n) + 2 * m * n
+    traffic = together * (width * (m * k + k * n) + 2 * m * n)
     moving = traffic / (machine.memory_bandwidth * constants.memory)
     seconds: Floats = np.maximum(compute, moving)
     return seconds

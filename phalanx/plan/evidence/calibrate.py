@@ -24,6 +24,7 @@ from phalanx.plan.evidence.memory_readings import (
     memory_row,
     with_activation_shares,
 )
+from phalanx.plan.evidence.ordering import Ordering, ordering_of
 from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_table
 from phalanx.plan.evidence.replay import Replay
 from phalanx.plan.evidence.spreads import with_spreads
@@ -37,6 +38,8 @@ class Calibration(Struct, frozen=True, kw_only=True):
     runs: int
     left_out: dict[str, dict[str, float]]  # project -> n, mape, median, bias
     unseen: dict[str, dict[str, float]]  # the same with the software unnamed, and its coverage80
+    ordering: Ordering | None  # of mappings of a project that was left out
+    unseen_ordering: Ordering | None  # and unnamed
     mape: float  # over all dense runs, each predicted without its project
     median: float
     unseen_memory: MemoryErrors | None = None  # of all runs with the software unnamed
@@ -63,14 +66,15 @@ def calibrate(path: Path) -> Calibration:
 
 def calibrate_runs(runs: Sequence[PublishedRun]) -> Calibration:
     """The same for runs that are at hand already: dense ones first, then experts on top."""
-    fitted = prior_constants()
+    fitted, without = prior_constants(), dict[str, Constants]()
     left_out = LeftOut(np.full(len(runs), np.nan), np.full(len(runs), np.nan))
     kinds = np.array([run.kind for run in runs])
     for kind in ("dense", "moe"):
         chosen = np.flatnonzero(kinds == kind).tolist()
         if len(chosen):
-            fit = CalibrationFit([runs[i] for i in chosen], fitted, knobs_of(kind))
+            fit = CalibrationFit([runs[i] for i in chosen], fitted, knobs_of(kind), without)
             fitted, errors = fit.validated()
+            without = fit.bases
             left_out.named[chosen], left_out.unnamed[chosen] = errors.named, errors.unnamed
     counted = np.array([run.kind == "dense" and run.complete for run in runs])
     relative = np.abs(np.expm1(left_out.named[counted]))
@@ -89,6 +93,8 @@ def calibrate_runs(runs: Sequence[PublishedRun]) -> Calibration:
         runs=len(runs),
         left_out=seen,
         unseen=unseen,
+        ordering=ordering_of(runs, left_out.named),
+        unseen_ordering=ordering_of([unnamed(run) for run in runs], left_out.unnamed),
         mape=float(np.mean(relative)) if len(relative) else float("nan"),
         median=float(np.median(relative)) if len(relative) else float("nan"),
     )

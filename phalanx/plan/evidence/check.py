@@ -18,6 +18,7 @@ from phalanx.plan.evidence.memory_readings import (
     memory_errors,
     memory_row,
 )
+from phalanx.plan.evidence.ordering import Ordering, ordering_of
 from phalanx.plan.evidence.published import PublishedRun, Skipped, parse_runs, read_table
 from phalanx.plan.evidence.replay import Replay
 from phalanx.plan.grid import Floats
@@ -54,6 +55,7 @@ class CheckReport(Struct, frozen=True, kw_only=True):
 
     groups: dict[str, Errors]
     by_source: dict[str, Errors]  # the source strings of one project count as one
+    ordering: Ordering | None  # of mappings that were measured side by side
     rows: tuple[CheckedRow, ...]
     memory: MemoryErrors | None
     memory_rows: tuple[MemoryRow, ...]
@@ -86,6 +88,7 @@ def check_runs(
     return CheckReport(
         groups={name: _errors(members) for name, members in groups.items()},
         by_source={name: _errors(members) for name, members in sorted(projects.items())},
+        ordering=ordering_of(timed, np.log1p([row.error for row in rows])),
         rows=tuple(rows),
         memory=memory_errors(held) if held else None,
         memory_rows=tuple(held),

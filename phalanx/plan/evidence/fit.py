@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from copy import copy
 from importlib import resources
 from typing import Any
 
@@ -65,11 +66,19 @@ class LeftOut(Struct, frozen=True):
 
 
 class CalibrationFit:
-    """The least-squares problem over a set of runs."""
+    """The least-squares problem over a set of runs.
+
+    ``bases``: by project, what takes the place of ``base`` where that project is left out.
+    """
 
     def __init__(
-        self, runs: Sequence[PublishedRun], base: Constants, knobs: Sequence[Knob]
+        self,
+        runs: Sequence[PublishedRun],
+        base: Constants,
+        knobs: Sequence[Knob],
+        bases: dict[str, Constants] | None = None,
     ) -> None:
+        self.bases = dict(bases or {})
         self.runs, self.base, self.knobs = runs, base, list(knobs)
         self.replay = Replay(runs)
         self.measured = np.log(np.array([run.seconds for run in runs], dtype=np.float64))
@@ -80,7 +89,10 @@ class CalibrationFit:
             self.member[:] = 0.0
 
     def validated(self) -> tuple[Constants, LeftOut]:
-        """The fit to all runs, and each run's errors when its project is left out."""
+        """The fit to all runs, and each run's errors when its project is left out.
+
+        ``bases`` then has what was fitted without each project.
+        """
         everything = np.ones(len(self.runs), dtype=bool)
         shift, jacobian = self.solve(everything, np.zeros(len(self.knobs)), ROUNDS)
         projects = np.array([run.project for run in self.runs])
@@ -90,16 +102,24 @@ class CalibrationFit:
             # The other projects' optimum is near: a few cheap rounds with the same derivatives.
             start = shift if others.any() else np.zeros_like(shift)
             rounds = 3 if others.any() else 0
-            without, _ = self.solve(others, start, rounds, jacobian)
+            fit = self._on(self.bases.get(project, self.base))
+            without, _ = fit.solve(others, start, rounds, jacobian)
+            self.bases[project] = fit.constants(without)
             chosen = np.flatnonzero(~others).tolist()
             runs = [self.runs[index] for index in chosen]
             for errors, same in (
                 (left_out.named, runs),
                 (left_out.unnamed, [unnamed(run) for run in runs]),
             ):
-                seconds, _ = Replay(same).price(self.constants(without))
+                seconds, _ = Replay(same).price(self.bases[project])
                 errors[chosen] = np.log(seconds) - self.measured[chosen]
         return self.constants(shift), left_out
+
+    def _on(self, base: Constants) -> CalibrationFit:
+        """The same problem on other constants beside those that are fitted."""
+        twin = copy(self)
+        twin.base = base
+        return twin
 
     def constants(self, shift: Floats) -> Constants:
         """Constants that have moved so many widths from their priors."""

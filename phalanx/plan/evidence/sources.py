@@ -28,12 +28,15 @@ class SourceFact(Struct, frozen=True, forbid_unknown_fields=True):
 
     set: dict[str, str]
     source: str = ""
+    model: str = ""
+    gpu: str = ""
+    precision: str = ""
     notes: str = ""
     recompute: str = ""
 
     def holds(self, row: dict[str, str]) -> bool:
         """Whether the row is one of those."""
-        patterns = {"source": self.source, "notes": self.notes, "recompute": self.recompute}
+        patterns = {name: getattr(self, name) for name in self.__struct_fields__ if name != "set"}
         return all(
             re.search(pattern, row.get(column, "").lower())
             for column, pattern in patterns.items()
