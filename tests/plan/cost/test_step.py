@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from phalanx.config import PRESETS
 from phalanx.hardware import Cluster, cluster
 from phalanx.plan import Mapping, Workload, predict
 from phalanx.plan.cost.constants import shipped
+from phalanx.plan.cost.matmul import matmul_seconds
 from phalanx.plan.cost.step import step_time
 from phalanx.plan.grid import grid_of
 from phalanx.plan.machine import machine_of
@@ -102,6 +104,29 @@ def test_the_bubble_is_that_of_the_textbook() -> None:
     )
     folded = structs.replace(one, schedule="zero-bubble", virtual_stages=2)
     assert parts(workload, folded, Software())["bubble"] == 0
+
+
+def test_fused_experts_take_less_than_a_product_after_the_other_and_no_less_than_the_work() -> None:
+    mapping = Mapping(data=8, expert=8, zero=1, micro_batch=4, precision="mxfp8")
+    workload = Workload(model=PRESETS["qwen3-moe-30b-a3b"], sequence=4096, global_batch=512)
+
+    def price(fused: bool) -> dict[str, float]:
+        software = Software(fused_experts=fused)
+        on = machine_of(cluster("gb200-4608"), mapping.gpus)
+        time = step_time(workload, grid_of([mapping]), on, shipped(), software)
+        return {name: float(seconds[0]) for name, seconds in time.parts.items()}
+
+    apart, together = price(False), price(True)
+    assert apart["matmul"] * shipped().expert_matmul < together["matmul"] < apart["matmul"]
+    assert together["elementwise"] < apart["elementwise"]
+    assert together["expert"] == apart["expert"]
+
+
+def test_tiles_of_products_in_one_kernel_share_waves() -> None:
+    on, width = machine_of(cluster("h100-64"), 8), np.array([512.0])
+    alone = matmul_seconds(width, width, width, on, "bfloat16", shipped())
+    many = matmul_seconds(width, width, width, on, "bfloat16", shipped(), together=64.0)
+    assert alone < many < 64 * alone
 
 
 def test_imbalance_slows_experts_and_forced_balance_does_not() -> None:

@@ -52,6 +52,20 @@ def test_forced_balance_is_a_stated_assumption() -> None:
     assert not runs and "neither balanced nor real" in skipped.reason
 
 
+def test_a_release_has_fused_experts_where_its_notes_say_so() -> None:
+    release = "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md [{} NeMo Container]"
+    row = {"gpu": "GB200", "precision": "MXFP8", "experts": "8", "topk": "2"}
+
+    def fused(version: str, **changed: str) -> bool:
+        return one(source=release.format(version), **(row | changed)).software.fused_experts
+
+    assert fused("26.06", model="Qwen3_30B_a3B") and fused("26.06", model="GPT OSS 120B")
+    assert not fused("26.06.01", model="GPT OSS 120B")  # known issue
+    assert not fused("26.04", model="Qwen3_30B_a3B")
+    assert not fused("26.06", model="Qwen3_30B_a3B", precision="bf16")
+    assert not fused("26.06", model="Qwen3_30B_a3B", gpu="H100-80G-SXM", precision="FP8")
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [({"fused": "perhaps"}, "fused"), ({"counted_flops": "all"}, "unknown count of FLOPs")],
