@@ -15,6 +15,8 @@ UNNAMED = "unnamed"
 _MEGATRON = Software(
     name="megatron",
     attention="flash3",
+    fused_casts=True,  # LayerNormLinear of TransformerEngine
+    narrow_gathers=True,  # fp8_param_gather, which its recipes set
     overlap_tensor=True,
     overlap_pipeline=True,
     chunked_loss=False,
@@ -45,8 +47,15 @@ STACKS = {
         _MEGATRON,
         replace(_MEGATRON, name="nemo"),
         _MEGATRON_2021,
-        # Every second matmul is kept by its selective recompute.
-        replace(_FSDP, name="torchtitan", fused=True, reduce_bytes=4, selective_share=0.5),
+        # Every second matmul is kept by its selective recompute; float8 is gathered as such.
+        replace(
+            _FSDP,
+            name="torchtitan",
+            fused=True,
+            narrow_gathers=True,
+            reduce_bytes=4,
+            selective_share=0.5,
+        ),
         # Triton's kernel, norms in 16 bits, a fused loss with its gradient in 16 bits.
         replace(_FSDP, name="llm-foundry", attention="flash", eager_kept=1.0, logit_bytes=4.0),
         # Eager, with blocking sends.

@@ -87,6 +87,8 @@ class Software(Struct, frozen=True, kw_only=True):
     name: str = "phalanx"  # one of STACKS; "" where nobody named it
     attention: AttentionKernel = "flash3"  # flash3 stands for cuDNN's fused kernels as well
     fused: bool = True  # elementwise work is compiled into few passes over memory
+    fused_casts: bool = False  # norms write what the next product reads in its narrow format
+    narrow_gathers: bool = False  # weights travel in the narrow format that multiplies them
     sequence_parallel: bool = True  # the tensor axis also splits what lies between the matmuls
     keeps_gathered: bool = True  # what is gathered for a branch stays for backward, whole
     routed_copies: int = 2  # of routed tokens that stay: as they arrive, and as they return

@@ -150,7 +150,9 @@ class Pass:
             front.add(where[number][0], [(where[number][2], number)])
         for group, stays in groups.items():
             for lane, entries in group.lanes.items():
-                front.add(lane, entries, stays, group.stays[lane])
+                held_ns = group.stays[lane]
+                if held_ns[0] <= stays.longest_ns:  # others would not be looked at
+                    front.add(lane, entries, stays, held_ns)
         looked = 0
         while looked < self._policy.backfill_depth and (found := front.pop()) is not None:
             number, lane, demand, source = found

@@ -169,7 +169,9 @@ def gathered_block_seconds(
     times, logarithmic = software.gathers_per_block, software.logarithmic_gathers
     rest = (ranks, pricing.machine, pricing.constants)
     each = held_elements / times
-    weights = times * all_gather_seconds(pricing.width * each, *rest, logarithmic=logarithmic)
+    weights = times * all_gather_seconds(
+        pricing.gathered_width * each, *rest, logarithmic=logarithmic
+    )
     gradients = times * all_gather_seconds(
         software.reduce_bytes * each, *rest, logarithmic=logarithmic
     )
@@ -196,7 +198,7 @@ def reduced_seconds(
         gradient_bytes, ranks, machine, constants, in_network=software.in_network_reduction
     )
     scattered = all_gather_seconds(gradient_bytes, ranks, machine, constants)
-    weights = all_gather_seconds(pricing.width * held_elements, ranks, machine, constants)
+    weights = all_gather_seconds(pricing.gathered_width * held_elements, ranks, machine, constants)
     sums = np.where(grid.zero == 0, whole, scattered)
     gathers = np.where(grid.zero == 0, 0.0, weights)
     if software.overlap_gradients:

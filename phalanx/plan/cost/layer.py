@@ -63,8 +63,14 @@ class Pricing:
 
     @property
     def width(self) -> float:
-        """Bytes of one activation, or of one weight that is gathered."""
+        """Bytes of one activation."""
         return 4.0 if self.precision == "float32" else 2.0
+
+    @property
+    def gathered_width(self) -> float:
+        """Bytes of one weight that is gathered."""
+        narrow = self.software.narrow_gathers and self.precision in NARROW
+        return 1.0 if narrow else self.width
 
     def memory_seconds(self, nbytes: Floats) -> Floats:
         """Elementwise passes over this many bytes, if they were fused."""
@@ -83,16 +89,18 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
     tokens, t = tokens_of(split, pricing.workload), split.tensor
     total = _Sum(pricing)
     if model.latent is None:
-        total.matmul(tokens, (model.heads + 2 * model.kv_heads) * model.head_dim / t, model.dim)
+        projected = (model.heads + 2 * model.kv_heads) * model.head_dim / t
+        total.matmul(tokens, projected, model.dim, normed=True)
         total.matmul(tokens, model.dim, model.heads * model.head_dim / t)
         rotated = 2 * (model.heads + model.kv_heads) * model.head_dim / t
     else:
         latent = model.latent
         query_rows = model.heads * model.head_dim / t
         if latent.query_rank:
-            total.matmul(tokens, latent.query_rank, model.dim)
+            total.matmul(tokens, latent.query_rank, model.dim, normed=True)
         total.matmul(tokens, query_rows, latent.query_rank or model.dim)
-        total.matmul(tokens, latent.key_value_rank + latent.rope_head_dim, model.dim)
+        compressed = latent.key_value_rank + latent.rope_head_dim
+        total.matmul(tokens, compressed, model.dim, normed=True)
         up = model.heads * (latent.content_head_dim + latent.value_head_dim) / t
         total.matmul(tokens, up, latent.key_value_rank)
         total.matmul(tokens, model.dim, model.heads * latent.value_head_dim / t)
@@ -101,7 +109,7 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
         hidden = _expert_matmuls(total, split, pricing)
     else:
         gates = 2 if is_gated(model) else 1
-        total.matmul(tokens, gates * model.ffn / t, model.dim)
+        total.matmul(tokens, gates * model.ffn / t, model.dim, normed=True)
         total.matmul(tokens, model.dim, model.ffn / t)
         hidden = (gates + 1) * model.ffn / t * tokens
     # Two norms and two residual sums read and write the stream; sequence parallelism splits it.
@@ -195,12 +203,14 @@ class _Sum:
         n: Floats | float,
         k: Floats | float,
         precision: Precision | None = None,
+        *,
+        normed: bool = False,
     ) -> None:
-        """One product."""
+        """One product; ``normed``: of what a norm has written."""
         precision = precision or self.pricing.precision
         self._add(m, n, k, precision)
         if precision in NARROW:
-            self._cast(m, n, k)
+            self._cast(m, n, k, fused=normed and self.pricing.software.fused_casts)
 
     def grouped(
         self, m: Floats, n: Floats | float, k: Floats | float, experts: Floats | float
@@ -233,7 +243,9 @@ class _Sum:
         if pricing.workload.trains == "all":
             self.backward = self.backward + times * matmul_seconds(n, k, m, *rest) + start
 
-    def _cast(self, m: Floats, n: Floats | float, k: Floats | float) -> None:
-        """Read in 16 bits for the largest value and again to cast, written in two layouts."""
-        self.casts = self.casts + self.pricing.memory_seconds(4.0 * m * k)
+    def _cast(
+        self, m: Floats, n: Floats | float, k: Floats | float, *, fused: bool = False
+    ) -> None:
+        """Read in 16 bits and written in two layouts; ``fused``: where it is made, unread."""
+        self.casts = self.casts + self.pricing.memory_seconds((2.0 if fused else 4.0) * m * k)
         self.casts_backward = self.casts_backward + self.pricing.memory_seconds(4.0 * m * n)
