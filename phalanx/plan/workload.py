@@ -28,13 +28,17 @@ Precision = Literal["float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4"]
 AttentionKernel = Literal["unfused", "flash", "flash2", "flash3"]
 
 
+# Spread of the experts' loads over their mean, by how tokens are routed: as they want, or forced.
+ROUTING_SKEW = {"real": 0.6, "balanced": 0.0}
+
+
 class Workload(Struct, frozen=True, kw_only=True):
     """A model and one step's data. ``model`` must be resolved (no zeros to fill in)."""
 
     model: Model
     sequence: int  # tokens in a sample
     global_batch: int  # samples in a step
-    routing_skew: float = 0.6  # spread of the experts' loads over their mean; 0: forced balance
+    routing_skew: float = ROUTING_SKEW["real"]
     trains: Literal["all", "adapters"] = "all"  # adapters: no gradients of the weights themselves
     state: StateFormat = "float32"  # of the optimizer's moments
 

@@ -11,7 +11,7 @@ from phalanx.cli.option_struct import option, with_options
 from phalanx.config import STATE_FORMATS
 from phalanx.plan.question.request import OBJECTIVES, PlanRequest
 from phalanx.plan.stacks import STACKS, UNNAMED
-from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
+from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, ROUTING_SKEW, SCHEDULES
 
 PIN = "Fix a part of the mapping"
 
@@ -75,6 +75,15 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         "",
     ),
+    "routing": (
+        Annotated[
+            str,
+            _option(
+                "--routing", help=f"Of tokens to experts: {_words(tuple(ROUTING_SKEW))} (forced)."
+            ),
+        ],
+        "",
+    ),
     "tensor": (Annotated[int | None, _option("--tp", help="Tensor.", panel=PIN)], None),
     "pipeline": (Annotated[int | None, _option("--pp", help="Pipeline.", panel=PIN)], None),
     "data": (Annotated[int | None, _option("--dp", help="Replicas.", panel=PIN)], None),
@@ -109,7 +118,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; it receives them as its first argument, a Request.
 
-    Six commands with the same twenty-four parameters would otherwise repeat them six times.
+    Six commands with the same twenty-five parameters would otherwise repeat them six times.
     """
     declared = [option(name, kind, default) for name, (kind, default) in OPTIONS.items()]
     return with_options(command, declared, PlanRequest)

@@ -17,10 +17,9 @@ from msgspec import Struct, convert
 from phalanx.config import ConfigError
 from phalanx.plan.evidence.fields import SkippedRowError
 from phalanx.plan.stacks import STACKS, TRAITS, typical_software, with_traits
-from phalanx.plan.workload import Mapping, Software
+from phalanx.plan.workload import ROUTING_SKEW, Mapping, Software
 
 UNKNOWN_STACK = "stack is not one that is known; its traits are taken as typical"
-REAL_SKEW = 0.6  # spread of the experts' loads over their mean where nobody forces balance
 
 
 class SourceFact(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,9 +99,9 @@ def routing_skew_of(row: dict[str, str]) -> float:
     """Spread of the experts' loads over their mean: none where balance is forced."""
     text = row.get("routing", "").lower()
     if not text or "real" in text:
-        return REAL_SKEW
+        return ROUTING_SKEW["real"]
     if "balanc" in text:
-        return 0.0
+        return ROUTING_SKEW["balanced"]
     raise SkippedRowError(f"routing = {text!r} is neither balanced nor real")
 
 

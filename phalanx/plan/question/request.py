@@ -31,6 +31,7 @@ from phalanx.plan.workload import (
     OFFLOADS,
     PRECISIONS,
     RECOMPUTES,
+    ROUTING_SKEW,
     SCHEDULES,
     Software,
     Workload,
@@ -86,6 +87,7 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     precision: str = ""
     offload: str = ""
     optimizer_state: str = ""
+    routing: str = ""  # of tokens to experts
     price: float | None = None
     failure_rate: str = ""
     recovery_seconds: float | None = None
@@ -142,6 +144,7 @@ def understand(request: PlanRequest) -> PlanQuestion:
             sequence=sequence,
             global_batch=batch,
             state=_state(request.optimizer_state) if request.optimizer_state else state,
+            routing_skew=_routing_skew(request.routing, model, assumed),
         ),
         cluster=on,
         tokens=tokens,
@@ -202,6 +205,17 @@ def _state(text: str) -> StateFormat:
             return known
     words = did_you_mean(text, STATE_FORMATS)
     raise ConfigError("optimizer-state", text, "no such format of the optimizer's moments", words)
+
+
+def _routing_skew(text: str, model: Model, assumed: list[str]) -> float:
+    if text and model.moe is None:
+        raise ConfigError("routing", text, "the model has no experts", "leave it out")
+    if text and text not in ROUTING_SKEW:
+        fix = did_you_mean(text, list(ROUTING_SKEW))
+        raise ConfigError("routing", text, "no such routing", fix)
+    if model.moe is not None and not text:
+        assumed.append(f"real routing: experts' loads spread by {ROUTING_SKEW['real']:.0%}")
+    return ROUTING_SKEW[text or "real"]
 
 
 def _samples(tokens: int, sequence: int) -> int:

@@ -36,6 +36,16 @@ def test_a_budget_that_nobody_gave_follows_from_the_model() -> None:
     assert question.tokens == pytest.approx(20 * 8.03e9, rel=0.01)
 
 
+def test_routing_is_a_stated_assumption_of_mixtures_of_experts() -> None:
+    question = ask(model="deepseek-v3", sequence="4k", batch="16M")
+    assert question.workload.routing_skew == 0.6 and "loads spread" in question.assumed[0]
+    forced = ask(model="deepseek-v3", sequence="4k", batch="16M", routing="balanced")
+    assert forced.workload.routing_skew == 0 and forced.assumed == ()
+    for model, routing in (("deepseek-v3", "random"), ("llama3-405b", "real")):
+        with pytest.raises(ConfigError, match="routing"):
+            ask(model=model, routing=routing)
+
+
 def test_a_gpu_without_bfloat16_computes_in_float16() -> None:
     question = ask(cluster="v100-1024")
     assert question.pins == {"precision": "float16"}
