@@ -42,7 +42,8 @@ class Code(StrEnum):
     @classmethod
     def of(cls, why: Reason) -> Self | None:
         """The member that a reason was made from; None: from none of these."""
-        return next((code for code in cls if code.value == why.code), None)
+        found = cls._value2member_map_.get(why.code)
+        return found if isinstance(found, cls) else None
 
 
 def in_gpu_hours(gpu_seconds: int) -> str:
