@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.config import Moe
 from phalanx.plan.cost.collectives import (
     CommGroups,
     all_gather_seconds,
@@ -148,8 +149,7 @@ def _expert_seconds(split: Split, pricing: Pricing) -> Floats:
     width = pricing.width if pricing.precision not in NARROW else 1.5
     nbytes = width * tokens * moe.top_k * model.dim
     domains = ranks.domains
-    distinct = domains * (1 - (1 - 1 / domains) ** moe.top_k)
-    dedup = np.where(domains > 1, distinct / moe.top_k, 1.0)
+    dedup = np.where(domains > 1, visited_domains(domains, moe) / moe.top_k, 1.0)
     share = pod_share(split.expert, np.full_like(split.expert, np.inf), machine)
     network = machine.network_bandwidth * constants.network * share
     outside = nbytes * dedup * (domains - 1) / domains / network
@@ -158,6 +158,24 @@ def _expert_seconds(split: Split, pricing: Pricing) -> Floats:
     )
     both = 2 * np.maximum(inside, outside) / constants.expert_exchange
     return np.where(split.expert > 1, both, 0.0)
+
+
+def visited_domains(domains: Floats, moe: Moe) -> Floats:
+    """Domains in which a token has experts, on average over balanced tokens.
+
+    Neighbouring experts share a domain: where a token visits some groups of them, it is only in
+    the domains of those.
+    """
+    wide = domains * moe.top_groups / moe.groups  # of groups that lie across domains
+    narrow = _hit(domains, moe.top_groups)  # of groups that share them
+    allowed = np.where(domains >= moe.groups, np.maximum(wide, 1.0), narrow)
+    return _hit(allowed if moe.groups > 1 else domains, moe.top_k)
+
+
+def _hit(places: Floats, draws: int) -> Floats:
+    """How many of some places are met in so many draws."""
+    met: Floats = places * (1 - (1 - 1 / places) ** draws)
+    return met
 
 
 def gathered_block_seconds(

@@ -53,8 +53,12 @@ def model_of(row: dict[str, str], pipeline: int) -> Model:
 
 
 def _experts(row: dict[str, str], ffn: int, dense_first: bool) -> Moe:
-    """DeepSeek's shape (a dense width beside the experts') has a shared expert as well."""
-    first = (3 if "deepseek" in row.get("model", "").lower() else 1) if dense_first else 0
+    """DeepSeek's shape (a dense width beside the experts') has a shared expert as well.
+
+    DeepSeek-V3 itself sends a token to four of eight groups of experts (arXiv:2412.19437).
+    """
+    deepseek = dense_first and "deepseek" in row.get("model", "").lower()
+    first = (3 if deepseek else 1) if dense_first else 0
     return Moe(
         experts=integer(row, "experts"),
         top_k=min(integer(row, "topk"), integer(row, "experts")),
@@ -62,6 +66,8 @@ def _experts(row: dict[str, str], ffn: int, dense_first: bool) -> Moe:
         shared_experts=1 if dense_first else 0,
         shared_ffn=ffn if dense_first else 0,
         first_dense_layers=first,
+        groups=8 if deepseek else 1,
+        top_groups=4 if deepseek else 1,
     )
 
 
