@@ -34,6 +34,7 @@ HUBER = 1.5  # deviations beyond which a run counts linearly
 ROUNDS = 6
 STEP = 0.05  # of a prior's width, for derivatives
 LEAST_PROJECTS = 3
+SHARES = ("matmul", "attention", "memory")  # of what the data sheet promises: all of it at most
 # Spreads before any run is seen: of runs, between stacks, and of traits that nobody named.
 PRIOR_SPREADS = {"dense": 0.08, "moe": 0.16, "communication": 0.3}
 PRIOR_SPREADS |= {"software:dense": 0.06, "software:moe": 0.12}
@@ -130,6 +131,7 @@ class CalibrationFit:
         }
         for knob, amount in zip(self.knobs, shift, strict=True):
             value = knob.prior * float(np.exp(knob.width * amount))
+            value = min(1.0, value) if knob.field in SHARES else value
             if knob.key:
                 tables[knob.field][knob.key] = value
             else:

