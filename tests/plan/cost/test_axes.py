@@ -9,8 +9,8 @@ from phalanx.config import Moe
 from phalanx.plan.cost.axes import visited_domains
 
 
-def visited(domains: int, **groups: int) -> float:
-    moe = Moe(experts=256, top_k=8, ffn=2048, **groups)
+def visited(domains: int, groups: int = 1, top_groups: int = 1) -> float:
+    moe = Moe(experts=256, top_k=8, ffn=2048, groups=groups, top_groups=top_groups)
     return float(visited_domains(np.array([float(domains)]), moe)[0])
 
 
@@ -22,8 +22,8 @@ def test_a_token_meets_each_domain_once_however_many_experts_it_has_there() -> N
 
 
 def test_groups_of_experts_bound_the_domains_of_a_token() -> None:
-    deepseek = {"groups": 8, "top_groups": 4}
-    assert visited(8, **deepseek) < 4 < visited(8)
-    assert visited(4, **deepseek) < visited(4)
-    assert visited(32, **deepseek) == pytest.approx(visited(16))  # half of the domains are its own
-    assert visited(1, **deepseek) == 1
+    deepseek = (8, 4)
+    assert visited(8, *deepseek) < 4 < visited(8)
+    assert visited(4, *deepseek) < visited(4)
+    assert visited(32, *deepseek) == pytest.approx(visited(16))  # half of the domains are its own
+    assert visited(1, *deepseek) == 1
