@@ -6,7 +6,7 @@ push it back, however often the queue is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from msgspec import structs
@@ -212,16 +212,25 @@ def stays_until_ns(policy: QueuePolicy, job: Job) -> int:
     return job.started_ns + max(policy.least_run_ns, min(earned, policy.most_stay_ns))
 
 
-def askable_times(view: View) -> Iterator[int]:
-    """When each running job can first be asked to leave, or to give up replicas."""
-    policy = view.policy.queue
-    for number in view.active:
-        job = view.jobs[number]
-        if job.preemptions or job.waited_ns >= policy.starving_ns:
-            yield stays_until_ns(policy, job)
-            if not job.spec.gang.least_replicas:
-                continue
-        yield job.started_ns + policy.least_run_ns
+def first_askable_ns(view: View, after_ns: int, soon_ns: int) -> int | None:
+    """When a running job can first be asked to leave, or to give up replicas, later than a time.
+
+    All times up to ``soon_ns`` are alike: any of them is returned.
+    """
+    policy, jobs, first = view.policy.queue, view.jobs, None
+    starving_ns, least_run_ns = policy.starving_ns, policy.least_run_ns
+    for number in view.active:  # thousands of them, at every look: no calls for most
+        job = jobs[number]
+        at_ns = job.started_ns + least_run_ns
+        if job.preemptions or job.waited_ns >= starving_ns:
+            stays_ns = stays_until_ns(policy, job)
+            if not job.spec.gang.least_replicas or at_ns <= after_ns < stays_ns:
+                at_ns = stays_ns
+        if at_ns > after_ns and (first is None or at_ns < first):
+            first = at_ns
+            if first <= soon_ns:
+                break
+    return first
 
 
 def on_loan(held_by_team: dict[str, int], view: View, lender: str) -> dict[int, None]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.queue import windows
-from phalanx.cluster.queue.claims import askable_times
+from phalanx.cluster.queue.claims import first_askable_ns
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.window_nodes import WindowNodes
 from phalanx.cluster.state import View
@@ -42,5 +42,5 @@ def _askable_ns(view: View, tried_ns: int) -> int | None:
     """When somebody can first be asked to leave who could not when a job last tried."""
     soonest = tried_ns + view.policy.queue.replan_ns
     after = tried_ns if soonest > view.now_ns else view.now_ns
-    ripe = min((at for at in askable_times(view) if at > after), default=None)
+    ripe = first_askable_ns(view, after, soonest)
     return None if ripe is None else max(ripe, soonest)
