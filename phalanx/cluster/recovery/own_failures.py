@@ -75,7 +75,7 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
         return None  # it is about to leave, and forms only to save what it has
     if gang.phase == "restoring" and gang.source == "remote" and ctx.storage_away:
         return None  # nobody could have restored it
-    _clear_if_sound(ctx, job, failure)
+    clear_if_sound(ctx, job, failure.cause)
     if storage:
         job.storage_failures += 1
         wait = _disk_full if failure.cause == Cause.DISK_FULL else _storage_away
@@ -119,11 +119,11 @@ def _secured(ctx: Context, job: Job) -> int:
     return max(job.committed if kept else 0, job.durable)
 
 
-def _clear_if_sound(ctx: Context, job: Job, failure: ReportedFailure) -> None:
+def clear_if_sound(ctx: Context, job: Job, cause: str) -> None:
     """A gang that ran well for long enough has used none of its retries; an interval ends, too."""
     policy, gang = ctx.policy.recovery, gang_of(job)
     ran_ns = ctx.now_ns - gang.since_ns if gang.phase in ("running", "draining") else 0
-    if ran_ns >= policy.healthy_ns and failure.cause != Cause.HANG:
+    if ran_ns >= policy.healthy_ns and cause != Cause.HANG:
         job.retries_used = 0
         if not job.step:  # a program that tells no steps has no other progress
             job.failures_there, job.failed_step = 0, -1
