@@ -40,6 +40,9 @@ def ledger(
         print("productive time is whole steps: no plan says how much of them is communication")
     if int(book["buckets"].get("unreported", 0)):
         print("unreported time is of programs that report no steps: phalanx.worker() would tell")
-    print(f"goodput {book['goodput']:.2%}, ETTR {book['ettr']:.2%}, ${book['dollars']:.2f}")
+    achieved = "goodput and ETTR are unknown"
+    if book["goodput"] is not None:
+        achieved = f"goodput {book['goodput']:.2%}, ETTR {book['ettr']:.2%}"
+    print(f"{achieved}, ${book['dollars']:.2f}")
     if sum(map(int, book["buckets"].values())) != total:
         fail("the buckets do not sum to the allocation")

@@ -72,10 +72,8 @@ def _fleet(call: Call) -> list[Family]:
                 [({"bucket": bucket}, value) for bucket, value in seconds.items()],
             )
         )
-        ratio = share.goodput_ppm / 1e6
-        families.append(
-            Family("phalanx_goodput_ratio", "gauge", "Goodput of the fleet.", [({}, ratio)])
-        )
+        ratio = [({}, share.goodput_ppm / 1e6)] if share.steps_known else []
+        families.append(Family("phalanx_goodput_ratio", "gauge", "Goodput of the fleet.", ratio))
     return families
 
 
