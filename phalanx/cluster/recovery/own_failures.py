@@ -62,7 +62,9 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
     if cause.domain == "hardware" or cause.node == "replace" or failure.cause == Cause.LOST_PEER:
         return None
     here = max(ctx.ledger.accounts[job.id].step, failure.step)
-    sentence = f"{failure.cause} at step {here}" + (f": {failure.detail}" if failure.detail else "")
+    known = here or job.spec.reports_steps  # a program may never tell of one
+    sentence = failure.cause + (f" at step {here}" if known else "")
+    sentence += f": {failure.detail}" if failure.detail else ""
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], sentence)
     if not cause.blames_job:
         _pause_between_kills(ctx, job)
