@@ -14,6 +14,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.leave_cause import LeaveCause
+from phalanx.cluster.jobs.measured import reports_steps
 from phalanx.cluster.reasons import Code, Reason, reason
 
 EVIDENCE_KEPT = 5
@@ -32,6 +33,7 @@ class GivenUp(Code):
     CANNOT_RUN = "cannot_run"
     NO_FORMATION = "no_formation"
     SAME_STEP = "same_step"
+    SAME_ERROR = "same_error"
     RETRIES = "retries"
 
 
@@ -62,8 +64,7 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
     if cause.domain == "hardware" or cause.node == "replace" or failure.cause == Cause.LOST_PEER:
         return None
     here = max(ctx.ledger.accounts[job.id].step, failure.step)
-    known = here or job.spec.reports_steps  # a program may never tell of one
-    sentence = failure.cause + (f" at step {here}" if known else "")
+    sentence = failure.cause + (f" at step {here}" if here or reports_steps(job) else "")
     sentence += f": {failure.detail}" if failure.detail else ""
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], sentence)
     if not cause.blames_job:
@@ -154,8 +155,10 @@ def _too_many(ctx: Context, job: Job, failure: ReportedFailure, sentence: str) -
     if job.failed_formations >= policy.failed_formations:
         return GivenUp.NO_FORMATION.because(times=job.failed_formations, evidence=sentence)
     if job.failures_there >= policy.same_step_failures:
-        facts = {"step": job.failed_step, "times": job.failures_there}
-        return GivenUp.SAME_STEP.because(**facts, evidence=sentence)
+        times = job.failures_there
+        if not reports_steps(job):
+            return GivenUp.SAME_ERROR.because(times=times, evidence=sentence)
+        return GivenUp.SAME_STEP.because(step=job.failed_step, times=times, evidence=sentence)
     if job.retries_used > job.spec.retries:
         minutes = policy.retry_interval_ns // (60 * SECOND_NS)
         return GivenUp.RETRIES.because(retries=job.spec.retries, minutes=minutes, evidence=sentence)

@@ -129,5 +129,13 @@ def test_a_failure_of_a_program_without_steps_is_at_no_step() -> None:
     drive = Drive()
     job = started(drive)
     node = job.placement.nodes[0]
-    drive.tell(WorkerExited(job=job.id, generation=1, node=node, rank=0, cause="user_error"))
-    assert job.evidence == ("user_error",)
+    for generation in (1, 2, 3):
+        assert not job.ended
+        drive.tell(
+            WorkerExited(job=job.id, generation=generation, node=node, rank=0, cause="user_error")
+        )
+        drive.settle(job)
+        if not job.ended:
+            drive.run(job)
+    assert job.evidence == ("user_error",) * 3
+    assert str(job.why).startswith("failed 3 times in a row the same way")
