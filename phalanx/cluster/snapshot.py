@@ -17,7 +17,7 @@ from phalanx.cluster.state import Reservation, View
 
 # Of all that a log holds: events, commands, snapshots of the core and what the shell remembers.
 # tests/control/test_log_format.py fails when one of them changes and this number does not.
-FORMAT_VERSION = 15
+FORMAT_VERSION = 16
 OLDEST_FORMAT = 1  # that is still read: what came later has defaults
 
 

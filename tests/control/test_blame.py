@@ -146,3 +146,68 @@ def test_a_program_that_pauses_too_long_goes_on_from_memory_and_is_saved_in_the_
         assert int(line[2]) >= 9 and float(line[3]) == int(line[2])
     saved = latest(tmp_path / f"phalanx-job-{job}" / "checkpoints")
     assert saved is not None and stored_tensors(saved).keys() == {"w"}
+
+
+# Rank 0 ends with an error as soon as the other one is gone, as a rank in a collective does. The
+# second start has no peer to lose: it ends.
+PEERS = """
+import os, socket, time
+from pathlib import Path
+
+if os.environ["PHALANX_GENERATION"] != "1":
+    raise SystemExit
+place = Path("port")
+if os.environ["RANK"] == "0":
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Path("written").write_text(str(server.getsockname()[1]))
+        Path("written").rename(place)
+        peer, _ = server.accept()
+        Path("met").touch()
+        raise ConnectionError("closed by peer" + peer.recv(1).decode())
+while not place.exists():
+    time.sleep(0.02)
+with socket.create_connection(("127.0.0.1", int(place.read_text()))):
+    time.sleep(600)
+"""
+# The same with our client: after its third step it makes none that is handed over.
+CLIENTS = """
+import os, time
+from pathlib import Path
+import torch, torch.distributed as dist
+import phalanx
+
+dist.init_process_group("gloo")
+worker, state = phalanx.worker(), {"w": torch.zeros(10)}
+step = worker.restore(state)
+first = os.environ["PHALANX_GENERATION"] == "1"
+while step < 3:
+    step += 1
+    worker.snapshot(step, state)
+    worker.stepped(step)
+while first:
+    Path("met").touch()
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.05)
+"""
+SHORT_LEASE = """
+[timeouts]
+heartbeat_ns = 2_000_000_000
+missed_heartbeats = 2
+reconnect_ns = 1_000_000_000
+"""  # a program starts elsewhere five seconds after its node's last word
+
+
+@pytest.mark.parametrize("program", [PEERS, pytest.param(CLIENTS, marks=pytest.mark.soak)])
+def test_a_program_whose_second_node_is_lost_is_not_blamed_for_the_error_of_the_first(
+    tmp_path: Path, program: str
+) -> None:
+    (tmp_path / "peers.py").write_text(program)
+    with TrialCluster(tmp_path, nodes=3, gpus_per_node=1, policy=SHORT_LEASE) as cluster:
+        ranks = ("--world-size", "2", "--slot-gpus", "1", "--retries", "0")
+        job = cluster.submit(*ranks, "--", sys.executable, "peers.py")
+        cluster.wait((tmp_path / "met").exists, "its ranks to meet", 60)
+        cluster.kill_node(cluster.node_of(1, job))
+        assert cluster.wait_ended(job, END_SECONDS) == "done", cluster.job(job)["why"]
+        assert (cluster.job(job)["generation"], cluster.job(job)["retries_used"]) == (2, 0)
+        causes = {event["cause"] for event in cluster.events("WorkerExited", job)}
+        assert causes <= {"user_error"}

@@ -228,6 +228,19 @@ def agents(folder: Path) -> list[int]:
     ]
 
 
+def check_figures(where: tuple[str, ...], job: int) -> None:
+    """Of a program that ran and told of no step nobody says how many, or how well it ran."""
+    (line,) = [
+        words
+        for text in phalanx("ps", *where, "--all").stdout.splitlines()
+        if (words := text.split())[:1] == [str(job)]
+    ]
+    assert line[5] == "-" and line[6] not in ("0", "0s", "-")
+    assert "none was told of" in phalanx("show", *where, str(job)).stdout
+    spent = phalanx("ledger", *where, str(job)).stdout
+    assert "unreported" in spent and "goodput and ETTR are unknown" in spent
+
+
 def test_whoever_waits_for_a_job_is_told_how_it_ended(tmp_path: Path) -> None:
     given, work = tmp_path / "given.env", tmp_path / "work"
     given.write_text("FROM_FILE=file\n")
@@ -259,6 +272,7 @@ def test_whoever_waits_for_a_job_is_told_how_it_ended(tmp_path: Path) -> None:
         asked = phalanx("cancel", *where, "4")
         assert "SIGTERM" in asked.stdout
         wait_until(lambda: (work / "said").read_text() == "tidied up\n")
+        check_figures(where, 4)
         (agent,) = agents(tmp_path)
         os.kill(agent, signal.SIGKILL)
         wait_until(lambda: agents(tmp_path) not in ([], [agent]))

@@ -15,6 +15,7 @@ found etcd || packages+=(etcd-server)
 found kubectl || packages+=(kubernetes-client)
 found go || packages+=(golang-go)
 found dpkg-source || packages+=(dpkg-dev)
+found rsync || packages+=(rsync)  # its makefile copies what it has built with it
 if [ ${#packages[@]} -gt 0 ]; then
   [ "$(id -u)" = 0 ] || { echo "not installed: ${packages[*]}" >&2; exit 1; }
   apt-get update -qq

@@ -61,6 +61,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
         made.admin.ask("POST", "/api/v1/persistentvolumes", {**about, "spec": volume})
         path = "/api/v1/namespaces/default/persistentvolumeclaims"
         made.admin.ask("POST", path, {**about, "spec": claim})
+        # A pod that finds it unbound is looked at again only when minutes have passed.
+        phase = lambda: made.admin.ask("GET", f"{path}/runs")["status"].get("phase")  # noqa: E731
+        wait(lambda: phase() == "Bound", "the claim to be bound")
         yield made
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.cli.connection import connected
+from phalanx.cli.jobs.ps import steps_of
 from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import print_json
 from phalanx.cli.tables import plain, span, when
@@ -123,8 +124,9 @@ def _head(status: Status, ledger: LedgerOut) -> Text:
     made.append(f" {status.free_gpus:,} of {status.gpus:,} free")
     if ledger.fleet is not None and ledger.fleet.gpu_ns:
         share = ledger.fleet
+        goodput = f"{share.goodput_ppm / 1e4:.1f} %" if share.steps_known else "unknown"
         made.append(
-            f"   goodput {share.goodput_ppm / 1e4:.1f} %, {share.gpu_ns / HOUR_NS:,.1f} GPU-h, "
+            f"   goodput {goodput}, {share.gpu_ns / HOUR_NS:,.1f} GPU-h, "
             f"${share.micro_dollars / 1e6:,.2f}"
         )
     if status.problem:
@@ -153,12 +155,11 @@ def _jobs(jobs: list[JobOut], most_rows: int, width: int) -> Table:
     made.add_column("WHY", no_wrap=True, overflow="ellipsis", ratio=1)
     for job in jobs[:most_rows]:
         mark, style = MARKS[job.state]
-        step = f"{job.step}/{job.steps}" if job.steps else str(job.step)
         cells = [
             Text(plain(f"{job.id} {job.name[:18]}")),
             Text(f"{mark} {job.phase or job.state}", style=style),
             Text(f"{job.gpus:,}"),
-            Text(step),
+            Text(steps_of(job)),
             _bar(job.step / job.steps, 12) if job.steps else Text(""),
             Text(f"{job.step_seconds:.2f}" if job.step_seconds else ""),
             Text("" if job.loss is None else f"{job.loss:.3f}"),

@@ -49,11 +49,17 @@ def ps(
         return
     made = table("JOB", "NAME", "TEAM", "STATE", "GPUS", "STEP", "RAN", "WHY")
     for job in jobs:
-        steps = f"{job.step}/{job.steps}" if job.steps else job.step
         ran = span(job.ran_seconds)
         number, name, states = _identity(job)
-        add_row(made, number, name, job.team, states, job.gpus, steps, ran, job.why.text)
+        add_row(made, number, name, job.team, states, job.gpus, steps_of(job), ran, job.why.text)
     print_table(made)
+
+
+def steps_of(job: JobOut) -> str:
+    """How far a job is; "-" of one that has told of no step, as a program may never do."""
+    if job.steps:
+        return f"{job.step}/{job.steps}"
+    return str(job.step) if job.step else "-"
 
 
 def _identity(job: JobOut) -> tuple[str, str, str]:

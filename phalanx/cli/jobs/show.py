@@ -12,7 +12,7 @@ from phalanx.cli.options import JobOrRun, Json, ServerUrl, State
 from phalanx.cli.output import print_json
 from phalanx.cli.tables import add_row, plain, print_table, span, table, when
 from phalanx.cluster.jobs.job import JobSpec
-from phalanx.control.wire.api_types import JobDetail, NodeList, NodeOut
+from phalanx.control.wire.api_types import JobDetail, JobOut, NodeList, NodeOut
 
 app = typer.Typer()
 
@@ -75,13 +75,7 @@ def _describe(detail: JobDetail) -> dict[str, str]:
         "state": f"{job.state}: {job.why.text}",
         "gang": f"{job.replicas} replicas, {job.gpus} GPUs, generation {job.generation}"
         + (f", {job.phase}" if job.phase else ""),
-        "step": f"{job.step}"
-        + (f" of {job.steps}" if job.steps else "")
-        + (
-            " (as it prints; what it saves is its own)"
-            if job.printed
-            else f" ({job.committed} in memory, {job.durable} durable)"
-        ),
+        "step": _progress(job),
         "step time": f"{job.step_seconds:.3f} s" if job.step_seconds else "not measured yet",
         **({"planned": detail.plan.summary()} if detail.plan and detail.plan.summary() else {}),
         **({"not planned": detail.plan.problem} if detail.plan and detail.plan.problem else {}),
@@ -94,6 +88,16 @@ def _describe(detail: JobDetail) -> dict[str, str]:
         "failures": "; ".join(detail.evidence) or "none",
         "lost": _lost(detail),
     }
+
+
+def _progress(job: JobOut) -> str:
+    """How far a job is, and what is safe of it."""
+    if not job.step and not job.steps:
+        return "none was told of"
+    reached = f"{job.step}" + (f" of {job.steps}" if job.steps else "")
+    if job.printed:
+        return f"{reached} (as it prints; what it saves is its own)"
+    return f"{reached} ({job.committed} in memory, {job.durable} durable)"
 
 
 def _expected(detail: JobDetail) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.connection import REFUSED, connected
+from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import print_json
 from phalanx.cli.tables import plain
 from phalanx.control.client.client import ClientError
@@ -17,6 +18,23 @@ from phalanx.control.wire.api_types import Done
 
 Numbers = Annotated[list[int], typer.Argument(metavar="JOB…", min=1, help="Numbers.")]
 WholeArray = Annotated[bool, typer.Option("--array", help="All jobs of the array of each.")]
+
+
+def order_command(order: str, summary: str) -> typer.Typer:
+    """A command that gives an order about jobs, or about the whole arrays of them."""
+    app = typer.Typer()
+
+    @app.command(order, help=summary)
+    def give_order(
+        jobs: Numbers,
+        array: WholeArray = False,
+        server: ServerUrl = "",
+        state: State = None,
+        json: Json = False,
+    ) -> None:
+        order_jobs(order, jobs, array=array, server=server, state=state, json=json)
+
+    return app
 
 
 def order_jobs(

@@ -30,16 +30,20 @@ def ledger(
         return
     total = int(book["allocation_gpu_ns"])
     shown = table("bucket", "GPU-hours", "share")
-    for name, text in book["buckets"].items():
-        if int(text):
+    buckets = {name: int(text) for name, text in book["buckets"].items()}
+    for name, gpu_ns in buckets.items():
+        if gpu_ns:
             words = f"{name} (estimated)" if name in book["estimated"] else name
-            add_row(shown, words, f"{int(text) / 3.6e12:.4f}", f"{int(text) / total:.2%}")
+            add_row(shown, words, f"{gpu_ns / 3.6e12:.4f}", f"{gpu_ns / total:.2%}")
     add_row(shown, "allocation", f"{total / 3.6e12:.4f}", "100.00%")
     print_table(shown)
-    if not int(book["buckets"].get("exposed_communication", 0)):
+    if buckets.get("productive") and not buckets.get("exposed_communication"):
         print("productive time is whole steps: no plan says how much of them is communication")
-    if int(book["buckets"].get("unreported", 0)):
+    if buckets.get("unreported"):
         print("unreported time is of programs that report no steps: phalanx.worker() would tell")
-    print(f"goodput {book['goodput']:.2%}, ETTR {book['ettr']:.2%}, ${book['dollars']:.2f}")
-    if sum(map(int, book["buckets"].values())) != total:
+    achieved = "goodput and ETTR are unknown"
+    if book["goodput"] is not None:
+        achieved = f"goodput {book['goodput']:.2%}, ETTR {book['ettr']:.2%}"
+    print(f"{achieved}, ${book['dollars']:.2f}")
+    if sum(buckets.values()) != total:
         fail("the buckets do not sum to the allocation")

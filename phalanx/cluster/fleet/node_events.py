@@ -195,7 +195,7 @@ def missing(ctx: Context, job: Job, node: int, holding: Holding | None, *, kept:
     if gang.phase in ("joining", "restoring", "draining"):
         for order in outstanding(ctx, job):
             ctx.emit((node,), order)
-    elif gang.phase == "running" and generation != job.generation:
+    elif generation != job.generation and (gang.phase == "running" or gang.unconfirmed is not None):
         broken(ctx, job, node, Cause.AGENT_RESTARTED, lost=holding is None and not kept)
 
 

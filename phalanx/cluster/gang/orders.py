@@ -76,7 +76,10 @@ def _told(job: Job) -> tuple[int, int]:
 
 def go_order(job: Job) -> Go:
     """The order to make steps."""
-    told = reason("go", step=gang_of(job).restored)
+    step = gang_of(job).restored
+    told = reason("go", step=step)
+    if not step and not job.spec.reports_steps:
+        told = reason("go_program")  # which may go on by itself, nobody knows from where
     return Go(reason=told, job=job.id, generation=job.generation)
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from phalanx.cluster.gang.remembered import Dispute, Kept, Loss
 from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.plan_record import PlanInterval, PlanRecord
-from phalanx.cluster.protocol.messages import Source, StepsPrinted
+from phalanx.cluster.protocol.messages import Source, StepsPrinted, WorkerExited
 from phalanx.cluster.reasons import Reason
 from phalanx.plan.cost.traffic import AxisTraffic
 
@@ -268,6 +268,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     node_groups: dict[str, dict[str, int]] = {}  # nodes by kind and group, as it began or at a look
     told_rate: int = 0  # how often nodes fail that its workers were told of; 0: the policy's
     aged_ns: int = 0  # its time is counted by its nodes' groups up to then
+    unconfirmed: WorkerExited | None = None  # may follow from a lost node: waits for all to answer
     interrupted: str | None = None  # the kind that it ran on, until it is known what broke
     saves: int = 0  # times that it formed again while it was to leave
     only_saves: bool = False  # this generation writes what it restored, and makes no step

@@ -2,7 +2,8 @@
 
 ``ettr``: time of steps that are kept, what slow nodes added left out, over the time that workers
 held their GPUs. ``goodput``: what those steps computed (data waits left out too), over all GPU time
-that was held, idle spares included; for the fleet, over all GPU time there was.
+that was held, idle spares included; for the fleet, over all GPU time there was. Where programs ran
+and nobody has ever told of a step, neither is known.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Share(Struct, frozen=True, kw_only=True):
     gpu_hours: int
     micro_dollars: int
     watt_hours: int
+    steps_known: bool = True  # False: programs ran that told of none, so that nobody knows the two
     lost_steps: int = 0  # committed ones that were lost; their time is in ``recompute``
     estimated: tuple[str, ...] = ESTIMATED
 
@@ -135,5 +137,6 @@ def _share(
         gpu_hours=total // HOUR_NS,
         micro_dollars=total * price.micro_dollars_per_gpu_hour // HOUR_NS,
         watt_hours=watt_ns // HOUR_NS,
+        steps_known=training > 0 or not buckets.get("unreported", 0),
         lost_steps=lost_steps,
     )

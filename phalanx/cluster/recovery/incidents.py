@@ -27,7 +27,7 @@ from phalanx.cluster.protocol.events import (
 from phalanx.cluster.protocol.messages import KeeperSilent, WorkerExited
 from phalanx.cluster.reasons import Fact, Reason, reason
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, ReportedFailure, own_failure
-from phalanx.cluster.recovery.recover import broken, give_up, slow
+from phalanx.cluster.recovery.recover import broken, give_up, slow, wait_for_answers
 
 CLAIMS_KEPT = 1024  # about a disputed step
 SLOW_CAUSES: dict[SlowPart, Cause] = {
@@ -35,6 +35,7 @@ SLOW_CAUSES: dict[SlowPart, Cause] = {
     "communication": Cause.SLOW_NETWORK,
     "host": Cause.SLOW_HOST,
 }
+FOLLOW_A_LOSS = (Cause.USER_ERROR, Cause.SOFTWARE_BUG)  # how ranks of a program end by it
 MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline again
 
 
@@ -48,7 +49,11 @@ def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:
     if gang_of(job).broken.get(fact.node, Cause.LOST_PEER) != Cause.LOST_PEER:
         return  # its node is dealt with already
     job.step = max(job.step, fact.step)
-    if fact.cause == Cause.LOST_PEER and _withheld(ctx, job):
+    doubted = _may_follow_from_a_loss(job, fact)
+    if (doubted or fact.cause == Cause.LOST_PEER) and _withheld(ctx, job):
+        return
+    if doubted:
+        wait_for_answers(ctx, job, fact)
         return
     failure = ReportedFailure(fact.cause, fact.detail, rank=fact.rank, step=fact.step)
     why = own_failure(ctx, job, failure)
@@ -63,6 +68,19 @@ def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:
     broken(ctx, job, fact.node, fact.cause, lost=False)
     if verdict != "keep":
         health.suspect(ctx, fact.node, fact.cause)
+
+
+def _may_follow_from_a_loss(job: Job, fact: WorkerExited) -> bool:
+    """Whether a program's error may only say that another node is gone.
+
+    Its ranks end by that, with an error like any other, before anybody misses the node.
+    """
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    if job.spec.reports_steps or fact.cause not in FOLLOW_A_LOSS or gang.ending is not None:
+        return False
+    open_yet = gang.phase == "settling" and gang.cause == Cause.LOST_PEER
+    return len(dict.fromkeys(placement.nodes)) > 1 and (gang.phase == "running" or open_yet)
 
 
 def _withheld(ctx: Context, job: Job) -> bool:

@@ -14,6 +14,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.leave_cause import LeaveCause
+from phalanx.cluster.jobs.measured import reports_steps
 from phalanx.cluster.reasons import Code, Reason, reason
 
 EVIDENCE_KEPT = 5
@@ -32,6 +33,7 @@ class GivenUp(Code):
     CANNOT_RUN = "cannot_run"
     NO_FORMATION = "no_formation"
     SAME_STEP = "same_step"
+    SAME_ERROR = "same_error"
     RETRIES = "retries"
 
 
@@ -62,7 +64,8 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
     if cause.domain == "hardware" or cause.node == "replace" or failure.cause == Cause.LOST_PEER:
         return None
     here = max(ctx.ledger.accounts[job.id].step, failure.step)
-    sentence = f"{failure.cause} at step {here}" + (f": {failure.detail}" if failure.detail else "")
+    sentence = failure.cause + (f" at step {here}" if here or reports_steps(job) else "")
+    sentence += f": {failure.detail}" if failure.detail else ""
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], sentence)
     if not cause.blames_job:
         _pause_between_kills(ctx, job)
@@ -75,7 +78,7 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
         return None  # it is about to leave, and forms only to save what it has
     if gang.phase == "restoring" and gang.source == "remote" and ctx.storage_away:
         return None  # nobody could have restored it
-    _clear_if_sound(ctx, job, failure)
+    clear_if_sound(ctx, job, failure.cause)
     if storage:
         job.storage_failures += 1
         wait = _disk_full if failure.cause == Cause.DISK_FULL else _storage_away
@@ -119,11 +122,11 @@ def _secured(ctx: Context, job: Job) -> int:
     return max(job.committed if kept else 0, job.durable)
 
 
-def _clear_if_sound(ctx: Context, job: Job, failure: ReportedFailure) -> None:
+def clear_if_sound(ctx: Context, job: Job, cause: str) -> None:
     """A gang that ran well for long enough has used none of its retries; an interval ends, too."""
     policy, gang = ctx.policy.recovery, gang_of(job)
     ran_ns = ctx.now_ns - gang.since_ns if gang.phase in ("running", "draining") else 0
-    if ran_ns >= policy.healthy_ns and failure.cause != Cause.HANG:
+    if ran_ns >= policy.healthy_ns and cause != Cause.HANG:
         job.retries_used = 0
         if not job.step:  # a program that tells no steps has no other progress
             job.failures_there, job.failed_step = 0, -1
@@ -152,8 +155,10 @@ def _too_many(ctx: Context, job: Job, failure: ReportedFailure, sentence: str) -
     if job.failed_formations >= policy.failed_formations:
         return GivenUp.NO_FORMATION.because(times=job.failed_formations, evidence=sentence)
     if job.failures_there >= policy.same_step_failures:
-        facts = {"step": job.failed_step, "times": job.failures_there}
-        return GivenUp.SAME_STEP.because(**facts, evidence=sentence)
+        times = job.failures_there
+        if not reports_steps(job):
+            return GivenUp.SAME_ERROR.because(times=times, evidence=sentence)
+        return GivenUp.SAME_STEP.because(step=job.failed_step, times=times, evidence=sentence)
     if job.retries_used > job.spec.retries:
         minutes = policy.retry_interval_ns // (60 * SECOND_NS)
         return GivenUp.RETRIES.because(retries=job.spec.retries, minutes=minutes, evidence=sentence)

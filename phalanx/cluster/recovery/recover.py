@@ -18,10 +18,17 @@ from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, SpecChange
 from phalanx.cluster.jobs.leave_cause import STORAGE_GONE, LeaveCause
 from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.protocol.commands import Abort, Rebalance
+from phalanx.cluster.protocol.messages import WorkerExited
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.incoming import safer
 from phalanx.cluster.recovery.options import LEAVES, Option, Rung, degraded_ways, options, slow_ways
-from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, back_off_ns
+from phalanx.cluster.recovery.own_failures import (
+    EVIDENCE_KEPT,
+    ReportedFailure,
+    back_off_ns,
+    clear_if_sound,
+    own_failure,
+)
 from phalanx.cluster.recovery.reshape import doubtful, remap, reshape, settle_nodes
 
 MORE_SAVES = 1  # times that a gang which is to leave forms again to save what it has
@@ -73,6 +80,34 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     # Who is silent is said when answers are due; if nobody is, the gang goes on a little later.
     grace_ns = ctx.policy.timeouts.round_trip_ns if answer_ns else 0
     ctx.wake(settle_ns + grace_ns, "settle", job.id, token(job))
+
+
+def wait_for_answers(ctx: Context, job: Job, fact: WorkerExited) -> None:
+    """A program's error counts against its job only when all nodes have answered: see ``recover``.
+
+    Until then it is as if a peer were lost.
+    """
+    gang = gang_of(job)
+    if gang.unconfirmed is None:
+        clear_if_sound(ctx, job, fact.cause)  # it still says since when the gang runs
+        gang.unconfirmed = fact
+    broken(ctx, job, fact.node, Cause.LOST_PEER, lost=False)
+
+
+def _misses_nodes(ctx: Context, job: Job) -> bool:
+    """Whether some of its nodes are silent that the breaker does not give up."""
+    assert job.placement is not None
+    return any(node in ctx.health.withheld for node in job.placement.nodes)
+
+
+def _confirmed(ctx: Context, job: Job, fact: WorkerExited) -> None:
+    """No node is missing: the error was the program's own."""
+    failure = ReportedFailure(fact.cause, fact.detail, rank=fact.rank, step=fact.step)
+    why = own_failure(ctx, job, failure)
+    if why is not None:
+        give_up(ctx, job, fact.node, fact.cause, why)
+    else:
+        broken(ctx, job, fact.node, fact.cause, lost=False)
 
 
 def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
@@ -134,6 +169,10 @@ def _saves_again(ctx: Context, job: Job) -> bool:
 def recover(ctx: Context, job: Job) -> None:
     """Everything that broke together is known: takes the cheapest way out."""
     gang = gang_of(job)
+    unconfirmed, gang.unconfirmed = gang.unconfirmed, None
+    if gang.cause == Cause.LOST_PEER and unconfirmed is not None and not _misses_nodes(ctx, job):
+        _confirmed(ctx, job, unconfirmed)
+        return
     if gang.cause == Cause.LOST_PEER and not gang.retry_ns:
         _parted(ctx, job)
     if ctx.now_ns < gang.retry_ns:

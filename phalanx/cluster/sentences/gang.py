@@ -14,6 +14,7 @@ SENTENCES = {
     "restore": "all slots have joined; step {step} comes from {source}",
     "fresh": "all slots have joined; there is nothing to restore",
     "go": "all ranks have restored step {step}",
+    "go_program": "all ranks of its program may start",
     "drain": "it must leave: {why}",
     "stop": "it has no business there any more",
     # the agent's machine

@@ -46,6 +46,7 @@ SENTENCES = {
     # own_failures
     "same_step": "failed {times} times in a row at step {step}, the same way and without "
     "progress; last: {evidence}",
+    "same_error": "failed {times} times in a row the same way, without progress; last: {evidence}",
     "no_formation": "could not form {times} times in a row; last: {evidence}",
     "cannot_run": "{evidence}; it is not tried again",
     "retries": "failed more often than its {retries} retries in {minutes} minutes, without "

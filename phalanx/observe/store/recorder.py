@@ -53,6 +53,18 @@ SCALARS = (
     "dollars_per_million_tokens",
     "eta_seconds",
 )
+# Numbers that are 0 in the records of a program that does not say them.
+UNSAID = (
+    *(
+        "learning_rate",
+        "tokens_per_second",
+        "tokens_seen",
+        "peak_memory_bytes",
+        "skipped",
+        "damaged",
+    ),
+    *(f"{name}_seconds" for name in PARTS),
+)
 # Not of every step: each in a table of its own, or the newest row of a step would hide the other.
 VALIDATION, CHECKPOINTS = "validation", "checkpoints"
 JOB_TABLES = ("scalars", VALIDATION, CHECKPOINTS)
@@ -68,6 +80,7 @@ class RecordedGang(Struct, kw_only=True):
     planned_step_seconds: float = 0.0  # by the plan; 0: there is none
     node_names: Sequence[str] = ()
     slot_ranks: int = 1
+    program: bool = False  # a user's own, which need not say every number
     watts: float = 0.0  # measured, of all its GPUs; 0: unknown
     per_gpu: dict[int, deque[float]] = field(default_factory=dict)  # tokens/s by world size
 
@@ -100,9 +113,12 @@ class Recorder:
         gang = self.gangs.get(step.job)
         if gang is None or gang.generation != step.generation:
             return
-        row = self._row(gang, step)
+        row, rank_row = self._row(gang, step), _rank_row(gang, step)
+        if gang.program:
+            row = {name: value for name, value in row.items() if value or name not in UNSAID}
+            rank_row = {n: each for n, each in rank_row.items() if np.any(each) or n not in UNSAID}
         self._scalars(gang.job).append(step.time_ns, step.step, row)
-        self._ranks(gang).append(step.time_ns, step.step, _rank_row(gang, step))
+        self._ranks(gang).append(step.time_ns, step.step, rank_row)
         shown = {name: value for name, value in row.items() if value == value}  # no NaN
         self.latest[gang.job] = {
             "step": step.step,

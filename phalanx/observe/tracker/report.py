@@ -105,8 +105,9 @@ def _verdict(material: ReportInput) -> ReportSection:
     if material.unread_lines:
         lines.append(f"lines of its records that cannot be read: {material.unread_lines}")
     if material.ledger:
+        goodput = material.ledger["goodput"]  # None: a program told of no step
         lines.append(
-            f"goodput {material.ledger['goodput']:.1%}, "
+            f"goodput {'unknown' if goodput is None else f'{goodput:.1%}'}, "
             f"{material.ledger['gpu_hours']:.3f} GPU-hours, ${material.ledger['dollars']:.2f}"
         )
     return ReportSection("Verdict", lines)

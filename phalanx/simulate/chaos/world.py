@@ -61,7 +61,7 @@ REPLAY_EVENTS = 120
 CONTACT_EVENTS = 10
 LEADERSHIP = 30 * SECOND  # a leader looks so often whether it still is one
 FAREWELL = 5 * SECOND  # a controller waits so long for the other side to close
-OWN_FAILURES = (GivenUp.SAME_STEP, GivenUp.RETRIES)
+OWN_FAILURES = (GivenUp.SAME_STEP, GivenUp.SAME_ERROR, GivenUp.RETRIES)
 HANGS = 3  # of a job without progress that the core takes for the job's own
 MOST_CALLS = 400_000  # a seed that needs more is going round in circles
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.protocol.commands import Go
 from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.protocol.messages import StepsPrinted, WorkerExited
 from tests.cluster.drive import SECOND, Drive
@@ -120,3 +121,21 @@ def test_a_program_that_was_started_again_goes_on_from_where_it_knows_and_not_fr
     drive.settle(job)
     drive.run(job)
     assert "goes on from what it saved itself" in str(job.why)
+    told = [str(each.reason) for each in drive.bodies(Go)]
+    assert told == ["all ranks of its program may start"] * 2  # and none has restored step 0
+
+
+def test_a_failure_of_a_program_without_steps_is_at_no_step() -> None:
+    drive = Drive()
+    job = started(drive)
+    node = job.placement.nodes[0]
+    for generation in (1, 2, 3):
+        assert not job.ended
+        drive.tell(
+            WorkerExited(job=job.id, generation=generation, node=node, rank=0, cause="user_error")
+        )
+        drive.settle(job)
+        if not job.ended:
+            drive.run(job)
+    assert job.evidence == ("user_error",) * 3
+    assert str(job.why).startswith("failed 3 times in a row the same way")

@@ -278,6 +278,7 @@ def test_a_program_that_reports_nothing_is_neither_stalled_nor_lost():
     found = share(drive, job)
     spent = (failed - ready + 50 * SECOND) * 16
     assert found.buckets["unreported"] == spent
+    assert not found.steps_known  # so that a goodput of 0 would be an invention
     assert found.by_cause["worker_killed"] == {"restart": (again - failed) * 16}
     assert spent + sum(sum(lost.values()) for lost in found.by_cause.values()) == found.gpu_ns
     drive.core.ledger.check(drive.core.view)
@@ -290,6 +291,7 @@ def test_a_program_that_reports_its_first_step_has_trained_until_then():
     drive.wait(80 * SECOND)
     drive.train(job, 10)
     drive.tell(Tick(), 3 * SECOND)
+    assert share(drive, job).steps_known
     found = share(drive, job).buckets
     assert found["unreported"] == 0
     assert found["productive"] == (80 * SECOND + 10 * STEP) * 16

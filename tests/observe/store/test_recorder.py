@@ -11,19 +11,23 @@ from msgspec import structs
 
 from phalanx.cluster.policy import PricePolicy
 from phalanx.observe.node.node_records import PARTS
+from phalanx.observe.node.printed_steps import PrintedStep
+from phalanx.observe.node.printed_steps import step_record as printed_record
 from phalanx.observe.store.gang_steps import GangStep
 from phalanx.observe.store.metric_store import MetricStore
 from phalanx.observe.store.query import series
 from phalanx.observe.store.recorder import JOB_TABLES, RecordedGang, Recorder, owner_of
-from phalanx.train.report.records import CheckpointRecord, ValidationRecord
+from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
 from tests.observe.records import SECOND_NS, step_record
 
 TOKENS = 1024
 
 
-def make(recorder: Recorder, step: int, world: int, seconds: float) -> dict[str, float]:
+def make(
+    recorder: Recorder, step: int, world: int, seconds: float, head: StepRecord | None = None
+) -> dict[str, float]:
     """One step of a gang; returns what is known of it."""
-    head = structs.replace(step_record(step), tokens=TOKENS, tokens_per_second=1.0)
+    trained = structs.replace(step_record(step), tokens=TOKENS, tokens_per_second=1.0)
     recorder.step(
         GangStep(
             job=1,
@@ -33,11 +37,11 @@ def make(recorder: Recorder, step: int, world: int, seconds: float) -> dict[str,
             first_ns=0,
             step_seconds=np.full(world, seconds, np.float32),
             compute_seconds=np.full(world, seconds / 2, np.float32),
-            parts=np.full((len(PARTS), world), np.nan, np.float32),
+            parts=np.full((len(PARTS), world), np.nan if head is None else 0.0, np.float32),
             host_seconds=np.full(world, np.nan, np.float32),
             launch_seconds=np.full(world, np.nan, np.float32),
             send_seconds=np.full(world, np.nan, np.float32),
-            head=head,
+            head=head or trained,
         )
     )
     return {name: value or 0.0 for name, value in recorder.latest[1].items()}
@@ -98,3 +102,12 @@ def test_a_larger_world_is_held_against_the_smallest(recorder: Recorder) -> None
     for step in range(10, 20):
         row = make(recorder, step, 4, 0.625)  # 1.6 times as fast with twice the ranks
     assert row["scaling_efficiency"] == pytest.approx(0.8)
+
+
+def test_what_a_program_does_not_say_is_no_zero(recorder: Recorder) -> None:
+    recorder.begin(RecordedGang(job=1, generation=1, world=1, gpus=0, program=True))
+    printed = printed_record(PrintedStep(7, loss=2.5), 1, 1, 0, 0.5)
+    said = {name for name, value in make(recorder, 7, 1, 0.5, printed).items() if value}
+    own = {"own_seconds_middle", "own_seconds_most"}
+    assert said == {"step", "time", "loss", "step_seconds", "world_size", "generation", *own}
+    assert recorder.latest[1].keys() == said

@@ -63,6 +63,7 @@ class Metrics:
                     planned_step_seconds=planned_ns(job) / NS,
                     node_names=names,
                     slot_ranks=slot_ranks,
+                    program=not job.spec.reports_steps,
                 )
             )
 

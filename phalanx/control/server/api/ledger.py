@@ -51,8 +51,8 @@ class JobLedgerOut(t.Out, frozen=True):
     estimated: tuple[str, ...]
     dollars: float
     gpu_hours: float
-    goodput: float
-    ettr: float
+    goodput: float | None  # None: a program ran, and nobody was told of a step
+    ettr: float | None
     watt_hours: int
     lost_steps: int  # committed ones that were lost
     timeline: list[Slice]
@@ -111,8 +111,8 @@ async def ledger_out(call: Call, owner: str, share: Share) -> JobLedgerOut:
         estimated=share.estimated,
         dollars=share.gpu_ns * price.micro_dollars_per_gpu_hour / HOUR_NS / 1e6,
         gpu_hours=share.gpu_ns / HOUR_NS,
-        goodput=share.goodput_ppm / 1e6,
-        ettr=share.ettr_ppm / 1e6,
+        goodput=share.goodput_ppm / 1e6 if share.steps_known else None,
+        ettr=share.ettr_ppm / 1e6 if share.steps_known else None,
         watt_hours=share.watt_hours,
         lost_steps=share.lost_steps,
         timeline=timeline,

@@ -72,10 +72,10 @@ def _fleet(call: Call) -> list[Family]:
                 [({"bucket": bucket}, value) for bucket, value in seconds.items()],
             )
         )
-        ratio = share.goodput_ppm / 1e6
-        families.append(
-            Family("phalanx_goodput_ratio", "gauge", "Goodput of the fleet.", [({}, ratio)])
-        )
+        goodput = Family("phalanx_goodput_ratio", "gauge", "Goodput of the fleet.", [])
+        if share.steps_known:
+            goodput.samples = [({}, share.goodput_ppm / 1e6)]
+        families.append(goodput)
     return families
 
 

@@ -69,7 +69,7 @@ export function goodputView({ go, query }) {
       h("td", { class: "num" }, cost(ns)), h("td", { class: "muted" }, names.map(words).join(", "))));
     teamsCard.hidden = !Object.keys(groups).length || kind !== "fleet";
     fill(teams.body, Object.entries(groups), ([team]) => team, ([team, share]) => h("tr", {}, h("td", {}, h("a", { href: `#/goodput?team=${encodeURIComponent(team)}` }, team)),
-      h("td", { class: "num" }, gpuHours(share.gpu_ns).join(" ")), h("td", { class: "num" }, cost(share.gpu_ns)), h("td", { class: "num" }, percent(share.goodput_ppm / 1e6))));
+      h("td", { class: "num" }, gpuHours(share.gpu_ns).join(" ")), h("td", { class: "num" }, cost(share.gpu_ns)), h("td", { class: "num" }, percent(share.steps_known ? share.goodput_ppm / 1e6 : NaN))));
   }
 
   function waterfallOf(parts, all, cost) {
