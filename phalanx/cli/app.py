@@ -22,6 +22,7 @@ PANELS = {
         "train": "Run a training job, or show what it would need.",
         "tune": "Find the fastest settings of a job, by real steps.",
         "parity": "Prove that every mesh trains a job's model as one process does.",
+        "coord-check": "Show whether a job's settings transfer to models of other widths.",
         "new": "Write the skeleton of a model of one's own, with its proof.",
         "config": "Show, explain and check configurations.",
         "demo": "Train a small model on four CPU ranks, start to end.",

@@ -1,11 +1,13 @@
-"""How many samples the steps of a run hold: the same for all, or changing at token counts."""
+"""How steps change during a run, at token counts: their batch, and the length of their samples."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from typing import NamedTuple
 
-from phalanx.config.schema import Job
+from msgspec import structs
+
+from phalanx.config.schema import Job, Schedule, Stage
 
 
 class BatchRamp(NamedTuple):
@@ -35,13 +37,99 @@ class BatchRamp(NamedTuple):
         return read + steps * self.batches[-1]
 
 
+class SampleSpan(NamedTuple):
+    """Where samples of one length begin, in samples and in tokens of the run."""
+
+    first: int
+    tokens: int
+    sequence: int
+
+    def reaches(self, tokens: int) -> int:
+        """Samples that a run has read when it reaches so many tokens within this span."""
+        return self.first + -(-(tokens - self.tokens) // self.sequence)
+
+
+class StageJob(NamedTuple):
+    """A stretch of a run as a job of its own, without stages."""
+
+    first: int  # samples that the run has read before it
+    job: Job
+
+
 def constant_batch(samples: int) -> BatchRamp:
     """Steps that are all alike."""
     return BatchRamp((), (samples,))
 
 
 def batch_ramp(job: Job) -> BatchRamp:
-    """What ``train.batch_ramp`` and ``train.global_batch`` describe."""
-    stages, sequence = job.train.batch_ramp, job.data.sequence
-    edges = tuple(-(-stage.until_tokens // sequence) for stage in stages)
-    return BatchRamp(edges, (*(stage.global_batch for stage in stages), job.train.global_batch))
+    """What ``train.batch_ramp``, ``train.global_batch`` and ``train.sequence_stages`` describe."""
+    train, sequence = job.train, job.data.sequence
+    edges = [-(-stage.until_tokens // sequence) for stage in train.batch_ramp]
+    batches = [*(stage.global_batch for stage in train.batch_ramp), train.global_batch]
+    edges += [span.first for span in sample_spans(job)[1:]]
+    batches += [stage.global_batch or train.global_batch for stage in train.sequence_stages]
+    return BatchRamp(tuple(edges), tuple(batches))
+
+
+def sample_spans(job: Job) -> list[SampleSpan]:
+    """The lengths of a run's samples; each begins with the sample that reaches its token count."""
+    spans = [SampleSpan(0, 0, job.data.sequence)]
+    for stage in job.train.sequence_stages:
+        before = spans[-1]
+        first = max(before.first + 1, before.reaches(stage.after_tokens))
+        tokens = before.tokens + (first - before.first) * before.sequence
+        spans.append(SampleSpan(first, tokens, stage.sequence))
+    return spans
+
+
+def stage_jobs(job: Job) -> list[StageJob]:
+    """The stretches of a run between changes of its samples' length; the first is the job's own."""
+    spans, train = sample_spans(job), job.train
+    plain = structs.replace(train, sequence_stages=(), batch_ramp=())
+    first = structs.replace(job, train=structs.replace(train, sequence_stages=()))
+    jobs = [StageJob(0, first if train.sequence_stages else job)]
+    for span, stage in zip(spans[1:], train.sequence_stages, strict=True):
+        before = jobs[-1].job
+        batch = stage.global_batch or train.global_batch
+        micro_batch = stage.micro_batch or train.micro_batch
+        scaling = stage.rope_scaling or before.model.rope_scaling
+        own = structs.replace(
+            job,
+            model=structs.replace(job.model, rope_scaling=scaling),
+            data=structs.replace(
+                job.data, sequence=span.sequence, stages=_counted(job, spans, span.sequence)
+            ),
+            train=structs.replace(plain, global_batch=batch, micro_batch=micro_batch),
+        )
+        jobs.append(StageJob(span.first, own))
+    return jobs
+
+
+def _counted(job: Job, spans: list[SampleSpan], sequence: int) -> tuple[Stage, ...]:
+    """Stages of the blend at the same samples of the run, in tokens of samples of this length."""
+    begins = [span.tokens for span in spans]
+    moved = []
+    for stage in job.data.stages:
+        span = spans[bisect_right(begins, stage.tokens) - 1]
+        moved.append(structs.replace(stage, tokens=span.reaches(stage.tokens) * sequence))
+    return tuple(moved)
+
+
+def stage_at(job: Job, samples: int) -> Job:
+    """The stretch of a run that holds when it has read so many samples, as a job of its own."""
+    return next(stage.job for stage in reversed(stage_jobs(job)) if stage.first <= samples)
+
+
+def run_tokens(job: Job) -> int:
+    """Tokens that all steps of a run read."""
+    samples, total = batch_ramp(job).samples(job.train.steps), 0
+    for span in reversed(sample_spans(job)):
+        inside = max(0, samples - span.first)
+        total, samples = total + inside * span.sequence, samples - inside
+    return total
+
+
+def schedule_span(schedule: Schedule, steps: int) -> int:
+    """Steps that the first curve of a schedule spans in a run of so many."""
+    following = schedule.extensions[0].at_step if schedule.extensions else steps
+    return schedule.steps or following

@@ -9,7 +9,7 @@ from msgspec import structs
 from phalanx.config.errors import ConfigError
 from phalanx.config.load import unknown_preset
 from phalanx.config.presets import PRESETS
-from phalanx.config.schema import Job, Model, Optimizer, Parallel, ParameterGroup
+from phalanx.config.schema import Job, Model, Moe, Optimizer, Parallel, ParameterGroup
 
 PLAIN_MLPS = ("gelu", "gelu-exact", "relu2")  # two matrices; the others have a gate as well
 LEAST_VERIFIED_ZERO = 2  # below, gradients of several micro-batches are reduced together
@@ -127,7 +127,17 @@ def ring_computes(model: Model) -> bool:
 
 def reforms_scores(model: Model) -> bool:
     """Whether attention is more than the softmax of scaled scores that fused kernels know."""
-    return model.attention_softcap > 0 or model.attention_sinks
+    return model.attention_softcap > 0 or model.attention_sinks or model.qk_clip > 0
+
+
+def has_expert_bias(moe: Moe | None) -> bool:
+    """Whether a bias takes part in the choice of experts."""
+    return moe is not None and moe.balance in ("bias", "bias-auxiliary")
+
+
+def has_balance_loss(moe: Moe | None) -> bool:
+    """Whether a loss keeps experts equally busy."""
+    return moe is not None and moe.balance in ("auxiliary", "bias-auxiliary")
 
 
 def rotated_width(model: Model, layer: int) -> int:

@@ -109,10 +109,12 @@ class Moe(Section, frozen=True, kw_only=True):
     """Divide the chosen scores by their sum."""
     route_scale: Positive = 1.0
     """Factor on the weights of the routed experts."""
-    balance: Literal["auxiliary", "bias", "none"] = "auxiliary"
-    """What keeps experts equally busy: a loss, a selection bias, or nothing."""
+    balance: Literal["auxiliary", "bias", "bias-auxiliary", "none"] = "auxiliary"
+    """What keeps experts equally busy: a loss, a selection bias, both (DeepSeek-V3), or nothing."""
     auxiliary_coefficient: NonNegative = 0.01
-    """Weight of the balance loss."""
+    """Weight of the balance loss; beside a bias it is small: 0.0001 in DeepSeek-V3."""
+    auxiliary_over: Literal["sequence", "batch"] = "sequence"
+    """What the balance loss evens out: each sequence, or the global batch as the last one was."""
     bias_rate: NonNegative = 0.001
     """Step of the selection bias after each optimizer step."""
     groups: Experts = 1
@@ -146,6 +148,8 @@ class Model(Section, frozen=True, kw_only=True):
     """Width of a head; 0: dim / heads."""
     ffn: Width = 0
     """Hidden width of the dense MLP."""
+    width_base: Width = 0
+    """dim at which rate and initial values were found; they are scaled from it (µP); 0: off."""
     vocab: Vocabulary = 0
     """Rows of the embedding and of the output head."""
     mlp: Literal[
@@ -184,6 +188,10 @@ class Model(Section, frozen=True, kw_only=True):
     """Scores of attention stay below this by a tanh (Gemma 2); 0: no cap."""
     logit_softcap: NonNegative = 0.0
     """Logits of the output head stay below this by a tanh (Gemma 2); 0: no cap."""
+    z_loss_coefficient: NonNegative = 0.0
+    """Weight of the loss on large logits of the output head: the square of their log-sum-exp."""
+    qk_clip: NonNegative = 0.0
+    """A head whose largest score exceeds this has queries and keys scaled down; 0: off."""
     embedding_scale: Positive = 1.0
     """Factor on token vectors."""
     residual_scale: Positive = 1.0
@@ -351,8 +359,8 @@ class ParameterGroup(Section, frozen=True, kw_only=True):
 class Optimizer(Section, frozen=True, kw_only=True):
     """Update rule, the format of its state, clipping and the guard against bad steps."""
 
-    kind: Literal["adamw", "muon"] = "adamw"
-    """Update rule; muon takes the hidden matrices and leaves the rest to AdamW."""
+    kind: Literal["adamw", "muon", "schedule-free"] = "adamw"
+    """Update rule: AdamW, Muon for hidden matrices and AdamW for the rest, Schedule-Free AdamW."""
     module: str = ""
     """Class of your own in place of kind: "package:Class"; its update is elementwise."""
     groups: tuple[ParameterGroup, ...] = ()
@@ -381,17 +389,46 @@ class Optimizer(Section, frozen=True, kw_only=True):
     """Peak learning rate of Muon."""
 
 
+RateShape = Literal["cosine", "linear", "wsd", "constant"]
+DecayShape = Literal["linear", "cosine", "sqrt"]
+
+
+class ScheduleExtension(Section, frozen=True, kw_only=True):
+    """A curve that follows another one, up to the next or to the end of the run."""
+
+    at_step: Count
+    """Steps of the run that come before it."""
+    kind: RateShape = "cosine"
+    """Shape after its warmup."""
+    warmup_steps: Natural = 0
+    """Steps of linear growth from the rate before it."""
+    peak_fraction: Positive = 1.0
+    """Its peak, as a share of optimizer.learning_rate."""
+    decay_steps: Natural = 0
+    """wsd: length of the final decay."""
+    decay_shape: DecayShape = "linear"
+    """wsd: how the rate falls in the final decay; sqrt: by the root of its progress."""
+    final_fraction: Fraction = 0.1
+    """Learning rate of its last step, as a share of its peak."""
+
+
 class Schedule(Section, frozen=True, kw_only=True):
     """Learning rate over the run, as a factor of ``optimizer.learning_rate``."""
 
-    kind: Literal["cosine", "wsd", "constant"] = "cosine"
+    kind: RateShape = "cosine"
     """Shape after the warmup; wsd: stable, then a final decay."""
     warmup_steps: Natural = 0
     """Steps of linear growth from zero."""
     decay_steps: Natural = 0
     """wsd: length of the final decay."""
+    decay_shape: DecayShape = "linear"
+    """wsd: how the rate falls in the final decay; sqrt: by the root of its progress."""
     final_fraction: Fraction = 0.1
     """Learning rate of the last step, as a share of the peak."""
+    steps: Natural = 0
+    """Steps that the curve spans, after which its last rate stays; 0: up to what follows."""
+    extensions: tuple[ScheduleExtension, ...] = ()
+    """Curves that follow: tables [[schedule.extensions]], for runs that go on after their end."""
 
 
 class BatchStage(Section, frozen=True, kw_only=True):
@@ -401,6 +438,34 @@ class BatchStage(Section, frozen=True, kw_only=True):
     """Tokens of the run after which the next batch holds."""
     global_batch: Batch
     """Samples in a step until then."""
+
+
+class SequenceStage(Section, frozen=True, kw_only=True):
+    """Samples of another length from a token count on, until the next stage."""
+
+    after_tokens: Count
+    """Tokens of the run after which it holds."""
+    sequence: Batch
+    """Tokens in a sample."""
+    global_batch: Natural = 0
+    """Samples in a step; 0: train.global_batch."""
+    micro_batch: Natural = 0
+    """Samples in one forward pass of one replica; 0: train.micro_batch."""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies; "none": that of the stage before."""
+
+
+class Ema(Section, frozen=True, kw_only=True):
+    """A moving average of the weights, kept in fp32 beside them and saved with them."""
+
+    decay: Below1 = 0.999
+    """Share of the average that an update keeps; the rest is the weights."""
+    every: Count = 1
+    """Steps between updates."""
+    begin_step: Natural = 0
+    """Step up to which the average is the weights."""
+    validate: bool = False
+    """Validation takes the average in place of the weights."""
 
 
 class Train(Section, frozen=True, kw_only=True):
@@ -414,8 +479,12 @@ class Train(Section, frozen=True, kw_only=True):
     """Other batches at the start: tables [[train.batch_ramp]], each until a token count."""
     micro_batch: Batch = 1
     """Samples in one forward pass of one replica."""
+    sequence_stages: tuple[SequenceStage, ...] = ()
+    """Longer samples later in the run: tables [[train.sequence_stages]], each from tokens on."""
     virtual_replicas: Natural = 0
     """Sums follow so many, a power of two: same bits on each number of replicas; 0: off."""
+    ema: Ema | None = None
+    """A moving average of the weights; "none": none is kept."""
     seed: Seed = 0
     """Seed of the initial weights."""
     deterministic: bool = False

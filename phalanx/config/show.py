@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import structs
+
 from phalanx.config.errors import written
 from phalanx.config.section import Section
 
@@ -36,6 +38,8 @@ def _lines(section: Section, name: str) -> Iterator[str]:
 
 def _plain(values: dict[str, Any], tables: dict[str, Any]) -> Iterator[str]:
     for field, value in values.items():
+        if isinstance(value, Section) and field not in tables:  # of an entry of an array
+            value = structs.asdict(value)
         if isinstance(value, dict) and field not in tables:
             inside = ", ".join(f"{_key(key)} = {written(entry)}" for key, entry in value.items())
             yield f"{field} = {{ {inside} }}" if inside else f"{field} = {{}}"

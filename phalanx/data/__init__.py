@@ -9,7 +9,7 @@ from __future__ import annotations
 from phalanx.data.corpus.manifest import CorpusManifest, ShardFile, read_manifest
 from phalanx.data.corpus.opening import open_stream, refuse_mixed_tokenizers
 from phalanx.data.corpus.shards import ShardStream
-from phalanx.data.corpus.source import SampleSource, open_sources, refuse_unreadable
+from phalanx.data.corpus.source import SampleSource, Split, open_sources, refuse_unreadable
 from phalanx.data.corpus.stream import Files, FileStream, TokenPosition, TokenStream
 from phalanx.data.corpus.synthetic import SyntheticSource
 from phalanx.data.corpus.verifying import verify
@@ -18,6 +18,7 @@ from phalanx.data.errors import DataError, DataExhausted
 from phalanx.data.feed import WEIGHTLESS, Batch, Feed, StepBatches
 from phalanx.data.order.cursor import Cursor
 from phalanx.data.reader import SampleReader
+from phalanx.data.staged import StagedFeed
 
 __all__ = [
     "WEIGHTLESS",
@@ -34,6 +35,8 @@ __all__ = [
     "ShardFile",
     "ShardStream",
     "ShardWriter",
+    "Split",
+    "StagedFeed",
     "StepBatches",
     "SyntheticSource",
     "TokenPosition",

@@ -11,13 +11,14 @@ from phalanx.model.declare import (
     declare,
     declared,
 )
-from phalanx.model.init import draw, fill, key_of
+from phalanx.model.init import draw, fill, key_of, width_factors
 from phalanx.model.layer import Layer
 from phalanx.model.layers import ForwardContext, RMSNorm
 from phalanx.model.loss import VocabSlice, linear_cross_entropy
 from phalanx.model.moe import Experts, MoeLayer, Router
 from phalanx.model.own_loss import TokenLoss
 from phalanx.model.post_training import prepare_post_training
+from phalanx.model.score_peaks import ScorePeaks
 from phalanx.model.transformer import Block, Embedding, Head, Transformer, make_model
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "MoeLayer",
     "RMSNorm",
     "Router",
+    "ScorePeaks",
     "TokenLoss",
     "Transformer",
     "VocabSlice",
@@ -50,4 +52,5 @@ __all__ = [
     "linear_cross_entropy",
     "make_model",
     "prepare_post_training",
+    "width_factors",
 ]

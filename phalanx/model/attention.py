@@ -22,6 +22,7 @@ from phalanx.config import Model, has_window, rotated_width
 from phalanx.model.declare import BIAS, REPLICATED, RESIDUAL, ROWS, Declaration, declare
 from phalanx.model.layers import BiasedLinear, ForwardContext, Linear, Windowed, make_norm
 from phalanx.model.ops import apply_rope, soft_cap, split_heads, split_rope
+from phalanx.model.score_peaks import ScorePeaks
 
 # cuDNN is the fastest on Hopper; flash is the deterministic one; the others are fallbacks.
 CUDA_BACKENDS = [
@@ -106,14 +107,20 @@ def plain_attention(
     scale: float,
     softcap: float,
     sinks: Tensor | None,
+    largest_seen: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """By the textbook, every score held: for what fused kernels of the CPU do not know."""
+    """By the textbook, every score held: for what fused kernels of the CPU do not know.
+
+    ``largest_seen`` is told of the largest score of each query.
+    """
     scores = (q @ k.mT).float() * scale
     if softcap:
         scores = soft_cap(scores, softcap)
     if mask is None:
         mask = _band(q.shape[2], q.shape[2], q.device)
     scores = scores.masked_fill(~mask, -torch.inf)
+    if largest_seen is not None:
+        largest_seen(scores.detach().amax(-1))
     if sinks is None:
         return scores.softmax(-1).to(v.dtype) @ v
     column = sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
@@ -127,10 +134,13 @@ class CausalAttention(nn.Module):
     On CUDA, scores of another form than a softmax of products need a mask of blocks.
     """
 
-    def __init__(self, scale: float = 0.0, softcap: float = 0.0) -> None:
+    def __init__(
+        self, scale: float = 0.0, softcap: float = 0.0, peaks: ScorePeaks | None = None
+    ) -> None:
         super().__init__()
         self.scale = scale  # of the scores; 0: by the width of a head
         self.softcap = softcap  # of the scores; 0: none
+        self.peaks = peaks  # is told of the largest scores; None: nobody asks
         self.score_form = capped(softcap) if softcap else None
 
     def forward(
@@ -140,6 +150,7 @@ class CausalAttention(nn.Module):
         v: Tensor,
         mask: Tensor | BlockMask | None,
         sinks: Tensor | None = None,  # [heads]
+        counted: Tensor | None = None,  # [batch] samples whose scores count in the peaks
     ) -> Tensor:
         key_dim, value_dim = q.shape[-1], v.shape[-1]
         scale = self.scale or key_dim**-0.5
@@ -151,35 +162,56 @@ class CausalAttention(nn.Module):
             repeat = q.shape[2] // k.shape[2]
             k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        peaks = self.peaks if self.training else None
+        largest_seen = None if peaks is None else functools.partial(peaks.take, counted=counted)
         if isinstance(mask, BlockMask):
-            out = self._flex(q, k, v, mask, scale, sinks)
+            out = self._flex(q, k, v, mask, scale, sinks, largest_seen)
         elif q.is_cuda:
-            assert not self.softcap and sinks is None, "they need a mask of blocks"
+            plain = not self.softcap and sinks is None and peaks is None
+            assert plain, "other forms need a mask of blocks"
             backends = CUDA_BACKENDS[1:] if deterministic() else CUDA_BACKENDS
             with sdpa_kernel(backends, set_priority=True):
                 out = F.scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=scale, enable_gqa=_grouped(q, k)
                 )
-        elif self.softcap or sinks is not None:
-            out = plain_attention(q, k, v, mask, scale, self.softcap, sinks)
+        elif self.softcap or sinks is not None or peaks is not None:
+            out = plain_attention(q, k, v, mask, scale, self.softcap, sinks, largest_seen)
         else:
             out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale)
         return out.transpose(1, 2)[..., :value_dim]
 
     def _flex(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float, sinks: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: BlockMask,
+        scale: float,
+        sinks: Tensor | None,
+        largest_seen: Callable[[Tensor], None] | None,
     ) -> Tensor:
         """By blocks of scores. A sink takes its share of each row after the fact."""
         # Uncompiled it would hold every score of the whole sequence, forward and backward.
         inside = torch.compiler.is_compiling()  # of a block that is compiled as a whole
         attend: Any = flex_attention if inside else compiled(flex_attention)
         options = {"block_mask": mask, "scale": scale, "enable_gqa": _grouped(q, k)}
-        if sinks is None:
+        if sinks is None and largest_seen is None:
             out: Tensor = attend(q, k, v, self.score_form, **options)
             return out
-        out, found = attend(q, k, v, self.score_form, **options, return_aux=AuxRequest(lse=True))
+        asked = AuxRequest(lse=sinks is not None, max_scores=largest_seen is not None)
+        out, found = attend(q, k, v, self.score_form, **options, return_aux=asked)
+        if largest_seen is not None:
+            largest_seen(found.max_scores)
+        if sinks is None:
+            return out
         kept = torch.sigmoid(found.lse - sinks.float()[:, None])
         return (out * kept.unsqueeze(-1)).to(v.dtype)
+
+
+def make_core(config: Model) -> CausalAttention:
+    """The core of a model's attention."""
+    peaks = ScorePeaks(config.heads) if config.qk_clip else None
+    return CausalAttention(config.attention_scale, config.attention_softcap, peaks)
 
 
 def _grouped(q: Tensor, k: Tensor) -> bool:
@@ -214,7 +246,7 @@ class GroupedQueryAttention(nn.Module):
         wide = (config.heads, config.kv_heads) if self.norms_all else (1, 1)
         norms = [make_norm(config, n * config.head_dim) if config.qk_norm else None for n in wide]
         self.q_norm, self.k_norm = norms
-        self.core = CausalAttention(config.attention_scale, config.attention_softcap)
+        self.core = make_core(config)
         heads = (self.queries * self.head_dim, self.head_dim, self.head_dim)
         declare(self.qkv, weight=Declaration(split=0, fused=heads))
         declare(self.out, weight=RESIDUAL)
@@ -235,8 +267,20 @@ class GroupedQueryAttention(nn.Module):
             q, k, v = split_heads(packed, self.queries, self.head_dim)
             q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
             q, k = self._rotate(q, seen), self._rotate(k, seen)
-        attended: Tensor = self.out(self.core(q, k, v, seen.mask, self.sinks).flatten(2))
+        mixed = self.core(q, k, v, seen.mask, self.sinks, context.counted)
+        attended: Tensor = self.out(mixed.flatten(2))
         return attended
+
+    def clip_factors(self, shrink: Tensor) -> dict[str, Tensor]:
+        """Factors [rows], by module, that multiply the scores of each head by ``shrink`` [heads].
+
+        Half of it is the keys'. Where heads share a key, that takes the root of the smallest, and
+        each head's query what is left of its own.
+        """
+        by_key = shrink.view(-1, self.queries)
+        key = by_key.amin(1, keepdim=True).sqrt()
+        rows = torch.cat((by_key / key, key, torch.ones_like(key)), 1)
+        return {"qkv": rows.flatten().repeat_interleave(self.head_dim)}
 
     def _normed(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         if norm is None:
@@ -272,7 +316,7 @@ class LatentAttention(nn.Module):
         kv_rows = config.heads * (self.content + self.value)
         self.kv_up = Linear(self.key_value_rank, kv_rows)
         self.out = Linear(config.heads * self.value, config.dim)
-        self.core = CausalAttention(config.attention_scale, config.attention_softcap)
+        self.core = make_core(config)
         if self.q_down is not None:
             declare(self.q_down, weight=REPLICATED)
         for linear, held in ((self.q_up, ROWS), (self.kv_down, REPLICATED), (self.kv_up, ROWS)):
@@ -290,5 +334,17 @@ class LatentAttention(nn.Module):
         k_rope = apply_rope(k_rope.unsqueeze(2), context.cos, context.sin)
         k_rope = k_rope.expand(-1, -1, k_content.shape[2], -1)
         q, k = torch.cat((q_content, q_rope), -1), torch.cat((k_content, k_rope), -1)
-        attended: Tensor = self.out(self.core(q, k, v, context.mask).flatten(2))
+        mixed = self.core(q, k, v, context.mask, None, context.counted)
+        attended: Tensor = self.out(mixed.flatten(2))
         return attended
+
+    def clip_factors(self, shrink: Tensor) -> dict[str, Tensor]:
+        """Factors [rows], by module, that multiply the scores of each head by ``shrink`` [heads].
+
+        All heads share the rotated part of the keys: there the queries take the whole of it.
+        """
+        root, whole, one = (each[:, None] for each in (shrink.sqrt(), shrink, shrink.new_ones(1)))
+        heads = len(shrink)
+        queries = torch.cat((root.expand(-1, self.content), whole.expand(-1, self.rope)), 1)
+        keys = torch.cat((root.expand(-1, self.content), one.expand(heads, self.value)), 1)
+        return {"q_up": queries.flatten(), "kv_up": keys.flatten()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
@@ -27,14 +28,16 @@ class Declaration:
     decay: bool | None = None  # whether the optimizer decays it; None: where it has two dims
     orthogonal: bool | None = None  # whether Muon takes it; None: two dims, inside a layer
     fused: tuple[int, ...] = ()  # rows, in turn, of the matrices that are stored as one
+    # From the model's width to itself, from it to something fixed, or neither; None: by its dims.
+    width: Literal["hidden", "output", "fixed"] | None = None
 
 
 REPLICATED = Declaration()
 ROWS = Declaration(split=0)
 RESIDUAL = Declaration(split=1, residual=True)  # the last matrix of a branch
 # A bias begins at zero, and nothing pulls it there.
-BIAS = Declaration(std=0.0, decay=False, orthogonal=False)
-SCALE = Declaration(start=1.0, decay=False, orthogonal=False)
+BIAS = Declaration(std=0.0, decay=False, orthogonal=False, width="fixed")
+SCALE = Declaration(start=1.0, decay=False, orthogonal=False, width="fixed")
 
 
 def declare(module: nn.Module, **parameters: Declaration) -> None:

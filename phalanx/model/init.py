@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,22 @@ def key_of(seed: int, name: str) -> int:
     """64-bit key of a parameter."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+class WidthFactors(NamedTuple):
+    """What µP multiplies for a parameter, so that settings of one width serve another."""
+
+    std: float  # of its initial values
+    rate: float  # at which AdamW learns it
+
+
+def width_factors(declaration: Declaration, config: Model, dims: int) -> WidthFactors:
+    """Of a parameter with so many dims; by how much wider the model is than ``width_base``."""
+    kind = declaration.width or ("hidden" if dims > 1 else "fixed")
+    if not config.width_base or kind == "fixed":
+        return WidthFactors(1.0, 1.0)
+    narrower = config.width_base / config.dim
+    return WidthFactors(narrower if kind == "output" else math.sqrt(narrower), narrower)
 
 
 @torch.no_grad()
@@ -40,7 +57,8 @@ def draw(
         return
     # Residual branches start small: so many of them add up.
     depth = math.sqrt(2 * config.layers) if declaration.residual else 1.0
-    fill(block, std=declaration.std / depth, key=key, shape=shape, offset=offset)
+    std = declaration.std / depth * width_factors(declaration, config, len(shape)).std
+    fill(block, std=std, key=key, shape=shape, offset=offset)
 
 
 @torch.no_grad()

@@ -315,10 +315,11 @@ def _merge_like(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @triton.jit
 def _cross_entropy(
     logits_ptr, labels_ptr, scale_ptr, peak_ptr, sum_ptr, target_ptr, vocab, first,
-    STATISTICS: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+    STATISTICS: tl.constexpr, GRADIENT: tl.constexpr, Z_LOSS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row. STATISTICS: write its largest logit, sum of exp(logit - largest) and the logit of
-    its label (0 when another slice has it). GRADIENT: overwrite the logits by their gradient.
+    its label (0 when another slice has it). GRADIENT: overwrite the logits by their gradient, with
+    that of Z_LOSS times the square of their log-sum-exp.
     """
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * vocab
@@ -350,6 +351,8 @@ def _cross_entropy(
     if GRADIENT:
         scale = tl.where(label >= 0, tl.load(scale_ptr).to(tl.float32), 0.0)
         factor = scale / total
+        if Z_LOSS > 0:
+            factor *= 1.0 + 2.0 * Z_LOSS * (tl.log(total) + peak)
         # Every lane must have read the target before its place is overwritten.
         tl.debug_barrier()
         for start in range(0, vocab, BLOCK):
@@ -363,7 +366,7 @@ def _cross_entropy(
 
 def cross_entropy_rows(
     logits: Tensor, labels: Tensor, scale: Tensor, statistics: Tensor, first: int,
-    *, measure: bool, gradient: bool,
+    *, measure: bool, gradient: bool, z_loss: float = 0.0,
 ) -> None:  # fmt: skip
     """Work on each row of ``logits`` [rows, vocab] with one program.
 
@@ -373,7 +376,8 @@ def cross_entropy_rows(
     rows, vocab = logits.shape
     _cross_entropy[(rows,)](
         logits, labels, scale, statistics[0], statistics[1], statistics[2], vocab, first,
-        STATISTICS=measure, GRADIENT=gradient, BLOCK=_LOSS_TILE, num_warps=_LOSS_WARPS,
+        STATISTICS=measure, GRADIENT=gradient, Z_LOSS=z_loss, BLOCK=_LOSS_TILE,
+        num_warps=_LOSS_WARPS,
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ class ForwardContext(NamedTuple):
     real: Tensor | None  # [batch, seq] bool, False at weightless padding; None: all real
     token_weight: Tensor  # [] weight of one real token in the loss
     windowed: Windowed | None = None  # where the model has a window
+    counted: Tensor | None = None  # [batch] samples with a label, where scores are clipped
 
 
 class RMSNorm(nn.Module):

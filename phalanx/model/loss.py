@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     Gradients are made in the forward pass, while a chunk's logits exist, so that neither
     logits nor their gradient are ever stored for the whole batch. Those of the weight add up
     in fp32 over the chunks. Labels below zero weigh nothing. With a ``softcap`` the logits are
-    softcap * tanh(logits / softcap).
+    softcap * tanh(logits / softcap). ``z_loss`` times the square of their log-sum-exp is in the
+    gradients alone: the value stays a cross-entropy.
     """
 
     @staticmethod
@@ -40,6 +42,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         scale: Tensor,  # []
         vocab: VocabSlice | None,
         softcap: float,
+        z_loss: float,
     ) -> Tensor:
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden = torch.empty_like(hidden) if wanted else None
@@ -51,7 +54,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             part = slice(start, start + tokens)
             x = hidden[part]
             logits, steepness = _capped(x @ weight.t(), softcap)
-            loss, slope = _cross_entropy(logits, labels[part], scale, vocab, wanted)
+            loss, slope = _cross_entropy(logits, labels[part], scale, vocab, wanted, z_loss)
             total += loss
             if slope is not None and steepness is not None:
                 slope.mul_(steepness)
@@ -72,7 +75,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         factor = grad if ctx.applied is None else grad / ctx.applied
         ctx.applied = grad.clone()
         grad_hidden, grad_weight = (g if g is None else _scaled(g, factor) for g in ctx.gradients)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
 def _capped(logits: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:
@@ -95,11 +98,16 @@ def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
 
 
 def _cross_entropy(
-    logits: Tensor, labels: Tensor, scale: Tensor, vocab: VocabSlice | None, wanted: bool
+    logits: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    vocab: VocabSlice | None,
+    wanted: bool,
+    z_loss: float,
 ) -> tuple[Tensor, Tensor | None]:
     """Scaled loss sum of one chunk and, if wanted, its gradient with respect to the logits."""
     if ops.HAS_KERNELS and logits.is_cuda:
-        return _cross_entropy_in_place(logits, labels, scale, vocab, wanted)
+        return _cross_entropy_in_place(logits, labels, scale, vocab, wanted, z_loss)
     values = logits.float()
     real = labels >= 0
     local = labels.clamp(min=0)
@@ -120,18 +128,25 @@ def _cross_entropy(
     loss = ((normalizer.log() + peak - target) * real).sum() * scale
     if not wanted:
         return loss, None
-    factor = real * scale
-    slope = exponentials.mul_((factor / normalizer)[:, None])
+    factor = pull = real * scale
+    if z_loss:
+        pull = factor * (1 + 2 * z_loss * (normalizer.log() + peak))
+    slope = exponentials.mul_((pull / normalizer)[:, None])
     slope.scatter_add_(1, local[:, None], -(here * factor)[:, None])
     return loss, slope.to(logits.dtype)
 
 
 def _cross_entropy_in_place(
-    logits: Tensor, labels: Tensor, scale: Tensor, vocab: VocabSlice | None, wanted: bool
+    logits: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    vocab: VocabSlice | None,
+    wanted: bool,
+    z_loss: float,
 ) -> tuple[Tensor, Tensor | None]:
     """The same by kernels; the gradient takes the logits' place."""
     statistics = torch.empty((3, logits.shape[0]), dtype=torch.float32, device=logits.device)
-    run = ops.kernels.cross_entropy_rows
+    run = functools.partial(ops.kernels.cross_entropy_rows, z_loss=z_loss)
     if vocab is None:
         run(logits, labels, scale, statistics, 0, measure=True, gradient=wanted)
     else:
@@ -154,9 +169,10 @@ def linear_cross_entropy(
     scale: Tensor,
     vocab: VocabSlice | None = None,
     softcap: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Loss sum over real labels, times scale. hidden: [..., dim], labels: [...]."""
     flat: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden.flatten(0, -2), weight, labels.flatten(), scale, vocab, softcap
+        hidden.flatten(0, -2), weight, labels.flatten(), scale, vocab, softcap, z_loss
     )
     return flat

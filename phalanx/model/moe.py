@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.config import Moe
+from phalanx.config import Moe, has_balance_loss, has_expert_bias
 from phalanx.model.declare import BIAS, Declaration, declare
 from phalanx.model.layers import SWIGLU_FORMS, ForwardContext
 from phalanx.model.ops import clamped_swiglu
@@ -41,23 +41,41 @@ class Router(nn.Module):
         self.moe = moe
         self.weight = nn.Parameter(torch.empty(moe.experts, dim))
         self.bias = nn.Parameter(torch.empty(moe.experts)) if moe.biases else None
-        declare(self, weight=Declaration(orthogonal=False))
+        declare(self, weight=Declaration(orthogonal=False, width="output"))
         if moe.biases:
             declare(self, bias=BIAS)
         self.register_buffer("expert_bias", torch.zeros(moe.experts, dtype=torch.float32))
-        # Tokens each expert received in the step so far; read and cleared by `update_bias`.
+        # Tokens each expert received in the step so far; read and cleared by `end_step`.
         self.register_buffer(
             "load", torch.zeros(moe.experts, dtype=torch.float32), persistent=False
         )
         self.expert_bias: Tensor
         self.load: Tensor
+        # What each expert had of the last global batch, where the balance loss is over batches.
+        over_batch = has_balance_loss(moe) and moe.auxiliary_over == "batch"
+        even = torch.full((moe.experts,), 1 / moe.experts) if over_batch else None
+        self.register_buffer("load_share", even, persistent=False)
+        self.load_share: Tensor | None
+
+    @property
+    def counts_load(self) -> bool:
+        """Whether the loads of a step decide about the next one."""
+        return has_expert_bias(self.moe) or self.load_share is not None
+
+    def reset(self, device: torch.device) -> None:
+        """What is no weight, as it is before the first step."""
+        self.expert_bias = torch.zeros_like(self.expert_bias, device=device)
+        self.load = torch.zeros_like(self.load, device=device)
+        if self.load_share is not None:
+            even = 1 / self.moe.experts
+            self.load_share = torch.full_like(self.load_share, even, device=device)
 
     def forward(self, x: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
         """x: [batch, seq, dim] -> x with balance loss attached, weights and experts [b, s, k]."""
         bias = None if self.bias is None else self.bias.float()
         logits = F.linear(x.float(), self.weight.float(), bias)
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
-        biased = scores + self.expert_bias if self.moe.balance == "bias" else scores
+        biased = scores + self.expert_bias if has_expert_bias(self.moe) else scores
         if self.moe.groups > 1:
             biased = self._in_best_groups(biased)
         experts = biased.topk(self.moe.top_k, dim=-1).indices
@@ -88,18 +106,21 @@ class Router(nn.Module):
     def _balance(
         self, x: Tensor, scores: Tensor, experts: Tensor, context: ForwardContext
     ) -> Tensor:
-        """Count loads; attach the sequence-wise auxiliary loss when it is the balancing method."""
+        """Count loads; attach the auxiliary loss where it is part of the balancing method."""
         if not self.training or self.moe.balance == "none":
             return x
         chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
         if context.real is not None:
             chosen = chosen * context.real.unsqueeze(-1)
             scores = scores * context.real.unsqueeze(-1)
-        if self.moe.balance == "bias":
+        if self.counts_load:
             with torch.no_grad():
-                # Recompute counts all of it twice, which leaves the sign that is used alone.
+                # Recompute counts all of it twice, which changes neither sign nor share.
                 self.load += chosen.sum((0, 1))
+        if not has_balance_loss(self.moe):
             return x
+        if self.load_share is not None:
+            return self._balance_batch(x, scores, self.load_share, context)
         tokens = chosen.new_full((x.shape[0], 1), x.shape[1])
         if context.real is not None:
             tokens = context.real.sum(1, keepdim=True).to(chosen.dtype)
@@ -114,16 +135,34 @@ class Router(nn.Module):
         loss = balance.sum() * scale * context.token_weight
         return AttachLoss.apply(x, loss)  # type: ignore[no-any-return, no-untyped-call]
 
+    def _balance_batch(
+        self, x: Tensor, scores: Tensor, load_share: Tensor, context: ForwardContext
+    ) -> Tensor:
+        """E * sum(fraction routed * probability) of each token, with the fractions of the last
+        global batch: it adds up over any split of the tokens, and no rank waits for another.
+        """
+        share = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+        scale = self.moe.auxiliary_coefficient * self.moe.experts
+        loss = (share.sum((0, 1)) * load_share).sum() * scale * context.token_weight
+        return AttachLoss.apply(x, loss)  # type: ignore[no-any-return, no-untyped-call]
+
     def over_sequence(self, sums: Tensor) -> Tensor:
         """Totals over the whole sequence from totals over the part that is here."""
         return sums
 
     @torch.no_grad()
-    def update_bias(self) -> None:
-        """Nudge the bias of over- and underloaded experts; call once a step."""
-        if self.moe.balance == "bias":
+    def end_step(self) -> None:
+        """Nudge the bias of over- and underloaded experts, and remember what each had.
+
+        Loads of zero, as of a skipped step, change neither.
+        """
+        if has_expert_bias(self.moe):
             self.expert_bias += self.moe.bias_rate * torch.sign(self.load.mean() - self.load)
-            self.load.zero_()
+        if self.load_share is not None:
+            total = self.load.sum()
+            share = self.load / total.clamp(min=1)
+            self.load_share.copy_(torch.where(total > 0, share, self.load_share))
+        self.load.zero_()
 
 
 class Experts(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -108,7 +109,7 @@ class Embedding(nn.Module):
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, dim))
-        declare(self, weight=ROWS)
+        declare(self, weight=replace(ROWS, width="fixed"))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
@@ -118,20 +119,28 @@ class Head(nn.Module):
     """Projects to the vocabulary: logits, or the loss when labels are given."""
 
     def __init__(
-        self, dim: int, vocab: int, softcap: float = 0.0, own_loss: TokenLoss | None = None
+        self,
+        dim: int,
+        vocab: int,
+        softcap: float = 0.0,
+        own_loss: TokenLoss | None = None,
+        z_loss: float = 0.0,
     ) -> None:
         super().__init__()
         self.own_loss = own_loss
         self.weight = nn.Parameter(torch.empty(vocab, dim))
-        declare(self, weight=ROWS)
+        declare(self, weight=replace(ROWS, width="output"))
         self.softcap = softcap  # of the logits; 0: none
+        self.z_loss = z_loss  # weight of the loss on large logits
 
     def forward(self, x: Tensor, labels: Tensor | None, token_weight: Tensor) -> Tensor:
         if labels is None:
             return self.logits(x)
         if self.own_loss is not None:
             return torch.stack((self.own_loss.total(self.logits(x), labels, token_weight),))
-        loss = linear_cross_entropy(x, self.weight, labels, token_weight, softcap=self.softcap)
+        loss = linear_cross_entropy(
+            x, self.weight, labels, token_weight, None, self.softcap, self.z_loss
+        )
         # Not a view: FSDP hooks onto what a module returns.
         return torch.stack((loss,))
 
@@ -144,7 +153,8 @@ class Head(nn.Module):
 def make_head(config: Model) -> Head:
     """The head, with the loss that a job names."""
     own = load_class("model.loss", config.loss, TokenLoss)() if config.loss else None
-    return Head(config.dim, config.vocab, config.logit_softcap, own)
+    z_loss = config.z_loss_coefficient
+    return Head(config.dim, config.vocab, config.logit_softcap, own, z_loss)
 
 
 class Transformer(nn.Module):
@@ -201,6 +211,7 @@ class Transformer(nn.Module):
             real=None if labels is None else labels >= 0,
             token_weight=self.token_weight,
             windowed=self._windowed(documents),
+            counted=self._counted(labels),
         )
         if self.embed is not None:
             x = self.embed(x)
@@ -212,6 +223,10 @@ class Transformer(nn.Module):
             return x
         out: Tensor = self.head(self.norm(x), labels, self.token_weight)
         return out
+
+    def _counted(self, labels: Tensor | None) -> Tensor | None:
+        """Samples [batch] of which some token here has a label, where anybody asks."""
+        return (labels >= 0).any(1) if self.config.qk_clip and labels is not None else None
 
     def _mask(self, documents: Tensor | None) -> Tensor | object | None:
         if documents is not None:

@@ -1,7 +1,8 @@
 """Every axis of parallelism, one file each, and the engine that composes them."""
 
-from phalanx.parallel.engine import Engine, Weight, all_sum
-from phalanx.parallel.expert import update_expert_biases
+from phalanx.parallel.collectives import all_sum
+from phalanx.parallel.engine import Engine, Weight
+from phalanx.parallel.expert import balance_experts
 from phalanx.parallel.mesh import Mesh, build_mesh
 from phalanx.parallel.precision import LossScale
 from phalanx.parallel.virtual import exact_scalars
@@ -12,7 +13,7 @@ __all__ = [
     "Mesh",
     "Weight",
     "all_sum",
+    "balance_experts",
     "build_mesh",
     "exact_scalars",
-    "update_expert_biases",
 ]

@@ -35,6 +35,13 @@ class UnknownParameterError(Exception):
         )
 
 
+def all_sum(x: Tensor) -> Tensor:
+    """Sum over all ranks, in place; the tensor itself when there is only one."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(x)
+    return x
+
+
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Concatenate the ranks' parts along dim; backward sums and scatters."""
     gathered: Tensor = _all_gather(x.contiguous(), dim, group)

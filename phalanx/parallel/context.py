@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.attention.flex_attention import BlockMask
 
 from phalanx.config import ConfigError
-from phalanx.model import CausalAttention, Layer, Transformer
+from phalanx.model import CausalAttention, Layer, ScorePeaks, Transformer
 from phalanx.parallel.collectives import exchange
 
 Pair = tuple[Tensor, Tensor]
@@ -54,17 +55,22 @@ def _refuse_other_mixing(layer: Layer) -> None:
 
 def _over_ranks(core: CausalAttention, group: dist.ProcessGroup, method: str) -> nn.Module:
     if method == "ulysses":
-        return UlyssesAttention(group, core.scale, core.softcap)
-    assert not core.softcap, "configuration refuses the ring for other scores"
+        return UlyssesAttention(group, core.scale, core.softcap, core.peaks)
+    plain = not core.softcap and core.peaks is None
+    assert plain, "configuration refuses the ring for other scores"
     return RingAttention(group, core.scale)
 
 
 class UlyssesAttention(CausalAttention):
     """Whole sequence, some heads."""
 
-    def __init__(self, group: dist.ProcessGroup, scale: float, softcap: float) -> None:
-        super().__init__(scale, softcap)
+    def __init__(
+        self, group: dist.ProcessGroup, scale: float, softcap: float, peaks: ScorePeaks | None
+    ) -> None:
+        super().__init__(scale, softcap, peaks)
         self.group, self.size = group, group.size()
+        if peaks is not None:
+            peaks.part = peaks.part * self.size + dist.get_rank(group)
 
     def forward(
         self,
@@ -73,11 +79,14 @@ class UlyssesAttention(CausalAttention):
         v: Tensor,
         mask: Tensor | BlockMask | None,
         sinks: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> Tensor:
         q, k, v = (self._heads_out(t) for t in (q, k, v))
+        if counted is not None:  # also those whose labels are on another rank
+            counted = functional.all_reduce(counted.int(), "max", self.group) > 0
         if sinks is not None:  # those of the heads that are here
             sinks = sinks.chunk(self.size)[dist.get_rank(self.group)]
-        return self._sequence_out(super().forward(q, k, v, mask, sinks))
+        return self._sequence_out(super().forward(q, k, v, mask, sinks, counted))
 
     def _heads_out(self, x: Tensor) -> Tensor:
         """[batch, seq / n, heads, dim] -> [batch, seq, heads / n, dim]."""
@@ -107,9 +116,10 @@ class RingAttention(nn.Module):
         v: Tensor,
         mask: Tensor | BlockMask | None,
         sinks: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> Tensor:
         assert mask is None, "ring attention has no mask but its own; configuration refuses others"
-        assert sinks is None, "configuration refuses the ring for other scores"
+        assert sinks is counted is None, "configuration refuses the ring for other scores"
         value_dim = v.shape[-1]
         if value_dim != q.shape[-1]:
             v = F.pad(v, (0, q.shape[-1] - value_dim))

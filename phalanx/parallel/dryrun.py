@@ -106,7 +106,8 @@ def _row(
             sharded += local_part(parameter).numel()
     weights = _weight_bytes(job, mesh, held, sharded)
     gradients = _gradient_bytes(job, mesh, held, sharded)
-    moments = MOMENT_BYTES[job.optimizer.state] if job.optimizer.kind == "adamw" else 4
+    moments = 4 if job.optimizer.kind == "muon" else MOMENT_BYTES[job.optimizer.state]
+    moments += 4 if job.train.ema is not None else 0
     optimizer = int(moments * sharded)
     if job.memory.offload != "none":
         optimizer = 0

@@ -8,25 +8,26 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from phalanx.config import Job, micro_batches, parameter_group
+from phalanx.config import Job, micro_batches, parameter_group, stage_jobs
 from phalanx.config.own_code import import_code
 from phalanx.data import Batch
 from phalanx.model import (
     REPLICATED,
     Declaration,
     Router,
+    ScorePeaks,
     Transformer,
     declarations,
     draw,
     key_of,
     make_model,
     prepare_post_training,
+    width_factors,
 )
 from phalanx.parallel.context import apply_context_parallel, local_positions
 from phalanx.parallel.expert import apply_expert_parallel, share_balance_statistics
@@ -62,6 +63,8 @@ class Weight:
     copies: int  # ranks that hold this same block
     declaration: Declaration = REPLICATED
     frozen: bool = False  # it stays as it is
+    first_row: int = 0  # of the whole parameter that the block begins with
+    width_rate: float = 1.0  # factor on the rate at which AdamW learns it
 
     @property
     def local(self) -> Tensor:
@@ -152,30 +155,34 @@ class Engine:
 
     def __init__(self, job: Job, mesh: Mesh) -> None:
         self.job, self.mesh = job, mesh
-        self.micro_batches = micro_batches(job)  # of the largest step
+        self.micro_batches = max(micro_batches(stage.job) for stage in stage_jobs(job))  # at most
         self.parts = build_parts(job, mesh)
         for part in self.parts:
             part.to_empty(device="cpu" if mesh.offloads_parameters else mesh.device)
             if job.model.tied_embedding and part.embed is not None and part.head is not None:
                 # Each module got memory of its own.
                 part.head._parameters["weight"] = part.embed._parameters["weight"]
-        self.positions = self._local_positions()
         self.weights = list(self._draw_weights(job.train.seed))
-        self._prepare_buffers()
-        self.virtual = (
-            [VirtualGradients(part, job, mesh) for part in self.parts]
-            if job.train.virtual_replicas
-            else []
-        )
+        self._prepare_positions()
+        for module in self._modules():
+            if isinstance(module, Router | ScorePeaks):
+                module.reset(mesh.device)
+        strict = self.parts if job.train.virtual_replicas else []
+        self.virtual = [VirtualGradients(part, job, mesh) for part in strict]
         self.main_gradients = self._main_gradients()
         self.gradient_sums: GradientSums | None = None  # made when somebody asks for one
         self.ddp: DdpGradients | None = None
-        self.pipeline: Pipeline | None = None
         if mesh.uses_ddp and not self.virtual:
             self.ddp = DdpGradients(self.parts[0], job, mesh.stage_group)
-        if job.parallel.pipeline > 1:
-            tokens = self._tokens()
-            self.pipeline = Pipeline(self.parts, mesh, tokens, self._hidden(tokens), self.virtual)
+        self.pipeline = self._make_pipeline()
+
+    def enter(self, stage: Job) -> None:
+        """Go on with samples of another length, at positions that may be scaled otherwise."""
+        self.job = stage
+        for part in self.parts:
+            part.config = stage.model
+        self._prepare_positions()
+        self.pipeline = self._make_pipeline()
 
     def run(self, batches: list[Batch], token_weight: Tensor, timer: Timer) -> Tensor:
         """Forward and backward of this rank's micro-batches; returns its share of the loss.
@@ -249,8 +256,9 @@ class Engine:
         else:
             losses = [self.parts[0](*batch).sum() for batch in inputs]
         total = self._share(losses)
-        for module in self._fsdp_modules():
-            module.reshard()  # no backward follows that would drop the gathered weights
+        for module in self._modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # no backward follows that would drop the gathered weights
         return total
 
     def clear_gradients(self) -> None:
@@ -302,8 +310,7 @@ class Engine:
         return nullcontext() if sums is None else sums.of(micro_batch)
 
     def _router_loads(self) -> list[Tensor]:
-        modules = [module for part in self.parts for module in part.modules()]
-        return [module.load for module in modules if isinstance(module, Router)]
+        return [module.load for module in self._modules() if isinstance(module, Router)]
 
     def _to_device(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Move a micro-batch, cut to the positions that this rank holds."""
@@ -339,7 +346,8 @@ class Engine:
                 draw(master, said, self.job.model, key=key, shape=shape, offset=offset)
                 group = parameter_group(self.job.optimizer, name)
                 frozen = not parameter.requires_grad or (group is not None and group.freeze)
-                weight = Weight(name, parameter, master, copies, said, frozen)
+                rate = width_factors(said, self.job.model, len(shape)).rate
+                weight = Weight(name, parameter, master, copies, said, frozen, offset[0], rate)
                 weight.publish()
                 yield weight
 
@@ -355,16 +363,16 @@ class Engine:
             distinct *= mesh.size(axis) if placement.is_shard() or _strided(placement) else 1
         return shape, tuple(offset), self.mesh.stage_ranks // distinct
 
-    def _prepare_buffers(self) -> None:
-        positions = self.positions.to(self.mesh.device)
+    def _prepare_positions(self) -> None:
+        self.positions = self._local_positions()
         for part in self.parts:
-            part.prepare(positions)
-            for module in part.modules():
-                if isinstance(module, Router):
-                    module.expert_bias = torch.zeros_like(
-                        module.expert_bias, device=positions.device
-                    )
-                    module.load = torch.zeros_like(module.load, device=positions.device)
+            part.prepare(self.positions.to(self.mesh.device))
+
+    def _make_pipeline(self) -> Pipeline | None:
+        if self.job.parallel.pipeline == 1:
+            return None
+        tokens = self._tokens()
+        return Pipeline(self.parts, self.mesh, tokens, self._hidden(tokens), self.virtual)
 
     def _main_gradients(self) -> MainGradients | None:
         """fp32 accumulation, where parameters are low-precision and gradients meet others."""
@@ -379,9 +387,9 @@ class Engine:
             return None
         return MainGradients([weight.parameter for weight in self.weights])
 
-    def _fsdp_modules(self) -> Iterator[FSDPModule]:
+    def _modules(self) -> Iterator[nn.Module]:
         for part in self.parts:
-            yield from (m for m in part.modules() if isinstance(m, FSDPModule))
+            yield from part.modules()
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:
@@ -390,10 +398,3 @@ def _joined(parts: tuple[Any, ...]) -> Any:
 
 def _strided(placement: object) -> bool:
     return type(placement).__name__ == "_StridedShard"
-
-
-def all_sum(x: Tensor) -> Tensor:
-    """Sum over all ranks, in place; the tensor itself when there is only one."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(x)
-    return x

@@ -79,15 +79,15 @@ def share_balance_statistics(part: Transformer, group: dist.ProcessGroup) -> Non
 
 
 @torch.no_grad()
-def update_expert_biases(
+def balance_experts(
     parts: list[Transformer], group: dist.ProcessGroup | None, skip: Tensor
 ) -> None:
-    """Sum the loads of the step over the ranks of the stage, then move the balancing biases.
+    """Sum the loads of the step over the ranks of the stage; biases and balance losses follow.
 
-    ``skip`` [] bool is the step's verdict: a skipped one leaves the biases, too.
+    ``skip`` [] bool is the step's verdict: a skipped one leaves them as they are.
     """
     routers: list[Any] = [layer.router for part in parts for layer in moe_layers(part)]
-    routers = [router for router in routers if router.moe.balance == "bias"]
+    routers = [router for router in routers if router.counts_load]
     if not routers:
         return
     loads = torch.stack([router.load for router in routers])
@@ -96,4 +96,4 @@ def update_expert_biases(
     loads = loads * ~skip  # equal loads move nothing
     for router, load in zip(routers, loads, strict=True):
         router.load.copy_(load)
-        router.update_bias()
+        router.end_step()

@@ -23,6 +23,7 @@ from phalanx.model import (
     ForwardContext,
     Head,
     Layer,
+    ScorePeaks,
     Transformer,
     VocabSlice,
     declared,
@@ -76,6 +77,8 @@ def _split_layer(layer: Layer, mesh: DeviceMesh, group: dist.ProcessGroup) -> No
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and (said := declared(module, name)) is not None:
                 _split_parameter(module, name, said, mesh)
+        if isinstance(module, ScorePeaks):
+            module.part = dist.get_rank(group)
         if isinstance(module, BiasedLinear) and _sums_over_ranks(module):
             share = {"share": float(dist.get_rank(group) == 0)}
             module.__class__ = type("FirstRankBias", (FirstRankBias, type(module)), share)
@@ -167,7 +170,9 @@ class VocabParallelHead(Head):
             return torch.stack((loss,))
         first = dist.get_rank(self.group) * self.weight.shape[0]
         vocab = VocabSlice(first, self._max, self._sum)
-        loss = linear_cross_entropy(x, self.weight, labels, token_weight, vocab, self.softcap)
+        loss = linear_cross_entropy(
+            x, self.weight, labels, token_weight, vocab, self.softcap, self.z_loss
+        )
         # Not a view: FSDP hooks onto what a module returns.
         return torch.stack((loss,))
 

@@ -41,6 +41,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     routing_skew: float = ROUTING_SKEW["real"]
     trains: Literal["all", "adapters"] = "all"  # adapters: no gradients of the weights themselves
     state: StateFormat = "float32"  # of the optimizer's moments
+    averaged: bool = False  # an average of the weights is kept as well
 
     @property
     def tokens(self) -> int:
@@ -54,8 +55,8 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     @property
     def moment_bytes(self) -> float:
-        """Of both moments of one element."""
-        return MOMENT_BYTES[self.state]
+        """Of both moments of one element, and of its average where one is kept."""
+        return MOMENT_BYTES[self.state] + 4.0 * self.averaged
 
 
 class Mapping(Struct, frozen=True, kw_only=True):

@@ -6,33 +6,29 @@ import hashlib
 import logging
 import math
 import os
-import zlib
 from collections.abc import Callable
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
 from phalanx.checkpoint import Extra, Manifest
-from phalanx.config import (
-    BatchRamp,
-    Job,
-    batch_ramp,
-    takes_unequal_shares,
-    verification_interval,
-    virtual_replicas,
-)
-from phalanx.data import Batch, Feed, StepBatches
+from phalanx.config import Job, takes_unequal_shares, verification_interval
+from phalanx.data import Batch, StepBatches
 from phalanx.model import Router
-from phalanx.parallel import Engine, LossScale, Mesh, all_sum, update_expert_biases
+from phalanx.parallel import Engine, LossScale, Mesh, balance_experts
+from phalanx.train.agreement import Agreement
 from phalanx.train.measure.timing import StepTimer
+from phalanx.train.optim.average import WeightAverage
 from phalanx.train.optim.groups import refuse_unused_groups
 from phalanx.train.optim.guard import Guard
 from phalanx.train.optim.optimizer import build_optimizer
+from phalanx.train.optim.qk_clip import QkClip
 from phalanx.train.optim.schedule import learning_rate_factor
 from phalanx.train.reductions import loss_and_norm, loss_and_tokens
+from phalanx.train.stages import RunStages, TrainFeed
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +76,7 @@ class Trainer:
     """Owns the model, its optimizer and its place in the data."""
 
     def __init__(
-        self, job: Job, mesh: Mesh, device: torch.device, feed: Feed | None = None
+        self, job: Job, mesh: Mesh, device: torch.device, feed: TrainFeed | None = None
     ) -> None:
         configure_torch(job, device)
         self.job, self.mesh, self.device = job, mesh, device
@@ -90,12 +86,16 @@ class Trainer:
         refuse_unused_groups(job)
         offload = job.memory.offload == "optimizer" and device.type == "cuda"
         self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
+        self.qk_clip = QkClip(self.engine)
+        self.average = WeightAverage(self.engine.weights, job.train.ema)
         self.loss_scale = LossScale(job.precision, device)
         self.guard = Guard(job.optimizer, device, always_finite=self.loss_scale.active)
         self.agreement = Agreement(mesh)
         self.timer = StepTimer(device, peer_waits=True)
-        self.feed = feed or self._open_feed("train", batch_ramp(job))
+        self.stages = RunStages(job, mesh.data_index, pin=device.type == "cuda")
+        self.feed = feed or self.stages.train_feed()
         self.cursor = self.feed.start()
+        self._stage = self.stages.at(self.cursor)
         self.step = 0
         self.tokens = 0
         self.unsaved = False  # the state that it continues from is in memory alone
@@ -111,6 +111,7 @@ class Trainer:
         ``before_update`` is called before any of the state changes: a copy of it may still run.
         ``before_forward`` gets this rank's micro-batches and the weight of one of their tokens.
         """
+        self._enter_stage()
         with self.timer.phase("data"):
             batches = self.feed.next(self.cursor)
         tokens = self.agreement.start(batches.real_tokens, batches.damaged, *vote)
@@ -136,6 +137,13 @@ class Trainer:
             keepers_late=agreed.keepers_late,
             failure_rate=agreed.failure_rate,
         )
+
+    def _enter_stage(self) -> None:
+        """Have the engine take samples of the length that comes next."""
+        if (stage := self.stages.at(self.cursor)) is not self._stage:
+            self._stage = stage
+            self.engine.enter(stage)
+            log.info("after step %d: samples of %d tokens", self.step, stage.data.sequence)
 
     def leave_out(self, known: tuple[tuple[int, int], ...], step: int) -> tuple[int, int]:
         """Never read samples that were left out before, nor (from now on) the batch of a step.
@@ -177,8 +185,10 @@ class Trainer:
         verdict = self.guard.judge(norm, scale, empty)
         rate = self.learning_rate
         self.optimizer.step(rate, verdict)
+        self.qk_clip.apply(verdict.skip)
+        self.average.update(self.step + 1, verdict.skip)
         self.loss_scale.update(verdict.overflowed)
-        update_expert_biases(self.engine.parts, self.mesh.stage_group, verdict.skip)
+        balance_experts(self.engine.parts, self.mesh.stage_group, verdict.skip)
         self.engine.clear_gradients()
         return StepOutcome(
             loss=total,
@@ -187,7 +197,7 @@ class Trainer:
             learning_rate=rate,
             first_sample=batches.step_first_sample,
             samples=batches.samples,
-            tokens=batches.samples * self.job.data.sequence,
+            tokens=batches.samples * self._stage.data.sequence,
             labels=0,
             damaged=0,
             stop=False,
@@ -204,14 +214,16 @@ class Trainer:
 
         NaN where no token of them has a label.
         """
-        wanted = self.job.train.validate_samples
-        with self._open_feed("validation", wanted) as feed:
+        self._enter_stage()
+        wanted, opened = self.job.train.validate_samples, self.stages.open_feed
+        with opened(self._stage, "validation", wanted) as feed:
             held_out = feed.samples
         # As one large batch; where fewer are held out, each of them once.
-        with self._open_feed("validation", min(wanted, held_out)) as feed:
+        with opened(self._stage, "validation", min(wanted, held_out)) as feed:
             batches = feed.next(feed.start())
         one = torch.ones((), device=self.device)
-        loss = self.engine.evaluate(batches.micro_batches, one)
+        with self.optimizer.evaluated(), self.average.evaluated():
+            loss = self.engine.evaluate(batches.micro_batches, one)
         total, count = loss_and_tokens(self.engine, loss, batches.real_tokens)
         return total / count if count else math.nan
 
@@ -231,7 +243,10 @@ class Trainer:
             for name, module in part.named_modules():
                 if isinstance(module, Router):
                     tensors[f"model.{name}.expert_bias"] = module.expert_bias
+                    if module.load_share is not None:
+                        tensors[f"balance.{name}.load_share"] = module.load_share
         tensors |= self.optimizer.tensors()
+        tensors |= self.average.tensors()
         tensors |= {"guard.mean": self.guard.mean, "guard.good_steps": self.guard.good_steps}
         tensors |= {"scale.value": self.loss_scale.value, "scale.good": self.loss_scale.good_steps}
         return tensors
@@ -251,6 +266,8 @@ class Trainer:
     def restore(self, manifest: Manifest) -> None:
         """Continue from a checkpoint whose tensors have been loaded into ``tensors()``."""
         self.publish_weights()
+        if manifest.config.get("train", {}).get("ema") is None:
+            self.average.restart()  # the checkpoint has none
         theirs = manifest.config.get("optimizer", {}).get("state", "float32")
         if theirs != (ours := self.job.optimizer.state):
             log.warning("the optimizer's moments were %s and go on as %s", theirs, ours)
@@ -260,6 +277,12 @@ class Trainer:
         if manifest.rng:
             _restore_random_state(manifest.rng, self.device)
 
+    def start_from_weights(self) -> None:
+        """Begin with masters that were loaded without any other state."""
+        self.publish_weights()
+        self.average.restart()
+        self.optimizer.restart()
+
     def publish_weights(self) -> None:
         """Bring masters that were changed from outside to the weights that compute."""
         for weight in self.engine.weights:
@@ -268,96 +291,6 @@ class Trainer:
     def close(self) -> None:
         """End the reading thread."""
         self.feed.close()
-
-    def _open_feed(self, split: Literal["train", "validation"], batch: int | BatchRamp) -> Feed:
-        job = self.job
-        return Feed(
-            job.data,
-            job.model.vocab,
-            batch,
-            job.train.micro_batch,
-            self.mesh.data_index,
-            job.parallel.data,
-            split,
-            pin=self.device.type == "cuda",
-            virtual=virtual_replicas(job, self.mesh.data_index),
-        )
-
-
-class AgreedStep(NamedTuple):
-    """What all ranks know of a step."""
-
-    stop: bool  # all leave after it
-    labels: int  # tokens of its batch that have one
-    damaged: int  # samples of its batch
-    same_shares: bool  # all want the same
-    may_write: bool  # all may write a checkpoint
-    keepers_late: bool  # somebody's last snapshot is not safe within its deadline
-    failure_rate: int  # that all have heard of; 0: they have not yet
-
-
-class Agreement:
-    """One small reduction a step: how many tokens count, how many samples are damaged, and
-    whether anybody wants to stop.
-
-    The tokens stay on the device. The rest is copied to the host behind the step's work and read
-    at its end, when the device passed this point long ago. The copy has a stream of its own: the
-    device copies one thing after the other, and behind a snapshot the step's kernels would wait.
-    """
-
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-        cuda = mesh.device.type == "cuda"
-        # Pinned, or the copies would make the host wait; reused, which `outcome` makes safe.
-        self._host = torch.zeros(7, dtype=torch.float64, pin_memory=cuda)
-        self._answer = torch.zeros(7, dtype=torch.float64, pin_memory=cuda)
-        self._stream = torch.cuda.Stream(mesh.device) if cuda else None
-        self._copied = torch.cuda.Event() if cuda else None
-
-    def start(
-        self,
-        real_tokens: int,
-        damaged: int,
-        stop_requested: bool,
-        shares: tuple[int, ...] = (),
-        may_write: bool = True,
-        keeper_late: bool = False,
-        failure_rate: int = 0,
-    ) -> Tensor:
-        """Tell the others; returns the real tokens of the global batch, on the device."""
-        self._host[0] = real_tokens / self._mesh.ranks_per_sample
-        self._host[1] = damaged / self._mesh.ranks_per_sample
-        self._host[2] = float(stop_requested)
-        self._host[3] = float(zlib.crc32(repr(shares).encode()) if shares else 0)
-        self._host[4] = float(may_write)
-        self._host[5] = float(keeper_late)
-        self._host[6] = float(failure_rate)
-        values = all_sum(self._host.to(self._mesh.device, non_blocking=True, copy=True))
-        if self._stream is None or self._copied is None:
-            self._answer.copy_(values)
-        else:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                self._answer.copy_(values, non_blocking=True)
-            self._copied.record(self._stream)
-            values.record_stream(self._stream)
-        return values[0].round().float()
-
-    def outcome(self) -> AgreedStep:
-        """What the others told."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        labels, damaged, stop, shares, may_write, late, rate = self._answer.tolist()
-        own, heard, world = float(self._host[3]), float(self._host[6]), self._mesh.world_size
-        return AgreedStep(
-            stop=stop > 0,
-            labels=round(labels),
-            damaged=round(damaged),
-            same_shares=own > 0 and shares == own * world,
-            may_write=round(may_write) == world,
-            keepers_late=late > 0,
-            failure_rate=round(heard) if rate == heard * world else 0,
-        )
 
 
 def config_hash(job: Job) -> str:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 
-from phalanx.checkpoint import Extra
+from phalanx.checkpoint import CheckpointError, Extra
 from phalanx.checkpoint.tools.convert import complete_export, export_checkpoint
 from phalanx.checkpoint.tools.rewrite import write_whole
 from phalanx.config import Model, resolve_model
@@ -21,7 +21,7 @@ from phalanx.data import Cursor
 from phalanx.data.tokenize.run import tokenize_files
 from phalanx.data.tokenize.vocabulary import train_tokenizer
 from phalanx.model import Transformer
-from phalanx.model.hf import HfError
+from phalanx.model.hf import HfError, load_hf
 
 MODEL = resolve_model(Model(dim=64, layers=1, heads=2, ffn=128, vocab=300))
 
@@ -167,3 +167,51 @@ def log_likelihood(folder: Path, text: str, continuation: str) -> float:
     with torch.no_grad():
         scores = model(tokens[None, :-1])[0].log_softmax(-1)
     return float(scores.gather(1, tokens[1:, None])[context - 1 :].sum())
+
+
+def test_the_average_of_the_weights_is_exported_where_it_is_asked_for(tmp_path: Path) -> None:
+    extra = Extra(
+        tokens=0,
+        cursor=Cursor(),
+        mesh={},
+        config_hash="",
+        config={"model": msgspec.to_builtins(MODEL)},
+    )
+    plain = weights()
+    averages = {name.replace("model.", "ema.", 1): 2 * each for name, each in plain.items()}
+    path = write_whole(tmp_path / "run", 1, (plain | averages).items(), extra)
+    counts = [
+        export_checkpoint(path, tmp_path / str(n), torch.float32, 10**9, average=bool(n))
+        for n in range(2)
+    ]
+    assert counts[0] == counts[1]
+    found = [dict(load_hf(tmp_path / str(n))) for n in range(2)]
+    assert found[0].keys() == found[1].keys()
+    for name, tensor in found[1].items():
+        assert torch.equal(tensor, 2 * found[0][name]), name
+
+
+def test_an_average_that_was_not_kept_is_refused(exported: tuple[Path, Path]) -> None:
+    path, folder = exported
+    with pytest.raises(CheckpointError, match="holds no average"):
+        export_checkpoint(path, folder.with_name("ema"), torch.float32, 10**9, average=True)
+
+
+def test_an_export_has_the_positions_of_the_stage_of_its_last_step(tmp_path: Path) -> None:
+    yarn = {"kind": "yarn", "factor": 4.0, "original_context": 32}
+    stages = [{"after_tokens": 32 * 8, "sequence": 128, "rope_scaling": yarn}]
+    config = {
+        "model": msgspec.to_builtins(MODEL),
+        "data": {"sequence": 32},
+        "train": {"sequence_stages": stages},
+    }
+    contexts = []
+    for seen in (8, 9):  # the last step of the first stage, and one of the second
+        extra = Extra(
+            tokens=0, cursor=Cursor(consumed=seen), mesh={}, config_hash="", config=config
+        )
+        path = write_whole(tmp_path / f"run{seen}", 1, weights().items(), extra)
+        export_checkpoint(path, tmp_path / str(seen), torch.float32, 10**9)
+        written = json.loads((tmp_path / str(seen) / "config.json").read_text())
+        contexts.append((written["max_position_embeddings"], "yarn" in json.dumps(written)))
+    assert contexts == [(32, False), (128, True)]

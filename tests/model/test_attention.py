@@ -16,6 +16,7 @@ from phalanx.model import attention
 from phalanx.model.attention import CausalAttention, document_mask, window_mask
 from phalanx.model.ops import apply_rope
 from phalanx.model.rope import rope_tables
+from phalanx.model.score_peaks import ScorePeaks
 from tests.model.small_models import built, plain_context, small_model
 
 LATENT = LatentAttention(
@@ -310,3 +311,28 @@ def test_key_value_heads_serve_their_group_of_queries() -> None:
     expected = torch.cat(outputs, -1) @ attention.out.weight.t()
     found = attention(x, plain_context(model))
     torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_the_core_tells_of_the_largest_score_of_each_head(window: int) -> None:
+    chance = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(2, 8, heads, 4, generator=chance) for heads in (4, 2, 2))
+    mask = window_mask(window or 8, 8, q.device)
+    measured = CausalAttention(0.5, peaks=ScorePeaks(4))
+    found = measured(q, k, v, mask, None, torch.tensor([True, False]))
+    torch.testing.assert_close(found, CausalAttention(0.5)(q, k, v, mask))
+    assert measured.peaks is not None
+    scores = 0.5 * q[0].transpose(0, 1) @ k[0].repeat_interleave(2, 1).permute(1, 2, 0)
+    seen = torch.ones(8, 8, dtype=torch.bool).tril().triu(1 - (window or 8))
+    expected = scores.masked_fill(~seen, -torch.inf).amax((1, 2))
+    torch.testing.assert_close(measured.peaks.peaks, expected)
+    measured.eval()(10 * q, k, v, mask)
+    torch.testing.assert_close(measured.peaks.peaks, expected)
+
+
+def test_each_part_of_the_heads_is_told_at_its_place_and_peaks_only_rise() -> None:
+    peaks = ScorePeaks(6)
+    peaks.part = 1  # of three
+    peaks.take(torch.tensor([[[1.0, 3.0], [-2.0, -5.0]]]), None)
+    peaks.take(torch.tensor([[[2.0, 2.0], [4.0, 0.0]]]), None)
+    assert peaks.peaks.tolist() == [0.0, 0.0, 3.0, 4.0, 0.0, 0.0]

@@ -33,8 +33,8 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, labels
 
 
-def reference(softcap: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, gradient of the hidden states, gradient of the head."""
+def reference(softcap: float = 0.0, z_loss: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, gradient of the hidden states, gradient of the head; the last two with the z-loss."""
     hidden, weight, labels = inputs()
     hidden.requires_grad_()
     weight.requires_grad_()
@@ -42,17 +42,24 @@ def reference(softcap: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
     expected = F.cross_entropy(logits, labels, reduction="sum") * SCALE
-    return expected, *torch.autograd.grad(expected, (hidden, weight))
+    squares = logits[labels >= 0].logsumexp(-1).square().sum() * SCALE
+    return expected, *torch.autograd.grad(expected + z_loss * squares, (hidden, weight))
 
 
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
-def test_value_and_gradients_equal_cross_entropy_over_real_labels(softcap: float) -> None:
+FORMS = [(0.0, 0.0), (1.5, 0.0), (0.0, 0.2), (1.5, 0.2)]  # cap of the logits, weight of z-loss
+
+
+@pytest.mark.parametrize(("softcap", "z_loss"), FORMS)
+def test_value_and_gradients_equal_cross_entropy_over_real_labels(
+    softcap: float, z_loss: float
+) -> None:
     hidden, weight, labels = inputs()
     hidden.requires_grad_()
     weight.requires_grad_()
-    found = linear_cross_entropy(hidden, weight, labels, torch.tensor(SCALE), softcap=softcap)
+    scale = torch.tensor(SCALE)
+    found = linear_cross_entropy(hidden, weight, labels, scale, softcap=softcap, z_loss=z_loss)
     gradients = torch.autograd.grad(3.0 * found, (hidden, weight))
-    expected, *slopes = reference(softcap)
+    expected, *slopes = reference(softcap, z_loss)
     torch.testing.assert_close(found, expected)
     for gradient, slope in zip(gradients, slopes, strict=True):
         torch.testing.assert_close(gradient, 3.0 * slope)
@@ -159,8 +166,8 @@ class Meeting:
         return result
 
 
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
-def test_slices_of_the_vocabulary_combine_to_the_whole(softcap: float) -> None:
+@pytest.mark.parametrize(("softcap", "z_loss"), FORMS)
+def test_slices_of_the_vocabulary_combine_to_the_whole(softcap: float, z_loss: float) -> None:
     hidden, weight, labels = inputs()
     cut = VOCAB // 2
     meeting = Meeting(2)
@@ -174,7 +181,8 @@ def test_slices_of_the_vocabulary_combine_to_the_whole(softcap: float) -> None:
             lambda t: meeting.combine(t, lambda s: s.amax(0)),
             lambda t: meeting.combine(t, lambda s: s.sum(0)),
         )
-        losses[first] = linear_cross_entropy(x, w, labels, torch.tensor(SCALE), vocab, softcap)
+        scale = torch.tensor(SCALE)
+        losses[first] = linear_cross_entropy(x, w, labels, scale, vocab, softcap, z_loss)
         slopes[first] = torch.autograd.grad(losses[first], (x, w))
 
     parts = [(0, weight[:cut]), (cut, weight[cut:])]
@@ -183,7 +191,7 @@ def test_slices_of_the_vocabulary_combine_to_the_whole(softcap: float) -> None:
         thread.start()
     for thread in threads:
         thread.join(timeout=100)
-    expected, hidden_slope, weight_slope = reference(softcap)
+    expected, hidden_slope, weight_slope = reference(softcap, z_loss)
     torch.testing.assert_close(losses[0], expected)
     torch.testing.assert_close(losses[cut], expected)
     torch.testing.assert_close(slopes[0][0] + slopes[cut][0], hidden_slope)

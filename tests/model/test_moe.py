@@ -199,6 +199,50 @@ def test_without_the_auxiliary_loss_balance_sends_no_gradient(balance: str) -> N
     assert router.count_nonzero() == x.count_nonzero() == 0
 
 
+def test_the_loss_over_batches_has_the_gradient_of_its_formula_with_the_last_shares() -> None:
+    moe = layer(balance="bias-auxiliary", auxiliary_over="batch", auxiliary_coefficient=0.3)
+    real, x = some_weightless(), hidden()
+    even = balance_gradients(moe, x, real)
+    assert even[0].abs().max() < 1e-6, "equal shares ask for nothing"
+    load = moe.router.load.clone()
+    assert load.sum() == real.sum() * TOP_K
+    moe.router.end_step()
+    assert moe.router.load_share is not None
+    torch.testing.assert_close(moe.router.load_share, load / load.sum())
+    found = balance_gradients(moe, x, real)
+    x = x.requires_grad_()
+    scores = scores_of(moe, x[real])
+    probability = (scores / scores.sum(-1, keepdim=True)).sum(0)
+    loss = 0.3 * EXPERTS * (probability * load / load.sum()).sum() * TOKEN_WEIGHT
+    expected = torch.autograd.grad(loss, (moe.router.weight, x))
+    assert expected[0].abs().max() > 1e-4
+    for gradient, slope in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, slope)
+
+
+def test_bias_and_loss_work_together() -> None:
+    both = layer(balance="bias-auxiliary", auxiliary_coefficient=0.3, bias_rate=0.125)
+    alone = layer(balance="auxiliary", auxiliary_coefficient=0.3)
+    gradients = [balance_gradients(each, hidden(), None) for each in (both, alone)]
+    for found, expected in zip(*gradients, strict=True):
+        assert torch.equal(found, expected), "the bias is zero yet"
+    load = both.router.load.clone()
+    both.router.end_step()
+    assert torch.equal(both.router.expert_bias, 0.125 * torch.sign(load.mean() - load))
+    assert alone.router.load.count_nonzero() == 0
+
+
+def test_a_step_without_loads_changes_neither_bias_nor_shares() -> None:
+    moe = layer(balance="bias-auxiliary", auxiliary_over="batch")
+    moe(hidden(), context())
+    moe.router.end_step()
+    assert moe.router.load_share is not None
+    bias, shares = moe.router.expert_bias.clone(), moe.router.load_share.clone()
+    moe.router.end_step()
+    assert torch.equal(moe.router.expert_bias, bias)
+    assert torch.equal(moe.router.load_share, shares)
+
+
 def test_evaluation_attaches_no_loss_and_counts_no_load() -> None:
     moe = layer(balance="bias").eval()
     moe(hidden(), context())
@@ -226,7 +270,7 @@ def test_load_adds_up_over_micro_batches_until_the_step_ends() -> None:
     moe(hidden(2), context())
     load = moe.router.load.clone()
     assert load.sum() == 2 * BATCH * SEQUENCE * TOP_K
-    moe.router.update_bias()
+    moe.router.end_step()
     assert torch.equal(moe.router.expert_bias, 0.125 * torch.sign(load.mean() - load))
     assert moe.router.load.count_nonzero() == 0
 
@@ -249,7 +293,7 @@ def test_bias_balancing_moves_the_load_towards_balance() -> None:
     def imbalance() -> float:
         moe(x, context())
         load = moe.router.load.clone()
-        moe.router.update_bias()
+        moe.router.end_step()
         return float(load.max() / load.mean())
 
     before = imbalance()

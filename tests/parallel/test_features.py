@@ -23,6 +23,8 @@ BASE: dict[str, dict[str, Any]] = {
 }
 FOUR_LAYERS = {"model": {"layers": 4}}
 
+SCHEDULE_FREE = {"optimizer": {"kind": "schedule-free"}, "schedule": {"kind": "constant"}}
+
 # name: (sections of both runs, ranks and parallel section of the run on a mesh, further sections)
 Case = tuple[dict[str, Any], int, dict[str, Any], dict[str, Any]]
 SAME: dict[str, Case] = {
@@ -58,6 +60,14 @@ SAME: dict[str, Case] = {
     "offload-parameters-of-one-rank": ({}, 1, {}, {"memory": {"offload": "parameters"}}),
     "offload-activations": ({}, 2, {}, {"memory": {"offload_activations": True}}),
     "muon-fsdp": ({"optimizer": {"kind": "muon"}}, 2, {}, {}),
+    "schedule-free-fsdp": (SCHEDULE_FREE, 2, {}, {}),
+    "schedule-free-tp": (SCHEDULE_FREE, 2, {"tensor": 2}, {}),
+    "schedule-free-pipeline": (
+        SCHEDULE_FREE,
+        2,
+        {"pipeline": 2},
+        {"train": {"micro_batch": 1}},
+    ),
     "muon-tp-fsdp": ({"optimizer": {"kind": "muon"}}, 4, {"tensor": 2}, {}),
     "muon-experts": (
         {"optimizer": {"kind": "muon"}, "model": MODELS["moe"]},

@@ -71,6 +71,7 @@ class Loader:
         with self._ranks.together(where):
             source = opened()
             stored = StoredTensors(source)
+            tensors = stored.present(tensors)
             stored.check(tensors)
         self.broke_off = True
         try:

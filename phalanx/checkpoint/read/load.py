@@ -21,6 +21,8 @@ from phalanx.checkpoint.write.direct import CHUNK_BYTES, aligned_buffer, chunk_s
 
 READ_BYTES = 4 << 20  # read at a time by one thread: proved and handed out while in the caches
 READERS = 8  # threads: with half of them the disk waits while the others prove and copy
+# State that a run may begin to keep after its start: what a checkpoint lacks of it starts anew.
+OPTIONAL = ("ema.", "balance.")
 SHARED_READS = 1.5  # times that the ranks together may want a byte, for reads past the page cache
 
 Problems = list[tuple[int, str]]  # rank of the shard, what is wrong
@@ -59,6 +61,14 @@ class StoredTensors:
         """Tensors that several groups (pipeline stages) wrote whole, and how many did."""
         found = {name: len(holders) for name, holders in self._holders.items()}
         return {name: count for name, count in found.items() if count > 1}
+
+    def present(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Without optional ones that the checkpoint lacks."""
+        return {
+            name: tensor
+            for name, tensor in tensors.items()
+            if name in self._holders or not name.startswith(OPTIONAL)
+        }
 
     def check(self, tensors: dict[str, Tensor]) -> None:
         """Refuse tensors that are not in the checkpoint or have another shape, naming them all."""

@@ -20,7 +20,7 @@ from phalanx.checkpoint.format.tier import open_source
 from phalanx.checkpoint.read.load import StoredTensors
 from phalanx.checkpoint.tools.merged_tensors import MergedTensors, adapter_layouts
 from phalanx.checkpoint.tools.rewrite import SHARD_BYTES, write_whole
-from phalanx.config import Model, resolve_model
+from phalanx.config import Job, Model, has_expert_bias, resolve_model, stage_at
 from phalanx.data import Cursor
 from phalanx.data.corpus.manifest import read_manifest as read_corpus
 from phalanx.model.hf import config_from_hf, export_hf, load_hf
@@ -33,26 +33,36 @@ from phalanx.model.hf.tokenizer import (
 )
 
 MODEL_PREFIX = "model."  # of the weights among a checkpoint's tensors
+AVERAGE_PREFIX = "ema."  # of their average
+FAST_PREFIX = "optimizer.fast."  # of the weights that Schedule-Free AdamW steps with
 ROUTER_SUFFIX = ".router.weight"
 
 Report = Callable[[int], None]  # bytes done
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """A checkpoint's tensors, each read and proved when it is asked for, and not kept."""
+    """A checkpoint's tensors, each read and proved when it is asked for, and not kept.
 
-    def __init__(self, stored: StoredTensors, prefix: str, report: Report = lambda _: None) -> None:
-        self._stored, self._prefix, self._report = stored, prefix, report
-        self._known = {
-            name.removeprefix(prefix): kind
-            for name, kind in stored.tensors().items()
+    They are called by what follows a prefix; one of a later prefix takes the place of another.
+    """
+
+    def __init__(
+        self, stored: StoredTensors, *prefixes: str, report: Report = lambda _: None
+    ) -> None:
+        self._stored, self._report = stored, report
+        kinds = stored.tensors()
+        self._full_names = {
+            name.removeprefix(prefix): name
+            for prefix in prefixes
+            for name in kinds
             if name.startswith(prefix)
         }
+        self._known = {name: kinds[full] for name, full in self._full_names.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         shape, dtype = self._known[name]
         whole = torch.empty(shape, dtype=dtype)
-        self._stored.fill({self._prefix + name: whole})
+        self._stored.fill({self._full_names[name]: whole})
         self._report(whole.numel() * whole.element_size())
         return whole
 
@@ -78,28 +88,63 @@ class LazyTensors(Mapping[str, Tensor]):
         return len(self._known)
 
 
+class EvaluatedTensors(LazyTensors):
+    """Weights of Schedule-Free AdamW as they are evaluated: from trained and fast ones."""
+
+    def __init__(self, stored: StoredTensors, report: Report, beta1: float) -> None:
+        super().__init__(stored, MODEL_PREFIX, report=report)
+        self._fast = LazyTensors(stored, FAST_PREFIX)
+        self._beta1 = beta1
+
+    def __getitem__(self, name: str) -> Tensor:
+        trained = super().__getitem__(name)
+        if name not in self._fast:
+            return trained
+        return torch.lerp(trained, self._fast[name], 1 - 1 / self._beta1)
+
+
 def export_checkpoint(
     path: Path | str,
     folder: Path,
     dtype: torch.dtype,
     max_shard_bytes: int,
     report: Report = lambda _: None,
+    *,
+    average: bool = False,
 ) -> int:
-    """Write a checkpoint's weights as a Hugging Face folder; the number of parameters.
+    """Write a checkpoint's weights, or their average, as a Hugging Face folder.
 
-    Adapters are merged into the weights that they belong to.
+    Adapters are merged into the weights that they belong to. Returns the number of parameters.
     """
     source = open_source(path)
     manifest = source.manifest
     if "model" not in manifest.config:
         problem = "its manifest does not say which model this is"
         raise CheckpointError(path, problem, "as DCP (--to dcp) it needs to say none")
-    model = resolve_model(msgspec.convert(manifest.config["model"], Model))
-    stored = LazyTensors(StoredTensors(source), MODEL_PREFIX, report)
-    state = MergedTensors(stored, adapter_layouts(manifest.config))
-    context = manifest.config.get("data", {}).get("sequence", 0)
+    config = trained_config(manifest)
+    model = resolve_model(msgspec.convert(config["model"], Model))
+    stored = StoredTensors(source)
+    if average and not any(name.startswith(AVERAGE_PREFIX) for name in stored.tensors()):
+        problem = "holds no average of the weights"
+        raise CheckpointError(path, problem, "export the weights: it was trained without train.ema")
+    prefixes = (MODEL_PREFIX, AVERAGE_PREFIX) if average else (MODEL_PREFIX,)
+    held = LazyTensors(stored, *prefixes, report=report)
+    if config.get("optimizer", {}).get("kind") == "schedule-free":
+        held = EvaluatedTensors(stored, report, config["optimizer"]["beta1"])
+    state = MergedTensors(held, adapter_layouts(config))
+    context = config.get("data", {}).get("sequence", 0)
     export_hf(state, model, folder, dtype, max_shard_bytes, context)
     return sum(shape.numel() for shape in state.shapes().values())
+
+
+def trained_config(manifest: Manifest) -> dict[str, Any]:
+    """The settings of a checkpoint's run, as they were in the stage of its last step."""
+    config = manifest.config
+    if not config.get("train", {}).get("sequence_stages"):
+        return config
+    last = stage_at(msgspec.convert(config, Job), max(0, manifest.cursor.seen - 1))
+    made: dict[str, Any] = msgspec.to_builtins(last)
+    return made
 
 
 class FoundTokenizer(NamedTuple):
@@ -112,7 +157,7 @@ class FoundTokenizer(NamedTuple):
 def complete_export(path: Path | str, folder: Path, given: Path | None = None) -> str:
     """Add to exported weights the tokenizer (of the run's corpus, or the one given) and how to
     generate; says which tokenizer that is, or why there is none."""
-    config = open_source(path).manifest.config
+    config = trained_config(open_source(path).manifest)
     tokenizer = FoundTokenizer(given, None) if given is not None else _find_tokenizer(config)
     end = tokenizer.end if tokenizer is not None else None
     if tokenizer is not None:
@@ -162,8 +207,7 @@ def import_checkpoint(
         config_hash="",
         config={"model": msgspec.to_builtins(model)},
     )
-    has_bias = model.moe is not None and model.moe.balance == "bias"
-    weights = reported(_with_biases(load_hf(folder), has_bias), report)
+    weights = reported(_with_biases(load_hf(folder), has_expert_bias(model.moe)), report)
     return write_whole(
         out, 0, weights, extra, shard_bytes, origin=f"the Hugging Face folder {folder}"
     )
@@ -193,7 +237,7 @@ def _with_biases(
 def reshard(path: Path | str, out: Path, shards: int, report: Report = lambda _: None) -> Path:
     """Write a checkpoint anew in about so many shards, one of them in memory at a time."""
     source = open_source(path)
-    state = LazyTensors(StoredTensors(source), "", report)
+    state = LazyTensors(StoredTensors(source), "", report=report)
     manifest: Manifest = source.manifest
     return write_whole(
         out,

@@ -75,7 +75,7 @@ def export_dcp(path: Path | str, folder: Path, report: Report = lambda _: None) 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(folder, "is there already and not empty", "name a new folder")
     source = open_source(path)
-    state = LazyTensors(StoredTensors(source), "", report)
+    state = LazyTensors(StoredTensors(source), "", report=report)
     planner = _Reading(state)
     # A file a tensor: DCP's writer holds on to all that goes into one file.
     writer = FileSystemWriter(folder, single_file_per_rank=False)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.checkpoints.convert import TokenizerPath
+from phalanx.cli.checkpoints.convert import Average, TokenizerPath
 from phalanx.cli.checkpoints.locate import at, newest, no_checkpoint, prunable, refuse_missing
 from phalanx.cli.checkpoints.output import (
     age_text,
@@ -168,6 +168,7 @@ def export(
     ] = Dtype.bfloat16,
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Of one file (hf).")] = 5.0,
     tokenizer: TokenizerPath = None,
+    ema: Average = False,
     json: Json = False,
 ) -> None:
     """Write a checkpoint in another form, one tensor in memory at a time."""
@@ -189,7 +190,8 @@ def export(
                 done = {"tensors": export_dcp(path, folder, report)}
             else:
                 dtype, limit = getattr(torch, kind.value), int(max_shard_gb * 1e9)
-                done = {"parameters": export_checkpoint(path, folder, dtype, limit, report)}
+                written = export_checkpoint(path, folder, dtype, limit, report, average=ema)
+                done = {"parameters": written}
                 tokenizer_note = complete_export(path, folder, tokenizer)
     if json:
         more = {"tokenizer": tokenizer_note} if tokenizer_note else {}

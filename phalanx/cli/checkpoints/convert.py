@@ -23,6 +23,9 @@ TokenizerPath = Annotated[
         help="tokenizer.json, or a model's folder (default: that of the run's corpus).",
     ),
 ]
+Average = Annotated[
+    bool, typer.Option("--ema", help="The moving average of the weights, not the weights (hf).")
+]
 HfFolder = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors files.")]
 
 
@@ -68,6 +71,7 @@ def export_hf(
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.bfloat16,
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Size limit of one file.")] = 5.0,
     tokenizer: TokenizerPath = None,
+    ema: Average = False,
     json: Json = False,
 ) -> None:
     """Turn a checkpoint into a folder that transformers loads: weights and tokenizer."""
@@ -79,7 +83,8 @@ def export_hf(
     checkpoint = checkpoint_at(checkpoint)
     with _reported(json):
         kind = getattr(torch, dtype.value)
-        parameters = export_checkpoint(checkpoint, folder, kind, int(max_shard_gb * 1e9))
+        limit = int(max_shard_gb * 1e9)
+        parameters = export_checkpoint(checkpoint, folder, kind, limit, average=ema)
         tokenizer_note = complete_export(checkpoint, folder, tokenizer)
     if json:
         made = {"folder": str(folder), "checkpoint": str(checkpoint), "tokenizer": tokenizer_note}

@@ -14,7 +14,7 @@ from phalanx.cli.data.prepare import prepare, rules, trace
 from phalanx.cli.job_file import load
 from phalanx.cli.options import JobFile, Json, Set, WorldSize
 from phalanx.cli.output import print_json
-from phalanx.config import batch_ramp, check, resolve
+from phalanx.config import batch_ramp, check, resolve, stage_at
 from phalanx.data.errors import DataError
 
 if TYPE_CHECKING:
@@ -173,9 +173,10 @@ def order(
         job = resolve(job, ranks)
         if rank is not None and rank >= ranks:
             raise DataError("rank", rank, f"the job has {ranks} ranks", f"use 0 to {ranks - 1}")
-        reader = SampleReader(job.data, job.model.vocab)
         ramp = batch_ramp(job)
         cursor = step_cursor(step, ramp, _cursor_of(checkpoint))
+        job = stage_at(job, cursor.seen)
+        reader = SampleReader(job.data, job.model.vocab)
         sizes = (job.train.micro_batch, job.parallel.data)
         # Ranks of one replica differ in the innermost axes (context, tensor) and in the stage.
         inner = job.parallel.context * job.parallel.tensor

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from phalanx.config.errors import ConfigError, ConfigProblem, problem
+from phalanx.config.ramp import stage_jobs
 from phalanx.config.resolve import LEAST_VERIFIED_ZERO, is_gated, resolve
 from phalanx.config.rules.accepted import with_accepted_fix
 from phalanx.config.rules.backend import backend_problems
@@ -16,6 +17,7 @@ from phalanx.config.rules.model import SHAPE, form_problems, model_problems
 from phalanx.config.rules.numbers import nearest_multiple
 from phalanx.config.rules.own_code import own_code_problems
 from phalanx.config.rules.post_training import post_training_problems
+from phalanx.config.rules.recipe import recipe_problems
 from phalanx.config.rules.text import text_problems
 from phalanx.config.rules.virtual_replicas import virtual_replica_problems
 from phalanx.config.schema import STATE_BLOCK, Job
@@ -52,12 +54,23 @@ def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
         post_training_problems,
         _memory,
         _optimizer,
-        _schedule,
+        recipe_problems,
         _train,
         _verification,
         _start,
     ):
         problems += rules(job)
+    return problems + _stage_problems(job, world_size, problems)
+
+
+def _stage_problems(job: Job, world_size: int, before: list[ConfigProblem]) -> list[ConfigProblem]:
+    """What only holds in later stages of the run, whose samples have another length."""
+    problems = []
+    for number, stage in enumerate(stage_jobs(job)[1:]):
+        for each in _problems(stage.job, world_size):
+            if all((each.key, each.rule) != (known.key, known.rule) for known in before):
+                key = f"in train.sequence_stages[{number}], {each.key}"
+                problems.append(msgspec.structs.replace(each, key=key, tries=()))
     return problems
 
 
@@ -142,39 +155,6 @@ def _optimizer(job: Job) -> Iterator[ConfigProblem]:
             "must be 0 (off) or above 1: norms vary around their mean, and it would skip "
             "ordinary steps",
             "nearest: 2.0; 10.0 is usual",
-        )
-
-
-def _schedule(job: Job) -> Iterator[ConfigProblem]:
-    schedule, steps = job.schedule, job.train.steps
-    if schedule.warmup_steps > steps:
-        yield problem(
-            "schedule.warmup_steps",
-            schedule.warmup_steps,
-            f"must be at most train.steps ({steps})",
-            f"nearest: {steps}",
-        )
-    if schedule.kind != "wsd":
-        if schedule.decay_steps:
-            yield problem(
-                "schedule.decay_steps",
-                schedule.decay_steps,
-                f'has no meaning for schedule.kind = "{schedule.kind}"',
-                'leave it out, or set schedule.kind = "wsd"',
-            )
-    elif not schedule.decay_steps:
-        yield problem(
-            "schedule.decay_steps",
-            0,
-            "wsd ends with a decay",
-            f'try {max(1, steps // 10)}, or set schedule.kind = "constant"',
-        )
-    elif schedule.warmup_steps + schedule.decay_steps > steps >= schedule.warmup_steps:
-        yield problem(
-            "schedule.decay_steps",
-            schedule.decay_steps,
-            f"warmup and decay together must fit into train.steps ({steps})",
-            f"nearest: {steps - schedule.warmup_steps}",
         )
 
 

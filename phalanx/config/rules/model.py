@@ -37,7 +37,9 @@ def form_problems(job: Job) -> Iterator[ConfigProblem]:
         )
     if axes.context > 1 and axes.context_method == "ring" and not ring_computes(model):
         rule = "model.window needs the nearest tokens, and the ring shows keys rank by rank"
-        if model.window is None:
+        if model.window is None and model.qk_clip:
+            rule = "model.qk_clip needs the largest scores, and the ring's kernels give none"
+        elif model.window is None:
             form = "attention_sinks" if model.attention_sinks else "attention_softcap"
             rule = f"model.{form} changes the softmax, and the ring's kernels know the plain one"
         yield problem(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec import Struct, structs
 
 from phalanx.config.errors import written
-from phalanx.config.resolve import resolve_model
+from phalanx.config.resolve import has_expert_bias, resolve_model
 from phalanx.config.schema import Model
 from phalanx.config.section import Section
 
@@ -102,6 +102,10 @@ HARMLESS = frozenset(
         "moe.auxiliary_coefficient",
         "moe.bias_rate",
         "moe.z_loss_coefficient",
+        "moe.auxiliary_over",
+        "z_loss_coefficient",
+        "qk_clip",
+        "width_base",
     }
 )
 
@@ -119,8 +123,8 @@ def model_differences(ours: Model, theirs: Model) -> list[ModelDifference]:
     """Every setting because of which weights of ``theirs`` are not weights of ``ours``."""
     ours, theirs = resolve_model(ours), resolve_model(theirs)
     without_effect = _without_effect(ours) & _without_effect(theirs)
-    if theirs.moe is None or theirs.moe.balance != "bias":
-        without_effect |= {"moe.balance"}  # a selection bias starts at zero, or is not used
+    if not has_expert_bias(theirs.moe) or has_expert_bias(ours.moe):
+        without_effect |= {"moe.balance"}  # it starts at zero, goes on, or is not used
     return [
         ModelDifference(f"model.{key}", _written(here), _written(there), key in SHAPE)
         for key, here, there in _compare(ours, theirs, "")

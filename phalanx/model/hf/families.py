@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from phalanx.config import Model, Moe
+from phalanx.config import Model, Moe, has_expert_bias
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _expert_obstacles(moe: Moe, family: ModelFamily) -> list[str]:
         wrong = {
             "model.moe.shared_ffn": not shared or moe.shared_ffn not in (0, shared),
             f"model.moe.score = {moe.score!r}": moe.score != "sigmoid",
-            f"model.moe.balance = {moe.balance!r}": moe.balance != "bias",
+            f"model.moe.balance = {moe.balance!r}": not has_expert_bias(moe),
         }
     else:
         wrong = {
@@ -194,7 +194,7 @@ def _expert_obstacles(moe: Moe, family: ModelFamily) -> list[str]:
             f"model.moe.score = {moe.score!r}": moe.score != "softmax",
             "model.moe.route_scale": moe.route_scale != 1.0,
             "model.moe.groups": moe.groups > 1,
-            f"model.moe.balance = {moe.balance!r}": moe.balance == "bias",
+            f"model.moe.balance = {moe.balance!r}": has_expert_bias(moe),
         }
     wrong["model.moe.biases"] = moe.biases != family.expert_biases
     return [setting for setting, present in wrong.items() if present]

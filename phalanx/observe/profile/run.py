@@ -98,7 +98,9 @@ def profile_job(
 
 def shortened(job: Job, steps: int, out: Path) -> Job:
     """The same steps, and nothing else: no saves, validations, trackers or ramps."""
-    train = structs.replace(job.train, steps=steps, batch_ramp=(), validate_every=0)
+    train = structs.replace(
+        job.train, steps=steps, batch_ramp=(), sequence_stages=(), validate_every=0
+    )
     checkpoint = structs.replace(
         job.checkpoint, interval="off", every=0, memory_every=0, at_end=False, resume="", load_hf=""
     )

@@ -61,6 +61,7 @@ def workload_of(job: Job) -> Workload:
         sequence=job.data.sequence,
         global_batch=job.train.global_batch,
         state=job.optimizer.state,
+        averaged=job.train.ema is not None,
     )
 
 

@@ -14,9 +14,9 @@ from phalanx.config import (
     ConfigError,
     Model,
     StateFormat,
-    batch_ramp,
     load_job,
     resolve_model,
+    run_tokens,
 )
 from phalanx.config.errors import did_you_mean
 from phalanx.config.rules.numbers import nearest_divisor
@@ -190,7 +190,7 @@ def _model(text: str) -> tuple[str, Model, int, int, int, StateFormat]:
         model = resolve_model(job.model)
         if not (model.dim and model.layers and model.heads and model.vocab):
             raise ConfigError("model", text, "gives no model shape", "set model.preset in it")
-        tokens = batch_ramp(job).samples(job.train.steps) * job.data.sequence
+        tokens = run_tokens(job)
         batch = job.train.global_batch
         return job.name, model, job.data.sequence, batch, tokens, job.optimizer.state
     if text not in PRESETS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.config import Job, batch_ramp
+from phalanx.config import Job, run_tokens
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.failures import FailureOutlook, FailureSettings, outlook
@@ -80,7 +80,7 @@ def plan_job(
     prediction = predict(workload, mapping_of(job), on, constants=constants)
     stored = (MASTER_BYTES + workload.moment_bytes) * parameters(workload.model).total
     ahead = outlook(on, stored, settings)
-    tokens = batch_ramp(job).samples(job.train.steps) * job.data.sequence
+    tokens = run_tokens(job)
     kept = Range(ahead.goodput_low, ahead.goodput, ahead.goodput_high)
     cost = bill(on, tokens, _speed(prediction), kept, spare_gpus)
     return _plan(job.name, on, prediction, ahead, cost)

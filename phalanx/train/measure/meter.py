@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from phalanx.config import Job, batch_ramp
 from phalanx.hardware import lookup
-from phalanx.plan.memory.model_counts import flops_per_token
+from phalanx.plan.memory.model_counts import StepFlops, flops_per_token
 from phalanx.train.exits import NonFiniteLoss
 from phalanx.train.measure.timing import StepTime, StepTimer
 from phalanx.train.report.records import StepParts, StepRecord
@@ -43,14 +43,7 @@ class Meter:
         self._generation = generation
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._world_size = dist.get_world_size() if dist.is_initialized() else 1
-        self._flops = flops_per_token(
-            job.model,
-            job.data.sequence,
-            job.log.mfu,
-            job.memory.recompute,
-            frozen=job.adapter.kind != "none",
-            reference=job.preference.kind != "none",
-        )
+        self._flops: dict[int, StepFlops] = {}  # by the length of samples
         self._ramp = batch_ramp(job)
         self._peak = device_peak(job, device, self._world_size)
         self._pending: list[_Pending] = []
@@ -124,6 +117,7 @@ class Meter:
         sample_seconds = self._sample_seconds(time.seconds / outcome.samples)
         samples_left = self._ramp.samples(self._job.train.steps) - self._ramp.samples(step)
         parts, estimated = self._split_pipeline(time.parts)
+        flops = self._flops_of(outcome.tokens // outcome.samples)
         return StepRecord(
             job=self._job.name,
             generation=self._generation,
@@ -142,14 +136,27 @@ class Meter:
             sends=time.sends,
             estimated=estimated,
             tokens_per_second=tokens_per_second,
-            mfu=self._share_of_peak(tokens_per_second * self._flops.model_flops),
-            hfu=self._share_of_peak(tokens_per_second * self._flops.hardware_flops),
+            mfu=self._share_of_peak(tokens_per_second * flops.model_flops),
+            hfu=self._share_of_peak(tokens_per_second * flops.hardware_flops),
             mfu_basis=self._peak.basis,
             peak_memory_bytes=peak_bytes,
             eta_seconds=max(samples_left, 0) * sample_seconds,
             skipped=bool(host.skipped),
             non_finite=not (math.isfinite(host.loss) and math.isfinite(host.grad_norm)),
         )
+
+    def _flops_of(self, sequence: int) -> StepFlops:
+        if sequence not in self._flops:
+            job = self._job
+            self._flops[sequence] = flops_per_token(
+                job.model,
+                sequence,
+                job.log.mfu,
+                job.memory.recompute,
+                frozen=job.adapter.kind != "none",
+                reference=job.preference.kind != "none",
+            )
+        return self._flops[sequence]
 
     def _sample_seconds(self, seconds: float) -> float:
         """Mean of recent steps, without the first: it compiles and warms up."""

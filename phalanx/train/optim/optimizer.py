@@ -20,19 +20,21 @@ from phalanx.config.own_code import load_class
 from phalanx.hardware import available_memory
 from phalanx.parallel import Weight
 from phalanx.parallel.engine import local_part
+from phalanx.train.optim.base import WeightOptimizer
 from phalanx.train.optim.groups import update_rule
 from phalanx.train.optim.guard import GradientVerdict
 from phalanx.train.optim.host_state import HostState, rounded
 from phalanx.train.optim.kernels import fused_adamw
 from phalanx.train.optim.moments import Moments, zero_moments
 from phalanx.train.optim.own import ElementwiseOptimizer
+from phalanx.train.optim.schedule_free import ScheduleFreeAdamW
 
 # In a checkpoint. Codes have names of their own: nobody takes them for numbers.
 NAMES = ("exp_avg", "exp_avg_sq")
 BLOCK_NAMES = ("exp_avg_code", "exp_avg_sq_code", "exp_avg_scale", "exp_avg_sq_scale")
 
 
-class AdamW:
+class AdamW(WeightOptimizer):
     """AdamW; decay applies to what declares it, which matrices do and norms do not.
 
     With ``offload`` masters and moments live in host memory and pass through the device.
@@ -98,7 +100,7 @@ class AdamW:
             master,
             moments,
             gradient if stretch is None else gradient.view(-1)[stretch],
-            learning_rate=learning_rate * rule.rate_factor,
+            learning_rate=learning_rate * rule.rate_factor * weight.width_rate,
             beta1=settings.beta1,
             beta2=settings.beta2,
             eps=settings.eps,
@@ -125,7 +127,7 @@ class AdamW:
         return state
 
 
-class Muon:
+class Muon(WeightOptimizer):
     """Muon for the matrices inside blocks, AdamW for embedding, head, norms and routers."""
 
     def __init__(self, weights: list[Weight], settings: Settings, offload: bool) -> None:
@@ -267,11 +269,13 @@ def _ranks_here() -> int:
 
 def build_optimizer(
     weights: list[Weight], settings: Settings, *, offload: bool
-) -> AdamW | Muon | ElementwiseOptimizer:
+) -> AdamW | Muon | ScheduleFreeAdamW | ElementwiseOptimizer:
     """The configured optimizer, with state for the weights that are trained."""
     weights = [weight for weight in weights if weight.parameter.requires_grad]
     if settings.module:
         own = load_class("optimizer.module", settings.module, ElementwiseOptimizer)
         return own(weights, settings, offload)
+    if settings.kind == "schedule-free":
+        return ScheduleFreeAdamW(weights, settings)
     kind = Muon if settings.kind == "muon" else AdamW
     return kind(weights, settings, offload)

@@ -10,11 +10,12 @@ from torch import Tensor
 from phalanx.config import ConfigError
 from phalanx.config import Optimizer as Settings
 from phalanx.parallel import Weight
+from phalanx.train.optim.base import WeightOptimizer
 from phalanx.train.optim.groups import update_rule
 from phalanx.train.optim.guard import GradientVerdict
 
 
-class ElementwiseOptimizer:
+class ElementwiseOptimizer(WeightOptimizer):
     """Derive from it and name the class in ``optimizer.module``.
 
     Masters, skipped steps, clipping, groups and checkpoints are taken care of.

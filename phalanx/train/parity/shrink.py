@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.config import Checkpoint, Data, Job, LatentAttention, Log, Model, Moe, resolve_model
+from phalanx.config import (
+    Checkpoint,
+    Data,
+    Job,
+    LatentAttention,
+    Log,
+    Model,
+    Moe,
+    Schedule,
+    resolve_model,
+)
 
 # Whatever a mesh of four ranks may split has so many parts.
 DIM, HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 32, 4, 8, 64, 64, 4
@@ -21,6 +31,7 @@ def shrunken(job: Job, steps: int) -> Job:
         steps=steps,
         global_batch=GLOBAL_BATCH,
         batch_ramp=(),
+        sequence_stages=(),
         virtual_replicas=0,
         compile="off",
         device="cpu",
@@ -35,7 +46,7 @@ def shrunken(job: Job, steps: int) -> Job:
         precision=structs.replace(job.precision, compute="float32", fp8=False),
         memory=structs.replace(job.memory, offload="none", offload_activations=False),
         optimizer=structs.replace(job.optimizer, state="float32", eps=ADAM_EPS),
-        schedule=structs.replace(job.schedule, kind="constant", warmup_steps=0, decay_steps=0),
+        schedule=Schedule(kind="constant"),
         train=train,
         checkpoint=Checkpoint(interval="off", mode="sync"),
         log=Log(tensorboard=False),

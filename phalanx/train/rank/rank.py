@@ -23,7 +23,6 @@ import torch.distributed as dist
 from phalanx.checkpoint import Checkpointer, CheckpointError, latest
 from phalanx.config import Job, verification_interval
 from phalanx.config.own_code import import_code
-from phalanx.data import Feed
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train.callback import Callback
 from phalanx.train.exits import ExitCode, ExitInfo, now
@@ -55,6 +54,7 @@ from phalanx.train.resume.ordered import RestorePoint, durable_steps, enter_fold
 from phalanx.train.resume.parent import fallback_note, find_parents
 from phalanx.train.resume.saving import open_checkpointer, prepare_saves, seal
 from phalanx.train.resume.start import load_start
+from phalanx.train.stages import TrainFeed
 from phalanx.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Rank:
         self.info: ExitInfo | None = None  # how it ended
         self._device = torch.device("cpu")
         self._trainer: Trainer | None = None
-        self._feed: tuple[tuple[int, int], Feed] | None = None  # and what it is for
+        self._feed: tuple[tuple[int, int], TrainFeed] | None = None  # and what it is for
         self._rank = -1
         self._clock = WaitClock()  # since the generation began
         self._start: StartRecord | None = None  # where the job had it start from

@@ -235,9 +235,8 @@ def figures(record: StepRecord) -> str:
 def event_text(record: ValidationRecord | CheckpointRecord | StartRecord) -> str:
     """A validation or checkpoint on one line; a start with what was passed over for it."""
     if isinstance(record, StartRecord):
-        return "\n".join(
-            [*(f"passed over: {each}" for each in record.passed_over), _begins(record)]
-        )
+        passed_over = (f"passed over: {each}" for each in record.passed_over)
+        return "\n".join([*passed_over, _begins(record), *record.changes])
     if isinstance(record, CheckpointRecord):
         where = from_here(Path(record.path))
         if record.problem:

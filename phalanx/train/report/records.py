@@ -113,6 +113,7 @@ class StartRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     tier: str  # memory, node disks, disk, archive, weights; "": nothing was found
     path: str = ""
     passed_over: tuple[str, ...] = ()  # what would have come first, and what is wrong with it
+    changes: tuple[str, ...] = ()  # what goes on otherwise than it was
 
 
 Record = StepRecord | ValidationRecord | CheckpointRecord | StartRecord

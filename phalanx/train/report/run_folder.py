@@ -132,7 +132,8 @@ def check_free_space(job: Job) -> None:
     if not (job.checkpoint.every or job.checkpoint.at_end):
         return
     # The master weights and at least one moment of each: AdamW keeps two, Muon one.
-    moments = MOMENT_BYTES[job.optimizer.state] if job.optimizer.kind == "adamw" else 4
+    moments = 4 if job.optimizer.kind == "muon" else MOMENT_BYTES[job.optimizer.state]
+    moments += 4 if job.train.ema is not None else 0
     # Frozen weights have none, and may be of two bytes.
     each = 2 if job.adapter.kind != "none" else 4 + moments
     needed_bytes = each * parameters(job.model).total

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from phalanx.checkpoint import read_manifest
+from phalanx.checkpoint import Manifest, read_manifest
 from phalanx.config import (
     Adapter,
     ConfigError,
@@ -22,6 +22,8 @@ from phalanx.config import (
     model_differences,
     problem,
     refuse_other_sums,
+    stage_at,
+    stage_jobs,
 )
 from phalanx.config.errors import written
 from phalanx.data import refuse_unreadable
@@ -82,16 +84,17 @@ def refuse_files(job: Job) -> None:
         refuse_parent(job, parent)
     if job.checkpoint.load_hf:
         refuse_weights(job)
-    refuse_unreadable(job.data, job.model.vocab)
+    for stage in stage_jobs(job):
+        refuse_unreadable(stage.job.data, job.model.vocab)
 
 
 def refuse_parent(job: Job, parent: Path) -> None:
     """Raise ``ConfigError`` where a checkpoint to resume holds another model than the job's."""
-    config = read_manifest(parent).config
+    manifest = read_manifest(parent)
     if not job.checkpoint.weights_only:
-        refuse_state_of(job, config, str(parent))
+        refuse_state_of(job, manifest.config, str(parent))
     try:
-        refuse_model_of(job, config, str(parent))
+        refuse_model_of(job, manifest, str(parent))
     except ConfigError as error:
         if not (tensors := differing_tensors(job.model, parent)):
             raise
@@ -134,21 +137,25 @@ def refuse_adapted_weights(config: dict[str, Any], where: str) -> None:
         raise ConfigError("checkpoint.weights_only", "true", rule, fix)
 
 
-def refuse_model_of(job: Job, config: dict[str, Any], where: str) -> None:
+def refuse_model_of(job: Job, manifest: Manifest, where: str) -> None:
     """Raise ``ConfigError`` where a checkpoint's settings are those of another model."""
     if job.checkpoint.weights_only:
-        refuse_adapted_weights(config, where)
-    if (described := config.get("model")) is None:
+        refuse_adapted_weights(manifest.config, where)
+    last_sample = max(0, manifest.cursor.seen - 1)  # a stage may begin with the next one
+    if (described := manifest.config.get("model")) is None:
         words = "%s does not say of which model its weights are: only their shapes are compared"
         log.warning(words, where)
         return
     try:
         theirs = msgspec.convert(described, Model)
+        if manifest.config.get("train", {}).get("sequence_stages"):
+            theirs = stage_at(msgspec.convert(manifest.config, Job), last_sample).model
     except msgspec.ValidationError as error:
         rule = f"its model cannot be read ({error}): a later version may have written it"
         fix = "use that version, or start from another checkpoint"
         raise ConfigError("checkpoint.resume", f'"{where}"', rule, fix) from None
-    _refuse_model(job, theirs, where)
+    ours = stage_at(job, 0 if job.checkpoint.weights_only else last_sample)
+    _refuse_model(ours, theirs, where)
 
 
 def differing_tensors(model: Model, parent: Path) -> list[str]:

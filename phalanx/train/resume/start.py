@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -17,6 +18,7 @@ from phalanx.config import Job
 from phalanx.model.hf import HfError, load_hf
 from phalanx.model.post_training.adapters import MARK as ADAPTER_MARK
 from phalanx.parallel import Weight
+from phalanx.train.optim.schedule import rewritten_rate
 from phalanx.train.report.progress import event_text
 from phalanx.train.report.records import StartRecord
 from phalanx.train.resume.parent import archive_root, left_out, run_of
@@ -40,7 +42,7 @@ def load_start(
     settings = job.checkpoint
     if settings.load_hf:
         load_foreign_weights(trainer, Path(settings.load_hf))
-    manifest, tier = None, ""
+    manifest, tier, rewritten = None, "", ""
     if settings.resume == "auto" and not settings.weights_only:
         manifest = load_from_memory(job, trainer, checkpointer, parents)
         tier = MEMORY if "memory" in checkpointer.loaded_from else NODE_DISKS
@@ -56,14 +58,17 @@ def load_start(
         tier = ARCHIVE if _is_archived(job, checkpointer.loaded_from) else DISK
     if manifest is not None:
         # The launcher asks no archive and no keeper, and the newest may not have been whole.
-        refuse_model_of(job, manifest.config, checkpointer.loaded_from or tier)
+        refuse_model_of(job, manifest, checkpointer.loaded_from or tier)
     if manifest is not None and settings.weights_only:
-        trainer.publish_weights()
+        trainer.start_from_weights()
         tier = WEIGHTS
     elif manifest is not None:
         refuse_state_of(job, manifest.config, checkpointer.loaded_from or tier)
         trainer.restore(manifest)
+        rewritten = rewritten_rate(job, manifest.config, manifest.step)
     start = _start(job, trainer, checkpointer, tier if manifest is not None else "")
+    if rewritten:
+        start = msgspec.structs.replace(start, changes=(rewritten,))
     if settings.resume or start.tier:
         log.warning("%s", event_text(start))
     return start
@@ -142,7 +147,7 @@ def load_foreign_weights(trainer: Trainer, folder: Path) -> None:
         weight.master.copy_(_block(whole, weight))
     if missing:
         raise HfError(folder, f"lacks {len(missing)} tensors, first {next(iter(missing))}")
-    trainer.publish_weights()
+    trainer.start_from_weights()
 
 
 def _block(whole: Tensor, weight: Weight) -> Tensor:

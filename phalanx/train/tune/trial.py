@@ -80,7 +80,9 @@ def trial_job(job: Job, folder: Path) -> Job:
         job,
         name="trials",
         runs=str(folder),
-        train=structs.replace(job.train, steps=steps, batch_ramp=(), validate_every=0),
+        train=structs.replace(
+            job.train, steps=steps, batch_ramp=(), sequence_stages=(), validate_every=0
+        ),
         checkpoint=Checkpoint(interval="off", every=0, at_end=False, mode="sync"),
         log=structs.replace(
             job.log,

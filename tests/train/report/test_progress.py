@@ -104,6 +104,8 @@ def test_a_run_says_what_it_begins_with(step: int, tier: str, path: str, words: 
     assert event_text(record) == words
     passed = msgspec.structs.replace(record, passed_over=("x is damaged",))
     assert event_text(passed) == f"passed over: x is damaged\n{words}"
+    changed = msgspec.structs.replace(record, changes=("the rate jumps",))
+    assert event_text(changed) == f"{words}\nthe rate jumps"
 
 
 def test_a_run_that_lacks_a_copy_is_done_and_says_what_is_not_archived(folder: RunFolder) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, stored_tensors
 from phalanx.checkpoint.tools.convert import import_checkpoint
 from phalanx.checkpoint.tools.dcp import export_dcp, import_dcp
-from phalanx.config import ConfigError, Job
+from phalanx.config import ConfigError, Job, RopeScaling, SequenceStage
 from phalanx.data import Cursor
 from phalanx.model.hf import HfError, export_hf
 from phalanx.parallel import build_mesh
@@ -327,3 +327,57 @@ def test_selection_biases_of_a_folder_come_along_with_its_weights(tmp_path: Path
     assert all(torch.equal(found[name], bias) for name, bias in biases.items())
     imported = stored_tensors(import_checkpoint(folder, tmp_path / "imported"))
     assert all(any(key.endswith(name) for key in imported) for name in names)
+
+
+def saved_run(folder: Path, steps: int) -> Job:
+    """A job whose run was saved after so many steps of four samples, its last ones."""
+    job = small_job(folder, 1, train__steps=steps, checkpoint__resume="auto")
+    trainer = _trainer(job)
+    for _ in range(steps):
+        trainer.train_step()
+    place = folder / "try" / "a" / "checkpoints"
+    Checkpointer(place, keep=0).save(trainer.step, trainer.tensors(), trainer.extra())
+    trainer.close()
+    return job
+
+
+def continued(job: Job) -> tuple[Trainer, tuple[str, ...]]:
+    """A trainer that continues a job's newest run, and what it says goes on otherwise."""
+    trainer, found = _trainer(job), find_parent(job)
+    assert found is not None
+    refuse_files(job)
+    return trainer, load_start(job, trainer, Checkpointer(found.parent), [found]).changes
+
+
+def test_a_longer_run_says_where_its_rate_jumps(tmp_path: Path) -> None:
+    job = saved_run(tmp_path, 2)
+    same, said = continued(job)
+    assert said == ()
+    longer = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, steps=9))
+    other, said = continued(longer)
+    assert "[[schedule.extensions]] with at_step = 2" in said[0]
+    for trainer in (same, other):
+        trainer.close()
+
+
+def test_a_stage_may_be_added_when_a_run_goes_on_and_not_changed_later(tmp_path: Path) -> None:
+    job = saved_run(tmp_path, 2)
+    batch, length = job.train.global_batch, job.data.sequence
+    yarn = RopeScaling(kind="yarn", factor=2.0, original_context=length)
+    stage = SequenceStage(after_tokens=2 * batch * length, sequence=2 * length, rope_scaling=yarn)
+
+    def staged(stage: SequenceStage) -> Job:
+        train = msgspec.structs.replace(job.train, steps=4, sequence_stages=(stage,))
+        return msgspec.structs.replace(job, train=train)
+
+    trainer, _ = continued(staged(stage))
+    assert trainer.train_step().tokens == 2 * batch * length
+    place = tmp_path / "try" / "b" / "checkpoints"
+    Checkpointer(place, keep=0).save(trainer.step, trainer.tensors(), trainer.extra())
+    trainer.close()
+    again, _ = continued(staged(stage))
+    assert again.train_step().tokens == 2 * batch * length
+    again.close()
+    steeper = msgspec.structs.replace(yarn, factor=4.0)
+    with pytest.raises(ConfigError, match=r"model\.rope_scaling\.factor = 4\.0"):
+        continued(staged(msgspec.structs.replace(stage, rope_scaling=steeper)))

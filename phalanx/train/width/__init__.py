@@ -1,0 +1,1 @@
+"""Models of several widths side by side: whether what they compute stays of one size."""
