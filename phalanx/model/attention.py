@@ -108,17 +108,21 @@ def plain_attention(
     sinks: Tensor | None,
 ) -> Tensor:
     """By the textbook, every score held: for what fused kernels of the CPU do not know."""
-    scores = (q @ k.mT).float() * scale
-    if softcap:
-        scores = soft_cap(scores, softcap)
     if mask is None:
         mask = _band(q.shape[2], q.shape[2], q.device)
+    shares = attention_shares((q @ k.mT).float() * scale, mask, softcap, sinks)
+    return shares.to(v.dtype) @ v
+
+
+def attention_shares(scores: Tensor, mask: Tensor, softcap: float, sinks: Tensor | None) -> Tensor:
+    """What each token takes of every other, of scores [batch, heads, queries, keys]."""
+    if softcap:
+        scores = soft_cap(scores, softcap)
     scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is None:
-        return scores.softmax(-1).to(v.dtype) @ v
+        return scores.softmax(-1)
     column = sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
-    shares = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
-    return shares.to(v.dtype) @ v
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
 class CausalAttention(nn.Module):

@@ -211,7 +211,8 @@ class Trainer:
         with self._open_feed("validation", min(wanted, held_out)) as feed:
             batches = feed.next(feed.start())
         one = torch.ones((), device=self.device)
-        loss = self.engine.evaluate(batches.micro_batches, one)
+        losses = self.engine.evaluate(batches.micro_batches, one)
+        loss = self.engine.share([each.sum() for each in losses])
         total, count = loss_and_tokens(self.engine, loss, batches.real_tokens)
         return total / count if count else math.nan
 
