@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.config import Checkpoint, Data, Job, LatentAttention, Log, Model, Moe, resolve_model
+from phalanx.config import (
+    Checkpoint,
+    Data,
+    Evaluate,
+    Job,
+    LatentAttention,
+    Log,
+    Model,
+    Moe,
+    resolve_model,
+)
 
 # Whatever a mesh of four ranks may split has so many parts.
 DIM, HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 32, 4, 8, 64, 64, 4
@@ -38,6 +48,7 @@ def shrunken(job: Job, steps: int) -> Job:
         schedule=structs.replace(job.schedule, kind="constant", warmup_steps=0, decay_steps=0),
         train=train,
         checkpoint=Checkpoint(interval="off", mode="sync"),
+        evaluate=Evaluate(),
         log=Log(tensorboard=False),
     )
 
