@@ -108,7 +108,7 @@ $(STAMP): pyproject.toml
 
 # Trackers and other training libraries are heavy, and only the long proof runs them.
 $(SOAK_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet -e '.[dev,evaluation,frameworks,mlflow,peers,ray,wandb]'
+	$(BIN)/python -m pip install --quiet -e '.[dev,eval,frameworks,mlflow,peers,ray,wandb]'
 	touch $@
 
 clean:

@@ -41,6 +41,8 @@ PANELS = {
     "Checkpoints": {
         "ckpt": "Look at checkpoints, prove, convert and remove them.",
         "convert": "Weights from and to Hugging Face folders.",
+        "eval": "Score a checkpoint: tasks, perplexity by domain.",
+        "generate": "Have a checkpoint continue texts, for a look.",
     },
     "Jobs": {
         "submit": "Put a job into the queue.",

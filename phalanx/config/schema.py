@@ -637,6 +637,25 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """Start although settings differ that make the same weights compute something else."""
 
 
+class Evaluate(Section, frozen=True, kw_only=True):
+    """Scores of the model while it trains, by the gang itself: tasks, perplexity by domain."""
+
+    every: Natural = 0
+    """Steps between evaluations; 0: never."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of lm-evaluation-harness that score likelihoods; those that write text are refused."""
+    task_folder: str = ""
+    """Folder of task files of your own; "": none."""
+    few_shot: NaturalOrAuto = -1
+    """Solved samples before each; -1: as a task says."""
+    perplexity: dict[str, str] = {}
+    """Domains by name: token shards, or text, that is scored token by token."""
+    limit: Natural = 100
+    """Samples of a task, and documents of a domain, that are scored; 0: all."""
+    minutes: Annotated[float, Meta(gt=0, le=5_000_000)] = 10.0
+    """Most time of one evaluation; what is not scored by then is said to be missing."""
+
+
 class Log(Section, frozen=True, kw_only=True):
     """Where measurements go."""
 
@@ -686,6 +705,7 @@ class Job(Section, frozen=True, kw_only=True):
     preference: Preference = Preference()
     hand_off: HandOff = HandOff()
     checkpoint: Checkpoint = Checkpoint()
+    evaluate: Evaluate = Evaluate()
     log: Log = Log()
     code: OwnCode = OwnCode()
     backend: Backend = Backend()

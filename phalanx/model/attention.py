@@ -113,19 +113,30 @@ def plain_attention(
 
     ``largest_seen`` is told of the largest score of each query.
     """
-    scores = (q @ k.mT).float() * scale
-    if softcap:
-        scores = soft_cap(scores, softcap)
     if mask is None:
         mask = _band(q.shape[2], q.shape[2], q.device)
+    scores = (q @ k.mT).float() * scale
+    shares = attention_shares(scores, mask, softcap, sinks, largest_seen)
+    return shares.to(v.dtype) @ v
+
+
+def attention_shares(
+    scores: Tensor,
+    mask: Tensor,
+    softcap: float,
+    sinks: Tensor | None,
+    largest_seen: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """What each token takes of every other, of scores [batch, heads, queries, keys]."""
+    if softcap:
+        scores = soft_cap(scores, softcap)
     scores = scores.masked_fill(~mask, -torch.inf)
     if largest_seen is not None:
         largest_seen(scores.detach().amax(-1))
     if sinks is None:
-        return scores.softmax(-1).to(v.dtype) @ v
+        return scores.softmax(-1)
     column = sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
-    shares = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
-    return shares.to(v.dtype) @ v
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
 class CausalAttention(nn.Module):

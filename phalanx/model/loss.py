@@ -176,3 +176,45 @@ def linear_cross_entropy(
         hidden.flatten(0, -2), weight, labels.flatten(), scale, vocab, softcap, z_loss
     )
     return flat
+
+
+@torch.no_grad()
+def row_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    vocab: VocabSlice | None = None,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Of each row [rows, 2]: the log-probability of its labels together, and how many of them are
+    not the likeliest token. hidden: [rows, seq, dim], labels: [rows, seq], below zero: none.
+    """
+    real = labels >= 0
+    rows, wanted, vectors = real.nonzero()[:, 0], labels[real], hidden[real]
+    scores = torch.zeros((len(labels), 2), dtype=torch.float64, device=hidden.device)
+    step = max(1, _CHUNK_BYTES // (weight.shape[0] * (4 + hidden.element_size())))
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        logits = _capped(vectors[part] @ weight.t(), softcap)[0].float()
+        scores.index_add_(0, rows[part], _token_scores(logits, wanted[part], vocab).double())
+    return scores
+
+
+def _token_scores(logits: Tensor, labels: Tensor, vocab: VocabSlice | None) -> Tensor:
+    """The log-probability of each label, and one where another token is likelier: [tokens, 2]."""
+    first = 0 if vocab is None else vocab.first
+    peak, best = logits.max(-1)
+    local = labels - first
+    here = (local >= 0) & (local < logits.shape[1])
+    target = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1) * here
+    if vocab is not None:
+        highest = vocab.total_max(peak.clone())
+        # Of equal logits the first token counts, wherever its row is.
+        number = torch.where(peak == highest, best + first, torch.iinfo(torch.int64).max)
+        best, peak = -vocab.total_max(-number), highest
+    else:
+        best = best + first
+    sums = torch.stack(((logits - peak[:, None]).exp().sum(-1), target))
+    if vocab is not None:
+        sums = vocab.total_sum(sums)
+    return torch.stack((sums[1] - peak - sums[0].log(), (best != labels).float()), -1)

@@ -21,7 +21,7 @@ from phalanx.model.attention import (
 from phalanx.model.declare import ROWS, declare
 from phalanx.model.layer import Layer
 from phalanx.model.layers import ForwardContext, RMSNorm, Windowed, dense_mlp, make_norm
-from phalanx.model.loss import linear_cross_entropy
+from phalanx.model.loss import linear_cross_entropy, row_scores
 from phalanx.model.moe import MoeLayer
 from phalanx.model.ops import soft_cap
 from phalanx.model.own_loss import TokenLoss
@@ -132,10 +132,13 @@ class Head(nn.Module):
         declare(self, weight=replace(ROWS, width="output"))
         self.softcap = softcap  # of the logits; 0: none
         self.z_loss = z_loss  # weight of the loss on large logits
+        self.scores_rows = False  # of labels: how likely those of each row are, not a loss
 
     def forward(self, x: Tensor, labels: Tensor | None, token_weight: Tensor) -> Tensor:
         if labels is None:
             return self.logits(x)
+        if self.scores_rows:
+            return row_scores(x, self.weight, labels, softcap=self.softcap)
         if self.own_loss is not None:
             return torch.stack((self.own_loss.total(self.logits(x), labels, token_weight),))
         loss = linear_cross_entropy(
@@ -204,15 +207,10 @@ class Transformer(nn.Module):
 
         The loss is the sum over labels >= 0 of cross-entropy times ``token_weight``.
         """
-        context = ForwardContext(
-            cos=self.cos,
-            sin=self.sin,
-            mask=self._mask(documents),
-            real=None if labels is None else labels >= 0,
-            token_weight=self.token_weight,
-            windowed=self._windowed(documents),
-            counted=self._counted(labels),
-        )
+        return self.run(x, labels, self._context(labels, documents))
+
+    def run(self, x: Tensor, labels: Tensor | None, context: ForwardContext) -> Tensor:
+        """The same with positions and masks of the caller's."""
         if self.embed is not None:
             x = self.embed(x)
             if self.config.embedding_scale != 1.0:
@@ -227,6 +225,17 @@ class Transformer(nn.Module):
     def _counted(self, labels: Tensor | None) -> Tensor | None:
         """Samples [batch] of which some token here has a label, where anybody asks."""
         return (labels >= 0).any(1) if self.config.qk_clip and labels is not None else None
+
+    def _context(self, labels: Tensor | None, documents: Tensor | None) -> ForwardContext:
+        return ForwardContext(
+            cos=self.cos,
+            sin=self.sin,
+            mask=self._mask(documents),
+            real=None if labels is None else labels >= 0,
+            token_weight=self.token_weight,
+            windowed=self._windowed(documents),
+            counted=self._counted(labels),
+        )
 
     def _mask(self, documents: Tensor | None) -> Tensor | object | None:
         if documents is not None:

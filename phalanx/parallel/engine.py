@@ -197,7 +197,7 @@ class Engine:
         if self.pipeline is not None:
             with timer.phase("backward"):  # the schedule interleaves forward and backward
                 tokens, labels, documents = (_joined(part) for part in zip(*inputs, strict=True))
-                return self._share(self.pipeline.train(tokens, labels, documents).unbind())
+                return self.share(self.pipeline.train(tokens, labels, documents).unbind())
         losses = []
         for i, (tokens, labels, documents) in enumerate(inputs):
             with self._synchronization(i, len(inputs)), self._summation(i):
@@ -208,9 +208,9 @@ class Engine:
             for virtual in self.virtual:
                 virtual.after_backward(i)
             losses.append(loss.detach().squeeze(0))
-        return self._share(losses)
+        return self.share(losses)
 
-    def _share(self, losses: Sequence[Tensor]) -> Tensor:
+    def share(self, losses: Sequence[Tensor]) -> Tensor:
         """This rank's share of the loss: one sum, or one for each virtual replica."""
         if self.virtual:
             return losses_by_replica(torch.stack(list(losses)), self.virtual[0].replicas)
@@ -247,19 +247,18 @@ class Engine:
         return sums.total.clone()
 
     @torch.no_grad()
-    def evaluate(self, batches: list[Batch], token_weight: Tensor) -> Tensor:
-        """This rank's share of the loss over micro-batches, without gradients."""
+    def evaluate(self, batches: list[Batch], token_weight: Tensor) -> list[Tensor]:
+        """What the head gives for each micro-batch, without gradients; zero where it is not."""
         self._begin(token_weight, train=False)
         inputs = [self._to_device(batch) for batch in batches]
         if self.pipeline is not None:
-            losses = [self.pipeline.evaluate(*batch, self._hidden(*batch)) for batch in inputs]
+            outputs = [self.pipeline.evaluate(*batch, self._hidden(*batch)) for batch in inputs]
         else:
-            losses = [self.parts[0](*batch).sum() for batch in inputs]
-        total = self._share(losses)
+            outputs = [self.parts[0](*batch) for batch in inputs]
         for module in self._modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # no backward follows that would drop the gathered weights
-        return total
+        return outputs
 
     def clear_gradients(self) -> None:
         if self.main_gradients is not None:

@@ -30,7 +30,7 @@ from phalanx.model import (
     ops,
 )
 from phalanx.model.layers import BiasedLinear
-from phalanx.model.loss import linear_cross_entropy
+from phalanx.model.loss import linear_cross_entropy, row_scores
 from phalanx.parallel.collectives import (
     UnknownParameterError,
     gather,
@@ -165,11 +165,13 @@ class VocabParallelHead(Head):
         x = gather(x, 1, self.group)
         if labels is None:
             return gather(self.logits(x), 2, self.group)
+        first = dist.get_rank(self.group) * self.weight.shape[0]
+        vocab = VocabSlice(first, self._max, self._sum)
+        if self.scores_rows:
+            return row_scores(x, self.weight, labels, vocab, self.softcap)
         if self.own_loss is not None:
             loss = self.own_loss.total(self._all_logits(x), labels, token_weight)
             return torch.stack((loss,))
-        first = dist.get_rank(self.group) * self.weight.shape[0]
-        vocab = VocabSlice(first, self._max, self._sum)
         loss = linear_cross_entropy(
             x, self.weight, labels, token_weight, vocab, self.softcap, self.z_loss
         )

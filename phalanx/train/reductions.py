@@ -30,7 +30,7 @@ def loss_and_norm(engine: Engine, share: Tensor, scale: Tensor) -> tuple[Tensor,
 def loss_and_tokens(engine: Engine, share: Tensor, real_tokens: int) -> tuple[float, float]:
     """Of held-out samples: the sum of their losses, and of the tokens that have a label.
 
-    ``share`` is what ``engine.evaluate`` returned, ``real_tokens`` those of this rank's samples.
+    ``share`` is this rank's part of the losses, ``real_tokens`` those of this rank's samples.
     """
     mesh = engine.mesh
     tokens = torch.ones((), device=mesh.device) * real_tokens / mesh.ranks_per_sample

@@ -223,7 +223,8 @@ class Trainer:
             batches = feed.next(feed.start())
         one = torch.ones((), device=self.device)
         with self.optimizer.evaluated(), self.average.evaluated():
-            loss = self.engine.evaluate(batches.micro_batches, one)
+            losses = self.engine.evaluate(batches.micro_batches, one)
+            loss = self.engine.share([each.sum() for each in losses])
         total, count = loss_and_tokens(self.engine, loss, batches.real_tokens)
         return total / count if count else math.nan
 

@@ -116,7 +116,7 @@ QUESTIONS = (
 @pytest.mark.soak
 @pytest.mark.skipif(
     importlib.util.find_spec("lm_eval") is None,
-    reason="lm_eval is not installed: pip install 'phalanx[evaluation]'",
+    reason="lm_eval is not installed: pip install 'phalanx[eval]'",
 )
 def test_lm_eval_scores_the_folder_as_our_own_model_does(
     exported: tuple[Path, Path], tmp_path: Path

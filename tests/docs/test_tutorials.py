@@ -61,7 +61,7 @@ def jobs(name: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["first-run.md", "first-corpus.md"])
+@pytest.mark.parametrize("name", ["first-run.md", "first-corpus.md", "../how-to/evaluate.md"])
 def test_a_tutorial_shows_what_its_commands_print(name: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for file, text in jobs(name):

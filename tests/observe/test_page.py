@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from phalanx.control.client.client import Client
+from phalanx.data import ShardWriter
 from phalanx.testing.local_cluster import TrialCluster
 from tests.commands import run_phalanx
 from tests.control.jobs import write_job
@@ -59,9 +60,14 @@ class Run:
 
 
 def validated_job(root: Path) -> Path:
-    """A job whose validations and checkpoints fall on the same steps."""
+    """A job whose validations, evaluations and checkpoints fall on the same steps."""
     path = write_job(root, "watched", STEPS)
+    with ShardWriter(root / "unseen", 64, 0) as writer:
+        writer.write([1, 2, 3, 4, 5])
+        writer.end_document()
+        writer.finish()
     text = path.read_text().replace("every = 0", "every = 5")
+    text += f'\n[evaluate]\nevery = 5\nperplexity = {{ unseen = "{root / "unseen"}" }}\n'
     text = text.replace("sequence = 32", "sequence = 32\nvalidation_fraction = 0.1")
     path.write_text(text.replace("[train]", "[train]\nvalidate_every = 5\nvalidate_samples = 4"))
     return path
@@ -309,6 +315,20 @@ def test_the_loss_on_unseen_text_is_a_line_on_the_loss(run: Run, at: Tab) -> Non
     assert "on unseen text" in at.page.locator("dl.figures").first.inner_text()
     found = run.cluster.client.get(f"/v1/runs/{run.job}", dict)["summary"]
     assert found["validation_step"] % 5 == 0 and found["validation_loss"] > 0
+
+
+def test_scores_are_curves_over_steps(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, f"job/{run.job}")
+    at.wait_for_text("unseen.perplexity")
+    at_name = "(each) => each.innerText.includes('unseen.perplexity')"
+    box = f"[...document.querySelectorAll('.curve')].find({at_name})"
+    lines = f"{box}.querySelector('canvas').chart.series"
+    at.page.wait_for_function(f"() => {lines}[0]?.x.length > 1")
+    steps, values = at.page.evaluate(f"[{lines}[0].x, {lines}[0].y]")
+    assert all(step % 5 == 0 for step in steps) and None not in values
+    found = run.cluster.client.get(f"/v1/runs/{run.job}", dict)["summary"]
+    assert found["evaluation_step"] % 5 == 0 and found["scores"]["unseen.tokens"] == 5
+    assert "score unseen.perplexity: " in run.say("runs", "show", str(run.job))
 
 
 def test_a_job_shows_what_was_planned_of_it_beside_what_it_takes(run: Run, at: Tab) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from phalanx.train.report.records import CheckpointRecord, StepParts, StepRecord, ValidationRecord
+from phalanx.train.report.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    StepParts,
+    StepRecord,
+    ValidationRecord,
+)
 
 
 def step_record(step: int, **changes: object) -> StepRecord:
@@ -35,6 +41,11 @@ def step_record(step: int, **changes: object) -> StepRecord:
 
 def validation_record(step: int) -> ValidationRecord:
     return ValidationRecord(job="try", generation=0, step=step, loss=4.5, seconds=0.25)
+
+
+def evaluation_record(step: int) -> EvaluationRecord:
+    scores = {"news.perplexity": 12.5, "arc_easy.acc": 0.25}
+    return EvaluationRecord(job="try", generation=0, step=step, scores=scores, seconds=1.5)
 
 
 def checkpoint_record(step: int) -> CheckpointRecord:

@@ -158,7 +158,7 @@ def complete_export(path: Path | str, folder: Path, given: Path | None = None) -
     """Add to exported weights the tokenizer (of the run's corpus, or the one given) and how to
     generate; says which tokenizer that is, or why there is none."""
     config = trained_config(open_source(path).manifest)
-    tokenizer = FoundTokenizer(given, None) if given is not None else _find_tokenizer(config)
+    tokenizer = FoundTokenizer(given, None) if given is not None else find_tokenizer(config)
     end = tokenizer.end if tokenizer is not None else None
     if tokenizer is not None:
         context = config.get("data", {}).get("sequence", 0)
@@ -171,7 +171,7 @@ def complete_export(path: Path | str, folder: Path, given: Path | None = None) -
     return f"tokenizer: {tokenizer.path}"
 
 
-def _find_tokenizer(config: dict[str, Any]) -> FoundTokenizer | None:
+def find_tokenizer(config: dict[str, Any]) -> FoundTokenizer | None:
     """Beside the run's token shards, or in the folder that its weights came from."""
     data = config.get("data", {})
     corpora = [

@@ -27,6 +27,7 @@ from phalanx.observe.tracker.runs import (
     Run,
     annotate_folder,
     differences,
+    evaluations,
     find_folders,
     load_folder,
     removed,
@@ -35,6 +36,11 @@ from phalanx.observe.tracker.runs import (
 from phalanx.train.report.run_folder import RunFolder
 
 app = typer.Typer(no_args_is_help=True, help="Runs: list, show, compare, export, annotate.")
+
+EXPORTED = (
+    *("loss", "validation_loss", "grad_norm", "learning_rate"),
+    *("tokens_per_second", "mfu", "step_seconds"),
+)
 
 Folder = Annotated[
     Path | None,
@@ -141,8 +147,10 @@ def describe(run: Run) -> list[str]:
     if plan := run.plan.get("prediction"):
         mfu, seconds = plan.get("mfu", 0.0), plan.get("step_seconds", 0.0)
         lines.append(f"planned: {seconds:.3g} s a step, MFU {mfu:.1%}")
-    shown = {name: value for name, value in run.summary.items() if name != "time"}
+    shown = {n: value for n, value in run.summary.items() if n not in ("time", "scores")}
     lines += [f"{name}: {short(value)}" for name, value in shown.items()]
+    scores = run.summary.get("scores") or {}
+    lines += [f"score {name}: {short(value)}" for name, value in scores.items()]
     for place in run.placements:
         nodes = ", ".join(place.get("nodes", [])[:8])
         lines.append(f"generation {place.get('generation')} since {_when(place['time'])}: {nodes}")
@@ -185,9 +193,7 @@ def export(
     whole: dict[str, Any] = {"run": record}
     if run.isdigit():
         with connected(server, json, state) as client:
-            names = (
-                "loss,validation_loss,grad_norm,learning_rate,tokens_per_second,mfu,step_seconds"
-            )
+            names = ",".join([*EXPORTED, *(record.summary.get("scores") or {})])
             path = f"/v1/jobs/{run}/metrics"
             whole["metrics"] = client.get(path, dict, names=names, points=5000)["series"]
             whole["incidents"] = client.get(f"/v1/jobs/{run}/incidents", dict)["findings"]
@@ -196,6 +202,7 @@ def export(
         lines = steps.read_bytes().splitlines() if steps.exists() else []
         whole["steps"] = [msgspec.Raw(line) for line in lines if _is_json(line)]
         whole["validations"] = validations(RunFolder(Path(record.folder)))
+        whole["evaluations"] = evaluations(RunFolder(Path(record.folder)))
     write_out(out, msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
     if json:
         print_json({"file": str(out)})

@@ -56,6 +56,7 @@ def _problems(job: Job, world_size: int) -> list[ConfigProblem]:
         _optimizer,
         recipe_problems,
         _train,
+        _evaluate,
         _verification,
         _start,
     ):
@@ -191,6 +192,18 @@ def _train(job: Job) -> Iterator[ConfigProblem]:
             f"must be [first, last) within train.steps ({job.train.steps}), first below last",
             f"nearest: [0, {min(3, job.train.steps)}]",
         )
+
+
+def _evaluate(job: Job) -> Iterator[ConfigProblem]:
+    named = "tasks" if job.evaluate.tasks else "perplexity" if job.evaluate.perplexity else ""
+    if job.evaluate.every and not named:
+        rule = "nothing is named that could be scored"
+        fix = "set evaluate.tasks or evaluate.perplexity"
+        yield problem("evaluate.every", job.evaluate.every, rule, fix)
+    if named and not job.evaluate.every:
+        rule = "is never scored while evaluate.every is 0"
+        fix = "set evaluate.every to a number of steps"
+        yield problem(f"evaluate.{named}", list(getattr(job.evaluate, named)), rule, fix)
 
 
 def _verification(job: Job) -> Iterator[ConfigProblem]:

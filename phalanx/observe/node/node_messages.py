@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
+from phalanx.train.report.records import RareRecord, StepRecord
 
 
 class RunRecord(Struct, frozen=True, kw_only=True, tag_field="kind", tag="run"):
@@ -40,7 +40,7 @@ class NodeRecords(Struct, frozen=True, kw_only=True, tag_field="kind", tag=True)
     worst: tuple[int, ...] = ()  # with a summary: rank that computed longest, by step
     worst_sender: tuple[int, ...] = ()  # the same, of the rank whose sends took longest
     head: tuple[StepRecord, ...] = ()  # of rank 0, whole
-    other: tuple[ValidationRecord | CheckpointRecord, ...] = ()  # of rank 0
+    other: tuple[RareRecord, ...] = ()  # of rank 0
     run: RunRecord | None = None  # of rank 0
     lost_bytes: int = 0  # that workers wrote and the agent could not read
     refused: int = 0  # records that made no sense

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.observe.node.node_messages import NodeRecords, RunRecord
-from phalanx.train.report.records import CheckpointRecord, Record, StepRecord, ValidationRecord
+from phalanx.train.report.records import RareRecord, Record, StepRecord
 
 MEASURES = (
     "step",
@@ -79,7 +79,7 @@ def merge(
     numbers = sorted(steps)[-MOST_STEPS:]
     first = [record for _, record in by_rank.get(0, ())]  # rank 0 speaks for the run
     head = [each for each in first if isinstance(each, StepRecord)]
-    other = [each for each in first if isinstance(each, ValidationRecord | CheckpointRecord)]
+    other = [each for each in first if isinstance(each, RareRecord)]
     run = next((each for each in reversed(first) if isinstance(each, RunRecord)), None)
     if not (numbers or other or run or lost_bytes or refused):
         return None

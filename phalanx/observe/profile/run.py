@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import structs
 
-from phalanx.config import Data, Job, Schedule
+from phalanx.config import Data, Evaluate, Job, Schedule
 from phalanx.hardware import lookup
 from phalanx.observe.profile.analyse import analyse
 from phalanx.observe.profile.events import read_events
@@ -112,6 +112,7 @@ def shortened(job: Job, steps: int, out: Path) -> Job:
         runs=str(out / "runs"),
         train=train,
         checkpoint=checkpoint,
+        evaluate=Evaluate(),
         log=log,
         schedule=Schedule(kind="constant"),
     )

@@ -15,7 +15,7 @@ from msgspec import Struct
 from phalanx.observe.node.node_messages import NodeRecords
 from phalanx.observe.node.node_records import PARTS, Floats, unpack
 from phalanx.observe.node.printed_steps import PRINTED
-from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
+from phalanx.train.report.records import RareRecord, StepRecord
 
 LATE_STEPS = 64  # the gang is so far ahead of a step that somebody does not tell of
 LATE_NS = 15_000_000_000
@@ -153,7 +153,7 @@ class Merged(Struct):
     """What a message completed."""
 
     steps: list[GangStep]
-    other: tuple[ValidationRecord | CheckpointRecord, ...] = ()
+    other: tuple[RareRecord, ...] = ()
 
 
 class GangSteps:

@@ -8,6 +8,7 @@ measured power.
 from __future__ import annotations
 
 import statistics
+import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -21,8 +22,13 @@ from phalanx.observe.node.node_sample import HOST, NodeSample
 from phalanx.observe.store.gang_steps import GangStep
 from phalanx.observe.store.metric_store import MetricStore
 from phalanx.observe.store.tables import DAY_NS, Array, Column, MetricTable
-from phalanx.observe.tracker.runs import validation_summary
-from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
+from phalanx.observe.tracker.runs import known_scores, validation_summary
+from phalanx.train.report.records import (
+    EvaluationRecord,
+    RareRecord,
+    StepRecord,
+    ValidationRecord,
+)
 
 MILLION = 1_000_000
 MOST_NODE_GPUS = 1024
@@ -66,8 +72,8 @@ UNSAID = (
     *(f"{name}_seconds" for name in PARTS),
 )
 # Not of every step: each in a table of its own, or the newest row of a step would hide the other.
-VALIDATION, CHECKPOINTS = "validation", "checkpoints"
-JOB_TABLES = ("scalars", VALIDATION, CHECKPOINTS)
+VALIDATION, SCORES, CHECKPOINTS = "validation", "scores", "checkpoints"
+JOB_TABLES = ("scalars", VALIDATION, SCORES, CHECKPOINTS)
 
 
 class RecordedGang(Struct, kw_only=True):
@@ -127,8 +133,11 @@ class Recorder:
             **self._validated.get(gang.job, {}),
         }
 
-    def other(self, job: int, record: ValidationRecord | CheckpointRecord, time_ns: int) -> None:
-        """A validation, or a checkpoint."""
+    def other(self, job: int, record: RareRecord, time_ns: int) -> None:
+        """A validation, an evaluation, or a checkpoint."""
+        if isinstance(record, EvaluationRecord):
+            self._scores(job, record, time_ns)
+            return
         if isinstance(record, ValidationRecord):
             told = validation_summary(record.step, record.loss)
             self._validated[job] = told
@@ -141,6 +150,15 @@ class Recorder:
             return
         table = self.store.table(owner_of(job), kind, 0, [Column(name)])
         table.append(time_ns, record.step, {name: value})
+
+    def _scores(self, job: int, record: EvaluationRecord, time_ns: int) -> None:
+        """One row of an evaluation; another set of scores has a table of its own."""
+        scores = known_scores(record.scores)
+        if scores:
+            columns = [Column(name) for name in sorted(scores)]
+            number = zlib.crc32("\n".join(sorted(scores)).encode())
+            table = self.store.table(owner_of(job), SCORES, number, columns)
+            table.append(time_ns, record.step, scores)
 
     def sample(self, sample: NodeSample, name: str, now_ns: int) -> None:
         """A look at a node's devices."""

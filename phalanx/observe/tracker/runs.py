@@ -6,9 +6,12 @@ same shape, so that they can be compared with each other.
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from phalanx.train.exits import ExitCode
 from phalanx.train.process_identity import ProcessIdentity
 from phalanx.train.report.records import (
     CheckpointRecord,
+    EvaluationRecord,
     StepRecord,
     ValidationRecord,
     read_records,
@@ -29,7 +33,12 @@ Table = dict[str, Any]
 
 NOTES_NAME = "tracker.json"
 QUIET_SECONDS = 3600.0  # without a word of a run whose process cannot be seen: it is lost
-VALIDATED = ("validation_step", "validation_loss")  # in a summary
+VALIDATION = ("validation_step", "validation_loss")  # in a summary
+EVALUATION = ("evaluation_step", "scores")  # in a summary
+VALIDATED = (*VALIDATION, *EVALUATION)
+NAME_LETTERS = "A-Za-z0-9_.@-"  # of a metric or a score
+MOST_SCORES, MOST_SCORE_LETTERS = 256, 128  # of an evaluation, and of a score's name
+SCORE_NAME = re.compile(rf"[{NAME_LETTERS}]{{1,{MOST_SCORE_LETTERS}}}")
 MOST_NOTES, MOST_NOTE_LETTERS, MOST_TAGS = 1000, 10_000, 64
 
 
@@ -271,14 +280,38 @@ def validations(folder: RunFolder) -> list[ValidationRecord]:
     return sorted({record.step: record for record in found}.values(), key=lambda each: each.step)
 
 
+def evaluations(folder: RunFolder) -> list[EvaluationRecord]:
+    """Scores on tasks and domains, oldest first, by the same rules."""
+    try:
+        found = list(read_records(folder.evaluation, EvaluationRecord))
+    except (OSError, msgspec.MsgspecError):
+        return []
+    return sorted({record.step: record for record in found}.values(), key=lambda each: each.step)
+
+
 def _validated(folder: RunFolder) -> Table:
-    found = validations(folder)
-    return validation_summary(found[-1].step, found[-1].loss) if found else {}
+    summary: Table = {}
+    if found := validations(folder):
+        summary |= validation_summary(found[-1].step, found[-1].loss)
+    if scored := evaluations(folder):
+        summary |= evaluation_summary(scored[-1].step, scored[-1].scores)
+    return summary
 
 
 def validation_summary(step: int, loss: float | None) -> Table:
     """What a run's summary says of its newest validation; a loss of None is not finite."""
-    return dict(zip(VALIDATED, (step, loss), strict=True))
+    return dict(zip(VALIDATION, (step, loss), strict=True))
+
+
+def evaluation_summary(step: int, scores: dict[str, float]) -> Table:
+    """What a run's summary says of its newest evaluation."""
+    return dict(zip(EVALUATION, (step, known_scores(scores)), strict=True))
+
+
+def known_scores(scores: dict[str, float]) -> dict[str, float]:
+    """Those that can be shown: ranks say what they like."""
+    good = {n: v for n, v in scores.items() if math.isfinite(v) and SCORE_NAME.fullmatch(n)}
+    return dict(islice(good.items(), MOST_SCORES))
 
 
 def _checkpoints(folder: RunFolder) -> Iterator[Table]:

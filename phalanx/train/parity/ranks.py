@@ -15,11 +15,13 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+COLLECTIVE_SECONDS = 240.0  # that ranks wait for each other
 GRACE_SECONDS = 30.0  # for a rank to notice by itself that another one is gone
 
 
@@ -28,12 +30,21 @@ class RankError(Exception):
 
 
 def run_group(
-    world_size: int, function: Callable[[], bytes], timeout_seconds: float = 270.0
+    world_size: int,
+    function: Callable[[], bytes],
+    timeout_seconds: float = 270.0,
+    *,
+    device: str = "cpu",
 ) -> list[bytes]:
-    """Call ``function`` on every rank of a gloo group; what it returns, in order of ranks."""
+    """Call ``function`` on every rank of a group; what it returns, in order of ranks.
+
+    With ``device`` "cuda" each rank has a GPU of its own, and the group NCCL.
+    """
     with tempfile.TemporaryDirectory(prefix="phalanx-ranks-") as folder:
         place = Path(folder)
-        processes = [_fork(rank, world_size, place, function) for rank in range(world_size)]
+        limit = timedelta(seconds=max(COLLECTIVE_SECONDS, timeout_seconds - GRACE_SECONDS))
+        group = _Group(world_size, place, limit, device)
+        processes = [_fork(rank, group, function) for rank in range(world_size)]
         ends: dict[int, int] = {}
         try:
             ends = _wait(processes, timeout_seconds)
@@ -46,7 +57,28 @@ def run_group(
     return [value for _, value in results]
 
 
-def _fork(rank: int, world_size: int, folder: Path, function: Callable[[], bytes]) -> int:
+class _Group(NamedTuple):
+    """What ranks need to meet."""
+
+    world_size: int
+    folder: Path
+    limit: timedelta  # of a collective
+    device: str
+
+    def join(self, rank: int) -> None:
+        if self.device == "cuda":
+            torch.cuda.set_device(rank)
+        store = FileStore(str(self.folder / "store"), self.world_size)
+        dist.init_process_group(
+            "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl",
+            store=store,
+            rank=rank,
+            world_size=self.world_size,
+            timeout=self.limit,
+        )
+
+
+def _fork(rank: int, group: _Group, function: Callable[[], bytes]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -56,19 +88,16 @@ def _fork(rank: int, world_size: int, folder: Path, function: Callable[[], bytes
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
-        store = FileStore(str(folder / "store"), world_size)
-        limit = timedelta(seconds=240)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
-        )
+        group.join(rank)
         value = function()
         dist.barrier()  # nobody leaves while a neighbour still talks
         dist.destroy_process_group()
     except BaseException:
         error = traceback.format_exc()
     try:
-        (folder / "part").with_suffix(f".{rank}").write_bytes(error.encode() or value)
-        (folder / "part").with_suffix(f".{rank}").rename(_answer(folder, rank, failed=bool(error)))
+        part = group.folder / f"part.{rank}"
+        part.write_bytes(error.encode() or value)
+        part.rename(_answer(group.folder, rank, failed=bool(error)))
     finally:
         # Whatever happened: a child that returned from here would go on as its parent.
         os._exit(1 if error else 0)

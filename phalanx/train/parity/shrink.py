@@ -7,6 +7,7 @@ from msgspec import structs
 from phalanx.config import (
     Checkpoint,
     Data,
+    Evaluate,
     Job,
     LatentAttention,
     Log,
@@ -49,6 +50,7 @@ def shrunken(job: Job, steps: int) -> Job:
         schedule=Schedule(kind="constant"),
         train=train,
         checkpoint=Checkpoint(interval="off", mode="sync"),
+        evaluate=Evaluate(),
         log=Log(tensorboard=False),
     )
 

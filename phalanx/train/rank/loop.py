@@ -97,6 +97,15 @@ def judged_by_archive(info: ExitInfo) -> ExitInfo:
     )
 
 
+def evaluations(trainer: Trainer) -> list[Callback]:
+    """What scores the model on the way, where the job wants it; else nothing of it is loaded."""
+    if not trainer.job.evaluate.every:
+        return []
+    from phalanx.train.evaluate.callback import GangEvaluation
+
+    return [GangEvaluation()]
+
+
 def attach(
     trainer: Trainer,
     folder: RunFolder,
@@ -116,6 +125,7 @@ def attach(
     """
     profiler = StepProfiler(trainer.job.log, folder, trainer.timer, ask)
     layers: list[Callback] = [
+        *evaluations(trainer),
         Validation(),
         StepMetrics(trainer),
         Checkpoints(trainer, checkpointer),

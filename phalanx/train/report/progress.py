@@ -20,10 +20,11 @@ from phalanx.config import ConfigError, Job
 from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
 from phalanx.train.report.records import (
     CheckpointRecord,
+    EvaluationRecord,
+    RareRecord,
     Record,
     StartRecord,
     StepRecord,
-    ValidationRecord,
     encode,
 )
 from phalanx.train.report.run_folder import RunFolder
@@ -232,8 +233,8 @@ def figures(record: StepRecord) -> str:
     return "  ".join(pieces + ["skipped"] * record.skipped)
 
 
-def event_text(record: ValidationRecord | CheckpointRecord | StartRecord) -> str:
-    """A validation or checkpoint on one line; a start with what was passed over for it."""
+def event_text(record: RareRecord | StartRecord) -> str:
+    """A validation, evaluation or checkpoint on one line; a start with what was passed over."""
     if isinstance(record, StartRecord):
         passed_over = (f"passed over: {each}" for each in record.passed_over)
         return "\n".join([*passed_over, _begins(record), *record.changes])
@@ -242,6 +243,10 @@ def event_text(record: ValidationRecord | CheckpointRecord | StartRecord) -> str
         if record.problem:
             return f"step {record.step} is NOT SAVED: {record.problem} ({where})"
         return f"checkpoint of step {record.step} (held up {brief(record.seconds)}): {where}"
+    if isinstance(record, EvaluationRecord):
+        told = [f"{name} {value:.4g}" for name, value in record.scores.items()]
+        told += [f"{name} is NOT SCORED: {why}" for name, why in record.problems.items()]
+        return f"scores after step {record.step} ({brief(record.seconds)}): {', '.join(told)}"
     loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
     return f"validation loss after step {record.step}: {loss}"
 

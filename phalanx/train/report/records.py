@@ -1,4 +1,4 @@
-"""What a run reports: one record a step, a validation, a checkpoint.
+"""What a run reports: one record a step, a validation, an evaluation, a checkpoint.
 
 Records are small and self-describing, so that whoever reads them later (a file, an agent, a
 page) needs nothing but the record.
@@ -88,6 +88,20 @@ class ValidationRecord(
     seconds: float
 
 
+class EvaluationRecord(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="evaluation"
+):
+    """Scores of the model after a step, by ``task.metric``."""
+
+    version: int = VERSION
+    job: str
+    generation: int
+    step: int
+    scores: dict[str, float]
+    problems: dict[str, str] = {}  # by name: why there is no score
+    seconds: float
+
+
 class CheckpointRecord(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="checkpoint"
 ):
@@ -116,8 +130,9 @@ class StartRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     changes: tuple[str, ...] = ()  # what goes on otherwise than it was
 
 
-Record = StepRecord | ValidationRecord | CheckpointRecord | StartRecord
-R = TypeVar("R", StepRecord, ValidationRecord, CheckpointRecord)
+RareRecord = ValidationRecord | EvaluationRecord | CheckpointRecord  # not of every step
+Record = StepRecord | RareRecord | StartRecord
+R = TypeVar("R", StepRecord, ValidationRecord, EvaluationRecord, CheckpointRecord)
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
@@ -137,6 +152,8 @@ def scalars(record: Record) -> dict[str, float]:
     match record:
         case ValidationRecord():
             values: dict[str, float | None] = {"validation/loss": record.loss}
+        case EvaluationRecord():
+            values = {f"evaluation/{name}": value for name, value in record.scores.items()}
         case StartRecord():
             values = {}
         case CheckpointRecord():

@@ -35,6 +35,8 @@ class RunFolder:
         self.exit_info = path / "exit_info.json"
         self.steps = self.metrics / "steps.jsonl"
         self.validation = self.metrics / "validation.jsonl"
+        self.evaluation = self.metrics / "evaluation.jsonl"
+        self.scores = self.metrics / "scores"  # a file an evaluation, which gates read
 
     @property
     def id(self) -> str:

@@ -12,6 +12,7 @@ from phalanx.config import Job
 from phalanx.train.report.event_file import EventFile
 from phalanx.train.report.records import (
     CheckpointRecord,
+    EvaluationRecord,
     Record,
     StepRecord,
     ValidationRecord,
@@ -81,7 +82,7 @@ class Sinks:
 
 
 class JsonLines:
-    """``metrics/steps.jsonl``, ``validation.jsonl`` and ``checkpoints.jsonl``.
+    """``metrics/steps.jsonl``, and a file for each kind of rarer records.
 
     When a write fails half way, as on a full disk, the part is cut off again, so that every line
     but the last is whole and writing can go on when there is room.
@@ -91,6 +92,7 @@ class JsonLines:
         self._paths: dict[type[Record], Path] = {
             StepRecord: folder.steps,
             ValidationRecord: folder.validation,
+            EvaluationRecord: folder.evaluation,
             CheckpointRecord: folder.metrics / "checkpoints.jsonl",
         }
         self._files: dict[type[Record], int] = {}

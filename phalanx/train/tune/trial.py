@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from phalanx.config import Checkpoint, Job, resolve
+from phalanx.config import Checkpoint, Evaluate, Job, resolve
 from phalanx.plan.tune.trials import TrialFailure
 from phalanx.train.exits import ExitCode
 from phalanx.train.rank.gang import ForkedRanks
@@ -84,6 +84,7 @@ def trial_job(job: Job, folder: Path) -> Job:
             job.train, steps=steps, batch_ramp=(), sequence_stages=(), validate_every=0
         ),
         checkpoint=Checkpoint(interval="off", every=0, at_end=False, mode="sync"),
+        evaluate=Evaluate(),
         log=structs.replace(
             job.log,
             every=min(job.log.every, READ_EVERY),

@@ -38,6 +38,9 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
     (1, ["name=a\udcffb"], "name", "control characters", 'nearest: "ab"'),
     (1, ["runs=s3://bucket/runs"], "runs", "a folder of this machine", "archive.url"),
     (1, ["checkpoint.archive.url=s4://b"], "checkpoint.archive.url", '"s4"', "known: s3"),
+    (1, ["evaluate.every=5"], "evaluate.every", "nothing is named", "evaluate.tasks"),
+    (1, ['evaluate.tasks=["arc"]'], "evaluate.tasks", "never scored", "evaluate.every"),
+    (1, ['evaluate.perplexity={a="b"}'], "evaluate.perplexity", "never scored", "evaluate.every"),
     (1, ["optimizer.spike_factor=0.5"], "optimizer.spike_factor", "skip ordinary", "nearest: 2"),
     *(
         (

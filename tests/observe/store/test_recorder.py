@@ -17,7 +17,12 @@ from phalanx.observe.store.gang_steps import GangStep
 from phalanx.observe.store.metric_store import MetricStore
 from phalanx.observe.store.query import series
 from phalanx.observe.store.recorder import JOB_TABLES, RecordedGang, Recorder, owner_of
-from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
+from phalanx.train.report.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    StepRecord,
+    ValidationRecord,
+)
 from tests.observe.records import SECOND_NS, step_record
 
 TOKENS = 1024
@@ -73,6 +78,21 @@ def test_a_validation_and_a_checkpoint_of_one_step_are_both_kept(recorder: Recor
     assert (validated.step, validated.value) == ([2, 4], [3.0, 1.0])
     assert (saved.step, saved.value) == ([2, 4], [0.5, 0.5])
     assert found["loss"].step == [1, 2, 3, 4]
+
+
+def test_scores_are_kept_by_name_also_when_others_join_them(recorder: Recorder) -> None:
+    begin(recorder, 2)
+    common: dict[str, Any] = {"job": "j", "generation": 2, "seconds": 1.0}
+    told = {"arc.acc": 0.25, "bad name,": 1.0, "news.perplexity": float("inf")}
+    recorder.other(1, EvaluationRecord(step=2, scores=told, **common), SECOND_NS)
+    more = {"arc.acc": 0.5, "gsm8k.exact_match@strict-match": 0.125}
+    recorder.other(1, EvaluationRecord(step=4, scores=more, **common), 2 * SECOND_NS)
+    recorder.other(1, EvaluationRecord(step=6, scores={}, **common), 3 * SECOND_NS)
+    recorder.store.flush()
+    names = [*told, *more]
+    found = series(recorder.store, owner_of(1), JOB_TABLES, names, (0, 10 * SECOND_NS), 100).series
+    assert (found["arc.acc"].step, found["arc.acc"].value) == ([2, 4], [0.25, 0.5])
+    assert set(found) == set(more)
 
 
 def test_the_newest_validation_stays_in_view_while_steps_go_on(recorder: Recorder) -> None:

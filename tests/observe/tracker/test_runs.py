@@ -14,6 +14,7 @@ import pytest
 from phalanx.cli import main
 from phalanx.config import Job
 from phalanx.config.schema import Train
+from phalanx.data import ShardWriter
 from phalanx.observe.tracker.runs import Run, differences, find_folders, load_folder, removed
 from phalanx.train.process_identity import own_process
 from phalanx.train.report import run_folder
@@ -73,11 +74,16 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path
     return root, a, b
 
 
-def test_the_newest_validation_is_in_the_summary_the_list_and_the_export(tmp_path: Path) -> None:
+def test_validations_and_scores_are_in_the_summary_the_list_and_the_export(tmp_path: Path) -> None:
     job = write_job(tmp_path, "tried", 4)
     text = job.read_text().replace("data = 2", "data = 1").replace("pipeline = 2", "pipeline = 1")
     text = text.replace("every = 0", "every = 2").replace("[train]", "[train]\nvalidate_every = 2")
+    text += '\n[evaluate]\nevery = 2\nperplexity = { near = "near" }\n'
     job.write_text(text.replace("sequence = 32", "sequence = 32\nvalidation_fraction = 0.1"))
+    with ShardWriter(tmp_path / "near", 64, 0) as writer:
+        writer.write([1, 2, 3])
+        writer.end_document()
+        writer.finish()
     phalanx(tmp_path, "train", str(job))
     (folder,) = find_folders(tmp_path / "runs")
     summary = load_folder(folder).summary
@@ -88,6 +94,10 @@ def test_the_newest_validation_is_in_the_summary_the_list_and_the_export(tmp_pat
     phalanx(tmp_path, "runs", "export", str(folder), "--out", "all.json")
     whole = json.loads((tmp_path / "all.json").read_text())
     assert [each["step"] for each in whole["validations"]] == [2, 4]
+    assert [each["step"] for each in whole["evaluations"]] == [2, 4]
+    assert whole["evaluations"][1]["scores"] == summary["scores"]
+    assert (summary["evaluation_step"], summary["scores"]["near.tokens"]) == (4, 3)
+    assert "score near.perplexity: " in phalanx(tmp_path, "runs", "show", str(folder))
     phalanx(tmp_path, "report", str(folder), "--out", "report")
     assert "loss on held-out samples after step 4" in (tmp_path / "report.md").read_text()
 

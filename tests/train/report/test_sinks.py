@@ -8,12 +8,24 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from phalanx.train.report.records import StepRecord, ValidationRecord, encode, read_records
+from phalanx.train.report.records import (
+    EvaluationRecord,
+    StepRecord,
+    ValidationRecord,
+    encode,
+    read_records,
+    scalars,
+)
 from phalanx.train.report.run_folder import RunFolder, create
 from phalanx.train.report.sinks import JsonLines, Sinks, TensorBoard, open_sinks
 from tests.limits import file_size_limit
 from tests.train.forked_runs import small_job
-from tests.train.sample_records import checkpoint_record, step_record, validation_record
+from tests.train.sample_records import (
+    checkpoint_record,
+    evaluation_record,
+    step_record,
+    validation_record,
+)
 
 
 @pytest.fixture
@@ -29,8 +41,12 @@ def full_disk() -> AbstractContextManager[None]:
 def test_json_lines_keep_each_kind_in_its_file(folder: RunFolder) -> None:
     sinks = Sinks([JsonLines(folder)])
     sinks.write([step_record(1), step_record(2), validation_record(2), checkpoint_record(2)])
+    sinks.write([evaluation_record(2)])
     assert [r.step for r in read_records(folder.steps, StepRecord)] == [1, 2]
     assert [r.loss for r in read_records(folder.validation, ValidationRecord)] == [4.5]
+    (scored,) = read_records(folder.evaluation, EvaluationRecord)
+    assert scored == evaluation_record(2)
+    assert scalars(scored) == {"evaluation/news.perplexity": 12.5, "evaluation/arc_easy.acc": 0.25}
     sinks.close()
 
 

@@ -20,7 +20,13 @@ from phalanx.observe.node.printed_steps import PRINTED
 from phalanx.observe.store.gang_steps import GangStep, GangSteps
 from phalanx.observe.store.recorder import RecordedGang, Recorder
 from phalanx.observe.tracker.findings import Trends
-from phalanx.train.report.records import CheckpointRecord, ValidationRecord
+from phalanx.observe.tracker.runs import evaluation_summary, validation_summary
+from phalanx.train.report.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    RareRecord,
+    ValidationRecord,
+)
 
 DATA = PARTS.index("data")
 NS = 1_000_000_000
@@ -140,11 +146,13 @@ class Metrics:
             self.run_history.add(each)
         self.run_history.made(step.job, self.recorder.latest[step.job])
 
-    def _other(self, job: int, record: ValidationRecord | CheckpointRecord, now_ns: int) -> None:
+    def _other(self, job: int, record: RareRecord, now_ns: int) -> None:
         if self.recorder is not None:
             self.recorder.other(job, record, now_ns)
         if isinstance(record, ValidationRecord) and self.run_history:
-            self.run_history.validated(job, record.step, record.loss)
+            self.run_history.validated(job, validation_summary(record.step, record.loss))
+        if isinstance(record, EvaluationRecord) and self.run_history:
+            self.run_history.validated(job, evaluation_summary(record.step, record.scores))
         if isinstance(record, CheckpointRecord) and not record.problem and self.run_history:
             self.run_history.saved(job, record.step, record.path, record.seconds)
             for each in self._trends.saved(job, record.step, now_ns, record.seconds):

@@ -11,8 +11,10 @@ from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoints
 from phalanx.control.wire import api_types as t
 from phalanx.observe.store import query
 from phalanx.observe.store.recorder import JOB_TABLES, owner_of
+from phalanx.observe.tracker.runs import MOST_SCORE_LETTERS, NAME_LETTERS
 
-NAMES = r"^[a-z0-9_]{1,64}(,[a-z0-9_]{1,64}){0,63}$"
+NAME = rf"[{NAME_LETTERS}]{{1,{MOST_SCORE_LETTERS}}}"
+NAMES = rf"^{NAME}(,{NAME}){{0,63}}$"
 DEFAULT_NAMES = "loss,grad_norm,learning_rate,tokens_per_second,mfu,step_seconds"
 
 

@@ -29,7 +29,7 @@ from phalanx.control.wire.payload import PayloadError, Train, decode_payload
 from phalanx.observe.node.node_messages import RunRecord
 from phalanx.observe.store.journal import Journal
 from phalanx.observe.tracker.findings import RunFinding, from_event
-from phalanx.observe.tracker.runs import VALIDATED, Run, validation_summary
+from phalanx.observe.tracker.runs import VALIDATED, Run
 
 logger = logging.getLogger("phalanx.server")
 
@@ -147,12 +147,12 @@ class RunHistory:
             validated = {name: run.summary[name] for name in VALIDATED if name in run.summary}
             run.summary = validated | summary
 
-    def validated(self, number: int, step: int, loss: float | None) -> None:
-        """A job was tried on held-out samples."""
+    def validated(self, number: int, found: dict[str, Any]) -> None:
+        """A job was tried on held-out samples, or on tasks: what its summary says of that."""
         job = self.core.view.jobs.get(number)
         if job is not None:
             run = self.run_of(job)
-            run.summary = run.summary | validation_summary(step, loss)
+            run.summary = run.summary | found
             self._dirty[number] = None
 
     def change(self, number: int, run: Run) -> None:

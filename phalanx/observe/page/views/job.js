@@ -11,6 +11,7 @@ import { LogPane } from "../lib/logpane.js";
 import { RunCard } from "../lib/runcard.js";
 import { RankRecords } from "../lib/rankrecords.js";
 import { meshNode } from "../lib/mesh.js";
+import { ScoreCurves } from "../lib/scorecurves.js";
 import { state } from "../lib/state.js";
 import { MEASURED_NAMES, waterfall } from "../lib/waterfall.js";
 import { WhatIf } from "../lib/whatif.js";
@@ -51,6 +52,9 @@ export function jobView({ rest: [id] }) {
     return { name, label, chart, box };
   });
   const moreBox = h("details", { ontoggle: () => { if (moreBox.open) refresh(); } }, h("summary", {}, "Learning rate, memory, scaling, energy and price"), h("div", { class: "grid curves" }, more.map((each) => each.box)));
+  const scores = new ScoreCurves(number, group);
+  const scoreCard = card("Scores", "tasks and domains, as it trains", scores.node);
+  scoreCard.hidden = true;
   const heat = new HeatMap();
   const named = h("div", { class: "named", role: "status" });
   const closer = new RankRecords(number);
@@ -88,7 +92,7 @@ export function jobView({ rest: [id] }) {
   const node = h("div", {},
     h("div", { class: "title" }, h("a", { href: "#/jobs" }, "Jobs"), h("span", { class: "faint" }, "/"), title, now, why),
     h("div", { class: "grid" },
-      card("Now", "", figures.node), incidentCard, planCard, ...curveCards, card("More curves", "", moreBox), heatCard,
+      card("Now", "", figures.node), incidentCard, planCard, ...curveCards, scoreCard, card("More curves", "", moreBox), heatCard,
       meshCard, savesCard, whatIfCard, card("Where it comes from", "", h("div", {}, run.node, h("details", { class: "fold" }, h("summary", {}, "As submitted"), spec))),
       card("Logs", "read from the node that runs the rank", logs.node)));
 
@@ -117,6 +121,7 @@ export function jobView({ rest: [id] }) {
     run.show(described);
     const marks = marksOf(happened, series);
     curves(series, marks, plan);
+    scoreCard.hidden = !await scores.show(described.summary.scores ?? {}, marks);
     if (others) for (const { name, label, chart, box } of more) {
       const one = others.series[name];
       box.hidden = !known(one);

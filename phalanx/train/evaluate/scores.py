@@ -1,0 +1,37 @@
+"""What an evaluation found, as a file that gates and pipelines read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from phalanx.config import ConfigError
+from phalanx.data.durable_files import write_atomically
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Scores of one checkpoint by ``task.metric``, and what could not be scored."""
+
+    checkpoint: str
+    step: int
+    scores: dict[str, float]
+    problems: dict[str, str] = {}
+
+
+def write_scores(path: Path, scores: Scores) -> None:
+    """One JSON document; whoever reads meanwhile sees the one before, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(scores), indent=2) + b"\n"
+    write_atomically(path, text)
+
+
+def read_scores(path: Path) -> Scores:
+    """A file that ``phalanx eval --out`` or a run in training wrote."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Scores)
+    except OSError as error:
+        rule, fix = f"cannot be read: {error.strerror}", "phalanx eval --out writes one"
+    except msgspec.MsgspecError as error:
+        rule, fix = f"holds no scores: {error}", 'it has "checkpoint", "step" and "scores"'
+    raise ConfigError("scores", f'"{path}"', rule, fix)
