@@ -18,7 +18,7 @@ FAST := tests/test_architecture.py tests/cluster tests/config tests/hardware tes
 # Rooms with properties, which a soak tries on examples of its own.
 PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate tests/security/test_fuzz_messages.py
 
-.PHONY: demo test test-fast test-k8s lint style types suite docs soak proof proof-quick proof-gpu clean postgres chromium slurm mpi
+.PHONY: demo test test-fast test-k8s lint style types suite docs soak proof proof-quick proof-gpu clean postgres chromium slurm mpi prometheus
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
@@ -67,6 +67,14 @@ mpi:
 			apt-get install -qq -y --no-install-recommends openmpi-bin >/dev/null; \
 	else echo "Open MPI is not installed: its program will not be run"; fi
 
+# What the server tells is read by a real Prometheus in the soak: Debian's, where we may install it.
+prometheus:
+	@if command -v prometheus >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -qq -y --no-install-recommends prometheus >/dev/null; \
+	else echo "Prometheus is not installed: its client's parser reads instead"; fi
+
 # The Kubernetes backend against a real API server, built once from Debian's source (minutes).
 test-k8s: $(STAMP)
 	bash tests/k8s/build.sh build/k8s
@@ -85,7 +93,7 @@ types: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m docs.generator
 
-soak: $(SOAK_STAMP) postgres chromium slurm mpi
+soak: $(SOAK_STAMP) postgres chromium slurm mpi prometheus
 	$(BIN)/pytest -m soak --hypothesis-profile=explore --timeout=1800 -rs
 	$(BIN)/pytest --hypothesis-profile=explore --timeout=600 $(PROPERTIES)
 

@@ -34,7 +34,7 @@ memory_gb = 4
 shm_gb = 1
 cpus = 4
 """
-PODS, ALL = "/api/v1/namespaces/default/pods", ("pods", "services", "configmaps")
+PODS, ALL = "/api/v1/namespaces/default/pods", ("pods", "services", "configmaps", "secrets")
 
 pytestmark = [
     pytest.mark.k8s,
@@ -136,7 +136,7 @@ def test_a_job_is_made_watched_and_deleted_without_a_rest(
     assert len({pod["node"] for pod in agents}) == 5  # one a node
     again = phalanx(cluster, "submit", "--backend", "kubernetes", str(job))
     assert again.returncode == 1 and "already exists" in again.stderr
-    assert len(objects(cluster, "whole")) == 8  # what is there was not touched
+    assert len(objects(cluster, "whole")) == 9  # what is there was not touched
     done = phalanx(cluster, "k8s", "delete", str(job))
     assert done.returncode == 0, done.stderr
     assert objects(cluster, "whole") == []
