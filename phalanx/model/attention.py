@@ -115,8 +115,7 @@ def plain_attention(
     """
     if mask is None:
         mask = _band(q.shape[2], q.shape[2], q.device)
-    scores = (q @ k.mT).float() * scale
-    shares = attention_shares(scores, mask, softcap, sinks, largest_seen)
+    shares = attention_shares((q @ k.mT).float() * scale, mask, softcap, sinks, largest_seen)
     return shares.to(v.dtype) @ v
 
 

@@ -222,10 +222,6 @@ class Transformer(nn.Module):
         out: Tensor = self.head(self.norm(x), labels, self.token_weight)
         return out
 
-    def _counted(self, labels: Tensor | None) -> Tensor | None:
-        """Samples [batch] of which some token here has a label, where anybody asks."""
-        return (labels >= 0).any(1) if self.config.qk_clip and labels is not None else None
-
     def _context(self, labels: Tensor | None, documents: Tensor | None) -> ForwardContext:
         return ForwardContext(
             cos=self.cos,
@@ -236,6 +232,10 @@ class Transformer(nn.Module):
             windowed=self._windowed(documents),
             counted=self._counted(labels),
         )
+
+    def _counted(self, labels: Tensor | None) -> Tensor | None:
+        """Samples [batch] of which some token here has a label, where anybody asks."""
+        return (labels >= 0).any(1) if self.config.qk_clip and labels is not None else None
 
     def _mask(self, documents: Tensor | None) -> Tensor | object | None:
         if documents is not None:

@@ -224,7 +224,7 @@ class Trainer:
         one = torch.ones((), device=self.device)
         with self.optimizer.evaluated(), self.average.evaluated():
             losses = self.engine.evaluate(batches.micro_batches, one)
-            loss = self.engine.share([each.sum() for each in losses])
+        loss = self.engine.share([each.sum() for each in losses])
         total, count = loss_and_tokens(self.engine, loss, batches.real_tokens)
         return total / count if count else math.nan
 

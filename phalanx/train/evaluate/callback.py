@@ -60,7 +60,9 @@ class GangEvaluation(Callback):
         run.orders.busy(IS_EVALUATING, run.step)
         began, device = time.monotonic(), run.trainer.device
         scorer = GangScorer(run.trainer.engine)
-        with _same_random(device):
+        # Of the weights that validation takes, too: an average of them, where there is one.
+        evaluated = run.trainer.optimizer.evaluated(), run.trainer.average.evaluated()
+        with _same_random(device), evaluated[0], evaluated[1]:
             if self._evaluation is None:
                 follow(scorer, device)
             else:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from phalanx.checkpoint import CheckpointError
 from phalanx.checkpoint.format.tier import open_source
 from phalanx.checkpoint.read.load import StoredTensors
-from phalanx.checkpoint.tools.convert import MODEL_PREFIX
+from phalanx.checkpoint.tools.convert import MODEL_PREFIX, trained_config
 from phalanx.config import ConfigError, Job, Model, OwnCode, Parallel, resolve, resolve_model
 from phalanx.config.own_code import import_code
 from phalanx.config.rules.mesh import mesh_problems
@@ -55,7 +55,7 @@ def load_model(
     ``sequence``: tokens that it sees at most; 0: as many as its job trained on.
     """
     source = open_source(checkpoint)
-    settings = source.manifest.config
+    settings = trained_config(source.manifest)
     if "model" not in settings:
         problem = "its manifest does not say which model this is"
         raise CheckpointError(checkpoint, problem, "take one that a run or an import wrote")
