@@ -20,7 +20,7 @@ from phalanx.train.parity.prove import (
     make_trainer,
     train,
 )
-from phalanx.train.resume.refusal import refuse_model_of, refuse_state_of
+from phalanx.train.resume.refusal import refuse_adapted_weights, refuse_state_of
 from phalanx.train.resume.start import load_foreign_weights
 from phalanx.train.trainer import Trainer
 from tests.parallel.test_parity import make_job, train_alone
@@ -145,6 +145,5 @@ def test_a_run_that_goes_on_keeps_its_adapters() -> None:
         refuse_state_of(job_of(), {"adapter": {**config["adapter"], "alpha": 16.0}}, "there")
     with pytest.raises(ConfigError, match=r'adapter\.kind = "none": the run in there has "lora"'):
         refuse_state_of(job_of(kind="none"), config, "there")
-    fresh = {"checkpoint": {"resume": "there", "weights_only": True}}
     with pytest.raises(ConfigError, match=r"have adapters.*phalanx convert merge"):
-        refuse_model_of(job_of(**fresh), config, "there")
+        refuse_adapted_weights(config, "there")
