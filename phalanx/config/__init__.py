@@ -29,6 +29,7 @@ from phalanx.config.resolve import (
     resolve_model,
     ring_computes,
     rotated_width,
+    shares_embedding,
     verification_interval,
 )
 from phalanx.config.rules.job import check
@@ -51,6 +52,7 @@ from phalanx.config.schema import (
     Memory,
     Model,
     Moe,
+    MultiTokenPrediction,
     Optimizer,
     OwnCode,
     Parallel,
@@ -101,6 +103,7 @@ __all__ = [
     "Model",
     "ModelDifference",
     "Moe",
+    "MultiTokenPrediction",
     "Optimizer",
     "OwnCode",
     "Parallel",
@@ -147,6 +150,7 @@ __all__ = [
     "run_tokens",
     "sample_spans",
     "schedule_span",
+    "shares_embedding",
     "stage_at",
     "stage_jobs",
     "takes_unequal_shares",
