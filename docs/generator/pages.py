@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from docs.generator import checklist, cli, http_api, settings
+from docs.generator import checklist, cli, http_api, parity, settings
 from phalanx.cli.app import PANELS
 from phalanx.cluster.policy import Policy
 from phalanx.config.explain import catalogue
@@ -90,6 +90,15 @@ def declared() -> Iterator[Page]:
         http_api.types,
     )
 
+    yield Page(
+        "parity.md",
+        "Families and meshes",
+        "Whether a mesh trains a family of models as one process does: `make soak` proves it and "
+        "writes `docs/generator/parity.json` (`tests/train/parity/test_families.py`). What is "
+        "compared, and how to prove a model of your own: "
+        "[prove a mesh](../how-to/prove-a-mesh.md).",
+        parity.lines,
+    )
     yield Page(
         "../checklist.md",
         "A performance checklist",

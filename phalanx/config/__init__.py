@@ -29,6 +29,7 @@ from phalanx.config.resolve import (
     resolve_model,
     ring_computes,
     rotated_width,
+    shares_embedding,
     verification_interval,
 )
 from phalanx.config.rules.job import check
@@ -52,6 +53,7 @@ from phalanx.config.schema import (
     Memory,
     Model,
     Moe,
+    MultiTokenPrediction,
     Optimizer,
     OwnCode,
     Parallel,
@@ -103,6 +105,7 @@ __all__ = [
     "Model",
     "ModelDifference",
     "Moe",
+    "MultiTokenPrediction",
     "Optimizer",
     "OwnCode",
     "Parallel",
@@ -149,6 +152,7 @@ __all__ = [
     "run_tokens",
     "sample_spans",
     "schedule_span",
+    "shares_embedding",
     "stage_at",
     "stage_jobs",
     "takes_unequal_shares",

@@ -218,6 +218,14 @@ OLMO2_7B = Model(
     qk_norm_over="all",
 )
 
+# As it was trained at 8k; to 64k it went with YaRN (factor 8) in the layers that see all.
+OLMO3_7B = structs.replace(
+    OLMO2_7B,
+    preset="olmo3-7b",
+    vocab=100278,
+    window=Window(size=4096, full_every=4),
+)
+
 # The shape of GPT-3 with this project's blocks: RoPE, RMSNorm, no biases, untied head. The
 # vocabulary of 50257 is padded to a multiple of 128.
 GPT3_175B = Model(
@@ -272,6 +280,30 @@ GPT_OSS_120B = structs.replace(
     moe=Moe(experts=128, top_k=4, ffn=2880, biases=True),
 )
 
+QWEN2_MOE_57B_A14B = Model(
+    preset="qwen2-moe-57b-a14b",
+    dim=3584,
+    layers=28,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    ffn=18944,
+    vocab=151936,
+    norm_eps=1e-6,
+    rope_theta=1_000_000.0,
+    attention_bias=True,
+    moe=Moe(
+        experts=64,
+        top_k=8,
+        ffn=2560,
+        shared_experts=1,
+        shared_ffn=20480,
+        shared_gate=True,
+        normalize_top_k=False,
+        auxiliary_coefficient=0.001,
+    ),
+)
+
 QWEN3_MOE_30B_A3B = Model(
     preset="qwen3-moe-30b-a3b",
     dim=2048,
@@ -287,8 +319,8 @@ QWEN3_MOE_30B_A3B = Model(
     moe=Moe(experts=128, top_k=8, ffn=768, auxiliary_coefficient=0.001),
 )
 
-# The shape of DeepSeek-V3 without its multi-token prediction layer, its group-limited routing (add
-# model.moe.groups = 8 and top_groups = 4) and its YaRN scaling.
+# The shape of DeepSeek-V3 without its multi-token prediction (add model.mtp.layers = 1), its
+# group-limited routing (add model.moe.groups = 8 and top_groups = 4) and its YaRN scaling.
 DEEPSEEK_V3 = Model(
     preset="deepseek-v3",
     dim=7168,
@@ -346,10 +378,12 @@ PRESETS: dict[str, Model] = {
         GEMMA3_1B,
         GEMMA3_27B,
         OLMO2_7B,
+        OLMO3_7B,
         GPT3_175B,
         MIXTRAL_8X7B,
         GPT_OSS_20B,
         GPT_OSS_120B,
+        QWEN2_MOE_57B_A14B,
         QWEN3_MOE_30B_A3B,
         DEEPSEEK_V3,
         DENSE_1T,

@@ -120,6 +120,11 @@ def has_window(model: Model, layer: int) -> bool:
     return window is not None and not _is_each(layer, window.full_every)
 
 
+def shares_embedding(model: Model) -> bool:
+    """Whether the embedding serves beside the head, so that no two pipeline stages hold them."""
+    return model.tied_embedding or model.mtp is not None
+
+
 def ring_computes(model: Model) -> bool:
     """Whether ring attention can: it has neither masks nor scores of another form."""
     return model.window is None and not reforms_scores(model)

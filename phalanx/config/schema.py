@@ -101,6 +101,8 @@ class Moe(Section, frozen=True, kw_only=True):
     """Experts that every token visits."""
     shared_ffn: Natural = 0
     """Hidden width of all shared experts together; 0: shared_experts * ffn."""
+    shared_gate: bool = False
+    """What shared experts add is scaled by a learned gate of each token (Qwen2-MoE)."""
     first_dense_layers: Natural = 0
     """Layers at the bottom that have a dense MLP instead of experts."""
     score: Literal["softmax", "sigmoid"] = "softmax"
@@ -125,6 +127,15 @@ class Moe(Section, frozen=True, kw_only=True):
     """Weight of the loss on large router logits: the square of their log-sum-exp."""
     biases: bool = False
     """Biases on the router and on the matrices of routed experts (gpt-oss)."""
+
+
+class MultiTokenPrediction(Section, frozen=True, kw_only=True):
+    """Layers behind the last that predict tokens further on, in training alone (DeepSeek-V3)."""
+
+    layers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Such layers: the first predicts the token after the next, each other one token further."""
+    weight: NonNegative = 0.3
+    """Weight of their losses' mean beside the loss of the next token; steps report only that."""
 
 
 class Model(Section, frozen=True, kw_only=True):
@@ -202,6 +213,8 @@ class Model(Section, frozen=True, kw_only=True):
     """Latent attention instead of grouped-query attention; "none": off."""
     moe: Moe | None = None
     """Mixture-of-experts layers; "none": all layers dense."""
+    mtp: MultiTokenPrediction | None = None
+    """Multi-token prediction; "none": only the next token is learnt."""
 
 
 class BlendSource(Section, frozen=True, kw_only=True):
@@ -681,7 +694,7 @@ class OwnCode(Section, frozen=True, kw_only=True):
     """Python of your own, which ranks import and nothing else does."""
 
     files: tuple[str, ...] = ()
-    """Python files, in this order, from the folder that the job runs in; nodes need them too."""
+    """Python files, in this order, from the folder that the job runs in; sent with a submission."""
     callbacks: tuple[str, ...] = ()
     """Classes that attach to the loop, callbacks or metrics: "package:Class", or a plug-in."""
 

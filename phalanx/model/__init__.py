@@ -16,6 +16,7 @@ from phalanx.model.layer import Layer
 from phalanx.model.layers import ForwardContext, RMSNorm
 from phalanx.model.loss import VocabSlice, linear_cross_entropy
 from phalanx.model.moe import Experts, MoeLayer, Router
+from phalanx.model.mtp import PredictionLayer
 from phalanx.model.own_loss import TokenLoss
 from phalanx.model.post_training import prepare_post_training
 from phalanx.model.score_peaks import ScorePeaks
@@ -37,6 +38,7 @@ __all__ = [
     "LatentAttention",
     "Layer",
     "MoeLayer",
+    "PredictionLayer",
     "RMSNorm",
     "Router",
     "ScorePeaks",

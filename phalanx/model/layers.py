@@ -33,6 +33,7 @@ class ForwardContext(NamedTuple):
     token_weight: Tensor  # [] weight of one real token in the loss
     windowed: Windowed | None = None  # where the model has a window
     counted: Tensor | None = None  # [batch] samples with a label, where scores are clipped
+    following: Tensor | None = None  # [batch, seq, dim] vectors of later tokens, to predict others
 
 
 class RMSNorm(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phalanx.config import Moe, has_balance_loss, has_expert_bias
 from phalanx.model.declare import BIAS, Declaration, declare
-from phalanx.model.layers import SWIGLU_FORMS, ForwardContext
+from phalanx.model.layers import SWIGLU_FORMS, ForwardContext, Linear
 from phalanx.model.ops import clamped_swiglu
 
 
@@ -216,6 +216,9 @@ class MoeLayer(nn.Module):
         self.experts = Experts(dim, moe, mlp)
         shared = moe.shared_ffn or moe.shared_experts * moe.ffn
         self.shared = SWIGLU_FORMS[mlp](dim, shared) if shared else None
+        self.shared_gate = Linear(dim, 1) if moe.shared_gate else None
+        if self.shared_gate is not None:
+            declare(self.shared_gate, weight=Declaration(orthogonal=False))
         if self.shared is not None:  # whole on every rank: it sees a slice of the sequence
             pair = (self.shared.group_width, self.shared.group_width)
             declare(self.shared.gate_up, weight=Declaration(fused=pair))
@@ -229,7 +232,12 @@ class MoeLayer(nn.Module):
         restored = torch.empty_like(routed).index_copy(0, order, routed)
         combined = (restored.unflatten(0, (-1, top_k)) * weights.flatten(0, 1).unsqueeze(-1)).sum(1)
         out: Tensor = combined.to(x.dtype).view_as(x)
-        return out + self.shared(x) if self.shared is not None else out
+        return out if self.shared is None else out + self._from_shared(x)
+
+    def _from_shared(self, x: Tensor) -> Tensor:
+        assert self.shared is not None
+        added: Tensor = self.shared(x)
+        return added if self.shared_gate is None else added * self.shared_gate(x).sigmoid()
 
     def _counts(self, by_expert: Tensor) -> Tensor:
         """How often each expert occurs in a sorted list; bincount would make the host wait."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,7 +22,8 @@ from phalanx.model.declare import ROWS, declare
 from phalanx.model.layer import Layer
 from phalanx.model.layers import ForwardContext, RMSNorm, Windowed, dense_mlp, make_norm
 from phalanx.model.loss import linear_cross_entropy, row_scores
-from phalanx.model.moe import MoeLayer
+from phalanx.model.moe import AttachLoss, MoeLayer
+from phalanx.model.mtp import PredictionLayer, look_ahead, prediction_class
 from phalanx.model.ops import soft_cap
 from phalanx.model.own_loss import TokenLoss
 from phalanx.model.rope import rope_tables
@@ -95,12 +96,18 @@ class ComposedBlock(Block):
 
 
 def make_block(config: Model, index: int) -> Layer:
-    """A layer: of the class that a job names, or a block. Fused kernels know the plain form."""
+    """A layer: of the class that a job names, or a block. Fused kernels know the plain form.
+
+    Those behind the model's last one predict tokens further on.
+    """
     own = load_class(OWN, config.module, nn.Module) if config.module else Block
-    if issubclass(own, Layer) and own is not Block:
-        return cast(Layer, cast(Any, own)(config, index))
     plain = config.norm == "pre" and not config.norm_offset and config.residual_scale == 1.0
-    return (Block if plain else ComposedBlock)(config, index)
+    kind: type[Layer] = Block if plain else ComposedBlock
+    if issubclass(own, Layer) and own is not Block:
+        kind = own
+    if index >= config.layers:
+        kind = prediction_class(kind)
+    return cast(Layer, cast(Any, kind)(config, index))
 
 
 class Embedding(nn.Module):
@@ -164,7 +171,7 @@ class Transformer(nn.Module):
     """Layers ``layers`` of the model, with embedding and head where asked for.
 
     A part without the embedding takes hidden states [batch, seq, dim] instead of tokens, and
-    one without the head returns them.
+    one without the head returns them. One with both has the layers that predict tokens further on.
     """
 
     def __init__(
@@ -178,7 +185,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embed = Embedding(config.vocab, config.dim) if embed else None
-        indices = range(config.layers) if layers is None else layers
+        indices = [*(range(config.layers) if layers is None else layers)]
+        if config.mtp is not None and head:
+            assert embed, "configuration refuses pipelines"
+            indices += range(config.layers, config.layers + config.mtp.layers)
         self.layers = nn.ModuleDict({str(i): make_block(config, i) for i in indices})
         self.norm = make_norm(config, config.dim) if head else None
         self.head = make_head(config) if head else None
@@ -207,19 +217,29 @@ class Transformer(nn.Module):
 
         The loss is the sum over labels >= 0 of cross-entropy times ``token_weight``.
         """
-        return self.run(x, labels, self._context(labels, documents))
+        return self.run(x, labels, self._context(labels, documents), documents)
 
-    def run(self, x: Tensor, labels: Tensor | None, context: ForwardContext) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        labels: Tensor | None,
+        context: ForwardContext,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """The same with positions and masks of the caller's."""
+        tokens = x
         if self.embed is not None:
-            x = self.embed(x)
-            if self.config.embedding_scale != 1.0:
-                x = x * self.config.embedding_scale
+            x = self._vectors(tokens)
         for layer in self.layers.values():
-            x = layer(x, context)
+            if not isinstance(layer, PredictionLayer):
+                x = layer(x, context)
         if self.norm is None or self.head is None:
             return x
-        out: Tensor = self.head(self.norm(x), labels, self.token_weight)
+        x = self.norm(x)
+        if self.config.mtp is not None and self.training and labels is not None:
+            loss = self._prediction_loss(x, tokens, labels, documents, context)
+            x = AttachLoss.apply(x, loss)  # type: ignore[no-untyped-call]
+        out: Tensor = self.head(x, labels, self.token_weight)
         return out
 
     def _context(self, labels: Tensor | None, documents: Tensor | None) -> ForwardContext:
@@ -236,6 +256,47 @@ class Transformer(nn.Module):
     def _counted(self, labels: Tensor | None) -> Tensor | None:
         """Samples [batch] of which some token here has a label, where anybody asks."""
         return (labels >= 0).any(1) if self.config.qk_clip and labels is not None else None
+
+    def states_ahead(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        labels: Tensor,
+        documents: Tensor | None,
+        context: ForwardContext,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The states that predict the token after the next, and so on, with their labels.
+
+        ``x`` are those that predict the next one: what the head gets.
+        """
+        depth = 0
+        for layer in self.layers.values():
+            if isinstance(layer, PredictionLayer):
+                depth += 1
+                following, targets = self.look_ahead(tokens, labels, documents, depth)
+                vectors = self._vectors(following)
+                x = layer(x, context._replace(following=vectors, real=targets >= 0))
+                yield x, targets
+
+    def look_ahead(
+        self, tokens: Tensor, labels: Tensor, documents: Tensor | None, depth: int
+    ) -> tuple[Tensor, Tensor]:
+        """The token and the label so many positions further than each that is here."""
+        return look_ahead(tokens, labels, documents, depth)
+
+    def _prediction_loss(self, *states: Any) -> Tensor:
+        """Of tokens further on, as it counts beside that of the next one."""
+        mtp, head = self.config.mtp, self.head
+        assert mtp is not None and head is not None
+        losses = [head(x, targets, self.token_weight) for x, targets in self.states_ahead(*states)]
+        return torch.cat(losses).sum() * (mtp.weight / mtp.layers)
+
+    def _vectors(self, tokens: Tensor) -> Tensor:
+        """What the first layer gets of tokens."""
+        assert self.embed is not None
+        x: Tensor = self.embed(tokens)
+        scale = self.config.embedding_scale
+        return x if scale == 1.0 else x * scale
 
     def _mask(self, documents: Tensor | None) -> Tensor | object | None:
         if documents is not None:
@@ -267,4 +328,7 @@ def make_model(
         fix = "derive it from phalanx.model.Layer, or from phalanx.model.Transformer"
         raise ConfigError(OWN, f'"{config.module}"', rule, fix)
     whole = own if issubclass(own, Transformer) else Transformer
+    if config.mtp is not None and whole.forward is not Transformer.forward:
+        rule = f"{whole.__name__} has a forward of its own, which knows nothing of model.mtp"
+        raise ConfigError(OWN, f'"{config.module}"', rule, 'set model.mtp = "none"')
     return whole(config, layers, embed=embed, head=head)

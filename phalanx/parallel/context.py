@@ -37,12 +37,36 @@ def apply_context_parallel(part: Transformer, group: dist.ProcessGroup, method: 
     """Replace the attention core of every block."""
     if method == "ulysses":
         part.sequence_parts = group.size()
+    if part.config.mtp is not None:
+        bound = {"group": group, "method": method}
+        part.__class__ = type("SplitLookAhead", (SplitLookAhead, type(part)), bound)
     for layer in part.layers.values():
         _refuse_other_mixing(cast(Layer, layer))
         for module in list(layer.modules()):
             for name, core in list(module.named_children()):
                 if isinstance(core, CausalAttention):
                     setattr(module, name, _over_ranks(core, group, method))
+
+
+class SplitLookAhead(Transformer):
+    """Looks ahead over a sequence of which every rank holds some positions."""
+
+    group: dist.ProcessGroup
+    method: str
+
+    def look_ahead(
+        self, tokens: Tensor, labels: Tensor, documents: Tensor | None, depth: int
+    ) -> tuple[Tensor, Tensor]:
+        size, own = self.group.size(), torch.stack((tokens, labels))
+        parts = [torch.empty_like(own) for _ in range(size)]
+        dist.all_gather(parts, own, self.group)
+        sequence = tokens.shape[1] * size
+        places = [local_positions(self.method, sequence, rank, size) for rank in range(size)]
+        order = torch.cat(places).argsort().to(tokens.device)
+        whole = torch.cat(parts, -1)[..., order]
+        following, targets = super().look_ahead(whole[0], whole[1], documents, depth)
+        held = places[dist.get_rank(self.group)].to(tokens.device)
+        return following[:, held], targets[:, held]
 
 
 def _refuse_other_mixing(layer: Layer) -> None:

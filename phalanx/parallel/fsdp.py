@@ -23,8 +23,8 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.config import Job
-from phalanx.model import Layer, Transformer
+from phalanx.config import Job, shares_embedding
+from phalanx.model import Layer, PredictionLayer, Transformer
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.precision import compute_dtype
 
@@ -61,12 +61,12 @@ def apply_fsdp(part: Transformer, mesh: Mesh, job: Job) -> None:
             assert experts is not None
             shard(block.moe.experts, experts)
         shard(block, dense)
-    tied = part.config.tied_embedding
-    if part.embed is not None and not tied:
+    shared = shares_embedding(part.config)  # by the whole: gathered with it, and as long
+    if part.embed is not None and not shared:
         shard(part.embed, dense)
         # Its backward adds into rows that the tokens name and never reads the weight.
         cast(FSDPModule, part.embed).set_unshard_in_backward(False)
-    if part.norm is not None and part.head is not None and not tied:
+    if part.norm is not None and part.head is not None and not shared:
         # The head is needed again at once by backward: gathering it twice buys nothing.
         shard([part.norm, part.head], dense, again=False)
     shard(part, dense)
@@ -74,7 +74,9 @@ def apply_fsdp(part: Transformer, mesh: Mesh, job: Job) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    _prefetch(part, blocks, job.parallel.prefetch_layers)
+    # Validation leaves out what predicts further on: a gather ahead of it would be of old weights.
+    trunk = [block for block in blocks if not isinstance(block, PredictionLayer)]
+    _prefetch(part, trunk, job.parallel.prefetch_layers)
     if mesh.device.type == "cpu":
         _gather_in_background(part)
 

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from phalanx.config import ConfigError, check, job_from_table
-from phalanx.config.own_code import code_versions, import_code, load_class
+from phalanx.config.own_code import (
+    MOST_CODE_BYTES,
+    code_versions,
+    digest,
+    import_code,
+    load_class,
+    place_code,
+    read_code,
+)
 from phalanx.config.schema import OwnCode
 
 
@@ -133,3 +141,53 @@ def test_the_version_of_a_file_is_that_of_what_was_imported() -> None:
     import_code(code)
     Path("own_thing.py").write_text("x = 2\n", encoding="utf-8")
     assert code_versions(code) == {"own_thing.py": hashlib.sha256(b"x = 1\n").hexdigest()}
+
+
+def test_files_that_came_with_a_job_are_imported_and_not_what_lies_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, text = OwnCode(files=("sub/own_sent.py",)), "x = 'sent'\r\n"
+    monkeypatch.syspath_prepend(str(tmp_path / "sub"))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "own_sent.py").write_bytes(text.encode())
+    texts = read_code(code, tmp_path)
+    assert texts == {"sub/own_sent.py": text}
+    (tmp_path / "sub" / "own_sent.py").write_text("x = 'changed since'\n")
+    for _ in range(2):  # as two ranks of a node do
+        place_code(texts, tmp_path / "work")
+    import_code(code)
+    module = sys.modules["own_sent"]
+    assert module.x == "sent"
+    assert code_versions(code) == {"sub/own_sent.py": digest(text)}
+    assert Path(str(module.__file__)).is_relative_to(tmp_path / "work" / "code")
+    (placed,) = (tmp_path / "work" / "code").iterdir()
+    assert [path.name for path in placed.iterdir() if path.is_file()] == ["own_sent.py"]
+
+
+def test_a_file_never_leaves_the_folder_that_it_is_placed_in(tmp_path: Path) -> None:
+    place_code({"../../own_up.py": "x = 1\n", "/own_root.py": "x = 2\n"}, tmp_path / "work")
+    found = sorted(path.name for path in (tmp_path / "work").rglob("*.py"))
+    assert found == ["own_root.py", "own_up.py"]
+    assert not (tmp_path / "own_up.py").exists() and not Path("/own_root.py").exists()
+
+
+def test_what_cannot_be_sent_with_a_job_is_refused_with_the_fix(tmp_path: Path) -> None:
+    def said(*files: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            read_code(OwnCode(files=files), tmp_path)
+        return str(caught.value)
+
+    absent = said("own_absent.py")
+    assert "No such file" in absent and "install its package" in absent
+    (tmp_path / "own_large.py").write_bytes(b"#" * MOST_CODE_BYTES + "é".encode())
+    assert f"larger than the {MOST_CODE_BYTES} bytes" in said("own_large.py")
+    (tmp_path / "own_latin.py").write_bytes(b"x = '\xe9'\n")
+    assert "no UTF-8 text" in said("own_latin.py")
+    (tmp_path / "sub").mkdir()
+    for folder in (tmp_path, tmp_path / "sub"):
+        (folder / "own_twice.py").write_text("")
+    assert "two files of one name" in said("own_twice.py", "sub/own_twice.py")
+    names = [f"own_{i}.py" for i in range(33)]
+    for name in names:
+        (tmp_path / name).write_text("")
+    assert "are 33 files" in said(*names)

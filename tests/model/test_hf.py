@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from phalanx.config import Model, Moe
+from phalanx.config import Model, Moe, MultiTokenPrediction
 from phalanx.model import Transformer
 from phalanx.model.hf import HfError, config_from_hf, export_hf, load_hf
+from tests.model.small_models import plain_context
 
 transformers = pytest.importorskip("transformers")
 
@@ -36,6 +37,13 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 QWEN_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
+QWEN2_MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+    "mlp_only_layers": [0],
+}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 YARN_ROPE = {
     "rope_type": "yarn",
@@ -135,6 +143,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**DEEPSEEK, "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
+    "qwen2-moe": ("Qwen2Moe", QWEN2_MOE),
+    "qwen2-moe-normalised": ("Qwen2Moe", {**QWEN2_MOE, "norm_topk_prob": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": True}),
     "qwen3-moe-unnormalised": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": False}),
@@ -233,6 +243,64 @@ def test_a_round_trip_changes_neither_bit_nor_shape(case: str, tmp_path: Path) -
     before, after = (load_file(f / "model.safetensors") for f in (source, tmp_path / "back"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def predicting(folder: Path, layers: int) -> tuple[Transformer, Model]:
+    """A DeepSeek-V3 that predicts tokens further on, exported to a folder."""
+    config = config_from_hf(saved("deepseek-v3", folder / "source"))
+    config = msgspec.structs.replace(config, mtp=MultiTokenPrediction(layers=layers))
+    torch.manual_seed(7)
+    model = randomized(Transformer(config).eval(), "expert_bias")
+    model.prepare(torch.arange(TOKENS.shape[1]))
+    export_hf(model.state_dict(), config, folder / "out", torch.float32)
+    return model, config
+
+
+def test_layers_that_predict_further_on_are_read_as_they_were_written(tmp_path: Path) -> None:
+    model, config = predicting(tmp_path, 2)
+    assert config_from_hf(tmp_path / "out") == msgspec.structs.replace(
+        config, mtp=MultiTokenPrediction(layers=2)
+    )
+    state, again = model.state_dict(), dict(load_hf(tmp_path / "out"))
+    assert again.keys() == state.keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in again.items())
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    copies = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
+    for copy, original in copies.items():
+        for layer in (3, 4):
+            copied = stored[f"model.layers.{layer}.{copy}.weight"]
+            assert torch.equal(copied, stored[f"{original}.weight"])
+
+
+def test_transformers_predicts_further_on_as_we_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.modeling_layers import MtpModel  # not in older ones
+
+    model, _ = predicting(tmp_path, 1)
+    main = transformers.DeepseekV3ForCausalLM.from_pretrained(tmp_path / "out").eval()
+    # It looks for the number of layers that the published model has.
+    monkeypatch.setattr(main, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.3\."])
+    ahead = MtpModel.from_pretrained(main).eval()
+    with torch.no_grad():
+        states = main.model(TOKENS).last_hidden_state[:, :-1]
+        positions = torch.arange(1, TOKENS.shape[1])[None]
+        found = ahead.forward_layer(0, states, positions, None, input_ids=TOKENS[:, 1:])
+        theirs = ahead.shared_head(found)
+        context = plain_context(model)
+        x = model.embed(TOKENS)  # type: ignore[misc]
+        for layer in list(model.layers.values())[:3]:
+            x = layer(x, context)
+        normed = model.norm(x)  # type: ignore[misc]
+        ((state, _),) = model.states_ahead(normed, TOKENS, TOKENS, None, context)
+        assert difference(theirs, model.head.logits(state)[:, :-1]) < 1e-4  # type: ignore[union-attr]
+
+
+def test_a_folder_without_the_layers_that_its_config_counts_has_none(tmp_path: Path) -> None:
+    folder = saved("deepseek-v3", tmp_path)
+    edit_config(folder, num_nextn_predict_layers=1)
+    assert config_from_hf(folder).mtp is None
+    assert list(load_hf(folder))
 
 
 def test_contiguous_slices_of_fused_rows_hold_whole_heads_and_matching_gates(
@@ -409,6 +477,7 @@ def test_export_refuses_what_the_layouts_cannot_express(tmp_path: Path) -> None:
     attempt("gelu", mlp="gelu")
     attempt(r"model\.nope_every", nope_every=2)
     attempt(r"model\.norm = 'post'", norm="post")
+    attempt(r"model\.mtp", mtp=MultiTokenPrediction())
     attempt(r"model\.rotary_fraction = 0\.5", rotary_fraction=0.5)
     attempt("norm.weight is missing", {k: v for k, v in state.items() if k != "norm.weight"})
     attempt(r"norm.weight has the shape \(3,\)", {**state, "norm.weight": torch.zeros(3)})

@@ -50,6 +50,12 @@ SAME: dict[str, Case] = {
         {"expert": 2},
         {"memory": {"recompute": "selective"}},
     ),
+    "recompute-selective-mtp": (
+        {"model": MODELS["mtp-moe"]},
+        2,
+        {"expert": 2},
+        {"memory": {"recompute": "selective"}},
+    ),
     "recompute-full-pipeline": (
         {},
         2,
@@ -86,6 +92,12 @@ SAME: dict[str, Case] = {
     "tied-tp-fsdp": ({"model": {"tied_embedding": True}}, 4, {"tensor": 2}, {}),
     "documents-tp": ({"data": {"document_mask": True}}, 2, {"tensor": 2}, {}),
     "documents-ulysses": ({"data": {"document_mask": True}}, 2, {"context": 2}, {}),
+    "documents-mtp-ulysses": (
+        {"data": {"document_mask": True}, "model": MODELS["mtp"]},
+        2,
+        {"context": 2},
+        {},
+    ),
     "documents-pipeline": (
         {"data": {"document_mask": True}},
         2,
@@ -192,6 +204,7 @@ RESHAPES: dict[str, tuple[str, tuple[int, dict[str, Any]], tuple[int, dict[str, 
     "ep2-to-fsdp2": ("moe", (2, {"expert": 2}), (2, {})),
     "gpt-oss-tp2-to-ep2": ("gpt-oss-moe", (2, {"tensor": 2}), (2, {"expert": 2})),
     "moe-tp2-to-ep2": ("moe-bias", (2, {"tensor": 2}), (2, {"expert": 2})),
+    "mtp-tp2-to-fsdp2": ("mtp", (2, {"tensor": 2}), (2, {})),
 }
 
 

@@ -112,6 +112,12 @@ MODELS: dict[str, dict[str, Any]] = {  # a step on CPUs takes as long as it has 
         "moe": {**EXPERTS, "groups": 2, "top_groups": 1, "z_loss_coefficient": 0.1},
     },
     "moe-bias": {"layers": 2, "moe": {**EXPERTS, "balance": "bias", "score": "sigmoid"}},
+    "mtp": {"layers": 2, "mtp": {"layers": 2, "weight": 1.0}},
+    "mtp-moe": {
+        "layers": 1,
+        "moe": {**EXPERTS, "balance": "bias", "score": "sigmoid"},
+        "mtp": {"weight": 1.0},
+    },
 }
 
 # name: (ranks, model, parallel section)
@@ -183,6 +189,12 @@ MESHES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "ep2xfsdp2": (4, "moe", {"expert": 2}),
     "ep4-hsdp": (4, "moe", {"expert": 2, "replicate": 2}),
     "ep2xtp2": (4, "moe", {"expert": 2, "tensor": 2}),
+    "mtp-ddp2": (2, "mtp", {"zero": 0}),
+    "mtp-tp2xfsdp2": (4, "mtp", {"tensor": 2}),
+    "mtp-cp2-ring": (2, "mtp", {"context": 2, "context_method": "ring"}),
+    "mtp-cp2-ulysses": (2, "mtp", {"context": 2, "context_method": "ulysses"}),
+    "mtp-ep2": (2, "mtp-moe", {"expert": 2}),
+    "mtp-ep2xtp2": (4, "mtp-moe", {"expert": 2, "tensor": 2}),
     "ep2xfsdp2xpp2": (8, "moe-four-layers", {"expert": 2, "pipeline": 2}),
 }
 
@@ -208,6 +220,8 @@ def job_of_mesh(name: str, steps: int = STEPS) -> Job:
 # tests/parallel/test_pipeline_balance.py (gpipe); a context axis shards weights, as fsdp2 does.
 IN_SOAK = {"fsdp4", "pp4-gpipe", "pp2xtp2xfsdp2", "ep2xfsdp2xpp2"}
 IN_SOAK |= {"gemma-fsdp2", "mistral-fsdp2", "olmo-fsdp2"}
+# Proved for the families themselves by tests/train/parity/test_families.py.
+IN_SOAK |= {"olmo-pp2", "olmo-cp2", "gpt-oss-fsdp2", "gpt-oss-tp2", "gpt-oss-cp2"}
 CASES = [pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK else ()) for name in MESHES]
 
 

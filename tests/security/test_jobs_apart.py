@@ -184,18 +184,33 @@ def test_a_job_of_one_user_takes_nothing_of_another_s(
         assert server.call("GET", f"/v1/jobs/{job}")[1]["job"]["state"] == "running"
 
 
+NOTED_CODE = """
+import os
+from pathlib import Path
+
+with Path({notes!r}).open("a") as notes:
+    notes.write(f"{{os.getuid()}} {{os.geteuid()}} {{__file__}}\\n")
+"""
+
+
 def test_workers_of_another_user_outlive_a_root_agent(
     users: tuple[str, str], open_folder: Path
 ) -> None:
-    """The agent after it knows whose they are: they go on, and nothing is started again."""
-    job_file = open_folder / "job.toml"
-    job_file.write_text(LONG_JOB.format(folder=open_folder / "runs"))
+    """The agent after it knows whose they are: they go on, and nothing is started again.
+
+    Code that came with the job is written and imported by them, as their user, and by nobody else.
+    """
+    job_file, notes = open_folder / "job.toml", open_folder / "runs" / "notes"
+    code = '[code]\nfiles = ["own_noted.py"]\n'
+    job_file.write_text(LONG_JOB.format(folder=open_folder / "runs") + code)
+    (open_folder / "own_noted.py").write_text(NOTED_CODE.format(notes=str(notes)))
     (open_folder / "runs").mkdir()
     shutil.chown(open_folder / "runs", users[0])
     with ServerProcess(open_folder / "server") as server:
         with RootAgent(server, open_folder, "real", zygote_ready=True) as agent:
             assert wait_for(lambda: server.call("GET", "/v1/nodes")[1]["nodes"])
             job = submit_words(server, open_folder, users[0], str(job_file))
+            (open_folder / "own_noted.py").unlink()
 
             def now() -> Any:
                 return server.call("GET", f"/v1/jobs/{job}")[1]["job"]
@@ -209,6 +224,12 @@ def test_workers_of_another_user_outlive_a_root_agent(
             assert wait_for(lambda: now()["step"] > reached + 20), (now(), after.log())
             assert now()["generation"] == 1
             assert "refused" not in after.log()
+        ((uid, euid, file),) = (line.split() for line in notes.read_text().splitlines())
+        assert int(uid) == int(euid) == pwd.getpwnam(users[0]).pw_uid
+        own = open_folder / "real" / "jobs" / str(job) / "work"
+        assert Path(file).is_relative_to(own / "code")
+        for path in (own, own / "code", Path(file).parent, Path(file)):
+            assert path.stat().st_uid == int(uid), path
 
 
 def shown_by_stores(user: str) -> list[list[str]]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.checkpoints.convert import Average, TokenizerPath
+from phalanx.cli.checkpoints.convert import Average, CompareLogits, TokenizerPath
 from phalanx.cli.checkpoints.locate import at, newest, no_checkpoint, prunable, refuse_missing
 from phalanx.cli.checkpoints.output import (
     age_text,
@@ -169,6 +169,7 @@ def export(
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Of one file (hf).")] = 5.0,
     tokenizer: TokenizerPath = None,
     ema: Average = False,
+    compare: CompareLogits = True,
     json: Json = False,
 ) -> None:
     """Write a checkpoint in another form, one tensor in memory at a time."""
@@ -179,12 +180,13 @@ def export(
         from phalanx.checkpoint.tools.convert import complete_export, export_checkpoint
         from phalanx.checkpoint.tools.dcp import export_dcp
         from phalanx.checkpoint.tools.inspect import find
+        from phalanx.model.hf.compare import compare_logits
 
         path = at(*newest(list(find(checkpoint)), checkpoint))
         prefix = "" if to is ForeignFormat.dcp else "model."
         kinds = [k for name, k in stored_tensors(path).items() if name.startswith(prefix)]
         total = sum(shape.numel() * dtype.itemsize for shape, dtype in kinds)
-        tokenizer_note = ""
+        notes: dict[str, str] = {}
         with bar(f"export {Path(path).name}", total, json) as report:
             if to is ForeignFormat.dcp:
                 done = {"tensors": export_dcp(path, folder, report)}
@@ -192,12 +194,16 @@ def export(
                 dtype, limit = getattr(torch, kind.value), int(max_shard_gb * 1e9)
                 written = export_checkpoint(path, folder, dtype, limit, report, average=ema)
                 done = {"parameters": written}
-                tokenizer_note = complete_export(path, folder, tokenizer)
+                notes["tokenizer"] = complete_export(path, folder, tokenizer)
+                if compare:
+                    notes["logits"] = compare_logits(folder)
     if json:
-        more = {"tokenizer": tokenizer_note} if tokenizer_note else {}
-        print_json({"checkpoint": path, "folder": str(folder), **done, **more})
+        print_json({"checkpoint": path, "folder": str(folder), **done, **notes})
     else:
-        print(f"{folder}: {_in_words(done)}{'; ' * bool(tokenizer_note)}{tokenizer_note}")
+        tokenizer_note = "; " + notes["tokenizer"] if "tokenizer" in notes else ""
+        print(f"{folder}: {_in_words(done)}{tokenizer_note}")
+        if "logits" in notes:
+            print(f"logits: {notes['logits']}")
 
 
 @app.command("import")

@@ -26,6 +26,10 @@ TokenizerPath = Annotated[
 Average = Annotated[
     bool, typer.Option("--ema", help="The moving average of the weights, not the weights (hf).")
 ]
+CompareLogits = Annotated[
+    bool,
+    typer.Option("--compare/--no-compare", help="Compare logits with those of transformers."),
+]
 HfFolder = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors files.")]
 
 
@@ -48,7 +52,7 @@ def import_hf(
     out: Annotated[Path, typer.Argument(help="Folder that receives the checkpoint.")],
     json: Json = False,
 ) -> None:
-    """Turn a Llama, Mixtral, Qwen3 or Qwen3-MoE folder into a checkpoint of its weights."""
+    """Turn a folder of transformers into a checkpoint of its weights."""
     from phalanx.checkpoint.tools.convert import import_checkpoint
     from phalanx.config import to_toml
     from phalanx.model.hf import config_from_hf
@@ -72,12 +76,14 @@ def export_hf(
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Size limit of one file.")] = 5.0,
     tokenizer: TokenizerPath = None,
     ema: Average = False,
+    compare: CompareLogits = True,
     json: Json = False,
 ) -> None:
     """Turn a checkpoint into a folder that transformers loads: weights and tokenizer."""
     import torch
 
     from phalanx.checkpoint.tools.convert import complete_export, export_checkpoint
+    from phalanx.model.hf.compare import compare_logits
     from phalanx.train.resume.parent import checkpoint_at
 
     checkpoint = checkpoint_at(checkpoint)
@@ -85,12 +91,17 @@ def export_hf(
         kind = getattr(torch, dtype.value)
         limit = int(max_shard_gb * 1e9)
         parameters = export_checkpoint(checkpoint, folder, kind, limit, average=ema)
-        tokenizer_note = complete_export(checkpoint, folder, tokenizer)
+        notes = {"tokenizer": complete_export(checkpoint, folder, tokenizer)}
+        if compare:
+            notes["logits"] = compare_logits(folder)
     if json:
-        made = {"folder": str(folder), "checkpoint": str(checkpoint), "tokenizer": tokenizer_note}
+        made = {"folder": str(folder), "checkpoint": str(checkpoint), **notes}
         print_json({**made, "parameters": parameters, "dtype": dtype.value})
         return
-    print(f"{folder}: {parameters:,} parameters of {checkpoint} in {dtype.value}; {tokenizer_note}")
+    what = f"{parameters:,} parameters of {checkpoint} in {dtype.value}"
+    print(f"{folder}: {what}; {notes['tokenizer']}")
+    if compare:
+        print(f"logits: {notes['logits']}")
 
 
 @app.command()

@@ -35,6 +35,14 @@ def form_problems(job: Job) -> Iterator[ConfigProblem]:
             'set it to 1, or model.qk_norm_over = "head"',
             [{"parallel.tensor": 1}],
         )
+    if model.mtp is not None and axes.pipeline > 1:
+        yield problem(
+            "parallel.pipeline",
+            axes.pipeline,
+            "model.mtp needs the embedding beside the head, and a pipeline's first stage holds it",
+            'set it to 1, or model.mtp to "none"',
+            [{"parallel.pipeline": 1}],
+        )
     if axes.context > 1 and axes.context_method == "ring" and not ring_computes(model):
         rule = "model.window needs the nearest tokens, and the ring shows keys rank by rank"
         if model.window is None and model.qk_clip:
@@ -175,6 +183,9 @@ def _moe(model: Model, moe: Moe) -> Iterator[ConfigProblem]:
             "needs shared experts",
             "set model.moe.shared_experts = 1",
         )
+    if moe.shared_gate and not moe.shared_experts:
+        fix = "set model.moe.shared_experts = 1"
+        yield problem("model.moe.shared_gate", True, "needs shared experts", fix)
     if model.mlp not in EXPERT_FORMS:
         rule = "experts are swiglu or swiglu-clamped"
         yield problem("model.mlp", f'"{model.mlp}"', rule, 'set it to "swiglu"')

@@ -44,8 +44,11 @@ SHAPE = frozenset(
         "moe.experts",
         "moe.ffn",
         "moe.shared_ffn",
+        "moe.shared_gate",
         "moe.first_dense_layers",
         "moe.biases",
+        "mtp",
+        "mtp.layers",
     }
 )
 # The same tensors compute something else: refused unless somebody wants just that.
@@ -106,6 +109,7 @@ HARMLESS = frozenset(
         "z_loss_coefficient",
         "qk_clip",
         "width_base",
+        "mtp.weight",
     }
 )
 

@@ -20,6 +20,7 @@ from urllib.parse import quote
 from msgspec import Struct, structs
 
 from phalanx.cluster.jobs.job import ENDED, JobState
+from phalanx.config import ConfigError
 from phalanx.control.backends.job_output import JobOutput
 from phalanx.control.backends.need import Need
 from phalanx.control.backends.own_controller import CertificateError, OwnController
@@ -286,7 +287,10 @@ class BatchLeader:
             self.options.wanted, spares=spares, constraint=self.options.feature
         )
         # Whoever asked the engine for these nodes has decided already.
-        made = structs.replace(submission(wanted, self.options.node_gpus), confirmed=True)
+        try:
+            made = structs.replace(submission(wanted, self.options.node_gpus), confirmed=True)
+        except ConfigError as error:  # of what only this node can see: files of its own
+            raise LeadError(str(error)) from None
         number = self.client.post("/v1/jobs", made, Done).jobs[0]
         self._number_file.write_text(str(number))
         log.info("job %d: %s", number, wanted.title)

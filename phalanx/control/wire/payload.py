@@ -24,11 +24,20 @@ class Work(
     environment: dict[str, str] = {}
 
 
+class CodeFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A Python file of the job's own. Workers write and import it; nobody else does either."""
+
+    name: str  # as in code.files
+    sha256: str
+    text: str
+
+
 class Train(Work, frozen=True, tag=True):
     """A job file of the trainer, with everything that was set beside it."""
 
     toml: str
     world_size: int
+    files: tuple[CodeFile, ...] = ()  # all of code.files, or none: then they are on every node
 
 
 class Script(Work, frozen=True, tag=True):

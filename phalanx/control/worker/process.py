@@ -14,6 +14,7 @@ import msgspec
 
 from phalanx.checkpoint.keeper.start import node_name
 from phalanx.config import ConfigError, Job, job_from_table
+from phalanx.config.own_code import place_code
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.wire.payload import Train, decode_payload
 from phalanx.control.worker.orders import AgentOrders
@@ -46,6 +47,8 @@ def run_rank(path: str) -> int:
         work = decode_payload(orders.wait_for_place())
         assert isinstance(work, Train)
         config = job_from_table(parse_toml(work.toml))
+        if work.files:
+            place_code({file.name: file.text for file in work.files}, own_folder())
     except (ConfigError, tomllib.TOMLDecodeError) as error:
         log.error("%s", error)
         orders.bye(ExitInfo(code=ExitCode.CONFIG, reason="config", message=str(error)))
@@ -75,6 +78,11 @@ def make_context(index: int) -> None:
         torch.cuda.set_device(index % torch.cuda.device_count())
         one = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
         log.info("a context stands by: %s", (one @ one).sum().item())
+
+
+def own_folder() -> Path:
+    """What the job may write on this node, beside its run's folder."""
+    return Path(os.environ["PHALANX_FOLDER"])
 
 
 def run_path(config: Job, job: int) -> Path:

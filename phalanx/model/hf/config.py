@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from phalanx.config import LatentAttention, Model, Moe
+from phalanx.config import LatentAttention, Model, Moe, MultiTokenPrediction
 from phalanx.model.hf.families import (
     ACTIVATIONS,
     FAMILIES,
@@ -18,6 +18,8 @@ from phalanx.model.hf.families import (
     latent_scale,
     obstacles,
 )
+from phalanx.model.hf.files import HfError, tensor_files
+from phalanx.model.hf.layout import prediction_prefix
 from phalanx.model.hf.positions import read_positions, write_positions
 
 LATENT_KEYS = {
@@ -26,24 +28,13 @@ LATENT_KEYS = {
     "rope_head_dim": "qk_rope_head_dim",
     "value_head_dim": "v_head_dim",
 }
+SHARED_WIDTH = "shared_expert_intermediate_size"
 SOFTCAPS = {
     "attn_logit_softcapping": "attention_softcap",
     "final_logit_softcapping": "logit_softcap",
 }
 GEMMA_SCALAR = 256  # query_pre_attn_scalar where a file leaves it out
 DEFAULT_CONTEXT = 8192  # tokens; what is exported when the caller does not say
-
-
-class HfError(Exception):
-    """A Hugging Face folder and a Phalanx model do not fit: where, what, and the rule."""
-
-    def __init__(self, folder: Path | None, problem: str) -> None:
-        self.folder = folder
-        self.problem = problem
-        super().__init__(folder, problem)
-
-    def __str__(self) -> str:
-        return self.problem if self.folder is None else f"{self.folder}: {self.problem}"
 
 
 def config_from_hf(folder: Path) -> Model:
@@ -119,6 +110,7 @@ def with_latent(folder: Path, config: dict[str, Any], model: Model) -> Model:
         head_dim=key["content_head_dim"] + key["rope_head_dim"],
         latent=LatentAttention(query_rank=config.get("q_lora_rank") or 0, **key),
     )
+    model = structs.replace(model, mtp=_mtp(folder, config, model))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     scales = (rope.get("mscale", 0), rope.get("mscale_all_dim", 0))
     if model.rope_scaling is None or scales == (0, 0):
@@ -127,6 +119,18 @@ def with_latent(folder: Path, config: dict[str, Any], model: Model) -> Model:
         problem = f"config.json: mscale and mscale_all_dim of {scales} are not supported, only 1.0"
         raise HfError(folder, problem)
     return structs.replace(model, attention_scale=latent_scale(model))
+
+
+def _mtp(folder: Path, config: dict[str, Any], model: Model) -> MultiTokenPrediction | None:
+    """What predicts tokens further on; transformers counts it and leaves it out of the weights."""
+    layers = config.get("num_nextn_predict_layers", config.get("num_mtp_layers")) or 0
+    if not layers:
+        return None
+    try:
+        stored = f"{prediction_prefix(model, 0)}eh_proj.weight" in tensor_files(folder)
+    except HfError:
+        stored = True  # a shape without weights
+    return MultiTokenPrediction(layers=layers) if stored else None
 
 
 def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
@@ -140,6 +144,7 @@ def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
         "swiglu_limit": (7.0,),
         "swiglu_alpha": (1.702,),
         "mlp_bias": (False,),
+        "qkv_bias": (True,),
         "partial_rotary_factor": (1.0,),
         "decoder_sparse_step": (1,),
         "use_sliding_window": (False, None),
@@ -178,6 +183,9 @@ def _moe(folder: Path, config: dict[str, Any]) -> Moe:
         normalize_top_k=family.one_ffn or config.get("norm_topk_prob", False),
         auxiliary_coefficient=config.get("router_aux_loss_coef", 0.001),
         biases=family.expert_biases,
+        shared_experts=int(family.shared_gate),
+        shared_ffn=_required(folder, config, SHARED_WIDTH) if family.shared_gate else 0,
+        shared_gate=family.shared_gate,
     )
 
 
@@ -259,6 +267,7 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
         config[key] = getattr(model, SOFTCAPS[key]) or None
     if moe is not None and model.latent is not None:
         config |= _deepseek_keys(model.latent, moe)
+        config["num_nextn_predict_layers"] = model.mtp.layers if model.mtp is not None else 0
         del config["head_dim"]  # theirs is the width that RoPE rotates
         if model.attention_scale:
             config["rope_parameters"] |= {"mscale": 1.0, "mscale_all_dim": 1.0}
@@ -268,7 +277,9 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
         config["num_experts_per_tok"] = moe.top_k
         config["router_aux_loss_coef"] = moe.auxiliary_coefficient
         config["num_local_experts" if family.one_ffn else "num_experts"] = moe.experts
-    if moe is not None and kind == "qwen3_moe":
+    if moe is not None and family.shared_gate:
+        config[SHARED_WIDTH] = moe.shared_ffn
+    if moe is not None and kind in ("qwen2_moe", "qwen3_moe"):
         config["moe_intermediate_size"] = moe.ffn
         config["norm_topk_prob"] = moe.normalize_top_k
         config["mlp_only_layers"] = list(range(moe.first_dense_layers))
@@ -301,5 +312,4 @@ def _deepseek_keys(latent: LatentAttention, moe: Moe) -> dict[str, Any]:
         "routed_scaling_factor": moe.route_scale,
         "n_group": moe.groups,
         "topk_group": moe.top_groups,
-        "num_nextn_predict_layers": 0,
     }

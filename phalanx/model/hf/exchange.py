@@ -14,11 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from phalanx.config import Model
-from phalanx.model.hf.config import HfError, config_from_hf, config_to_hf, kind_of, read_config
-from phalanx.model.hf.layout import Rule, TensorSource, rules
+from phalanx.model.hf.config import config_from_hf, config_to_hf, kind_of, read_config
+from phalanx.model.hf.files import INDEX_FILE, SINGLE_FILE, HfError, tensor_files
+from phalanx.model.hf.layout import Rule, TensorSource, copies, rules
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 MOST_OPEN_FILES = 2  # parts of one of our tensors are mostly in one file, or in neighbours
 COMPUTED_SUFFIXES = (".rotary_emb.inv_freq",)  # in old files; follows from the configuration
 
@@ -26,9 +25,10 @@ COMPUTED_SUFFIXES = (".rotary_emb.inv_freq",)  # in old files; follows from the 
 def load_hf(folder: Path, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
     """Yield our tensors (all, or those in ``names``) as stored, holding one at a time."""
     model = config_from_hf(folder)
-    files = _tensor_files(folder)
+    files = tensor_files(folder)
     chosen = [(rule, _choose(folder, rule, files)) for rule in rules(model, _kind(folder))]
     used = {name for _, source in chosen for name, _ in source.pieces}
+    used |= {name for rule in copies(model) for name, _ in _pieces(rule)}
     if model.tied_embedding:
         used.add("lm_head.weight")  # some writers store the tied copy too
     for name in files:
@@ -55,6 +55,7 @@ def export_hf(
     """
     exported = [rule for rule in rules(model, kind_of(model)) if _is_stored(rule, model)]
     _check_state(state, exported, model)
+    exported += copies(model)
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,32 +127,6 @@ def _write_files(
 
 def _kind(folder: Path) -> str:
     return str(read_config(folder)["model_type"])
-
-
-def _tensor_files(folder: Path) -> dict[str, str]:
-    """File of every tensor in a folder."""
-    try:
-        if (folder / INDEX_FILE).exists():
-            return _inside(folder, json.loads((folder / INDEX_FILE).read_text())["weight_map"])
-        with safe_open(folder / SINGLE_FILE, framework="pt") as file:
-            return dict.fromkeys(file.keys(), SINGLE_FILE)
-    except FileNotFoundError as error:
-        if (folder / SINGLE_FILE).exists():  # safetensors says so of a file it may not open
-            raise HfError(folder, f"{SINGLE_FILE} may not be read by this user") from error
-        raise HfError(folder, f"neither {SINGLE_FILE} nor {INDEX_FILE} is there") from error
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise HfError(folder, f"the list of tensors cannot be read: {error}") from error
-
-
-def _inside(folder: Path, files: Any) -> dict[str, str]:
-    """A folder's list of tensors, whose files are all in it."""
-    for name, file in files.items() if isinstance(files, dict) else [("weight_map", None)]:
-        if not isinstance(file, str) or "\0" in file:
-            raise HfError(folder, f"{INDEX_FILE} names no file for {name}")
-        if Path(file).is_absolute() or ".." in Path(file).parts:
-            raise HfError(folder, f"{INDEX_FILE} names {file} for {name}: outside of the folder")
-    found: dict[str, str] = files
-    return found
 
 
 def _choose(folder: Path, rule: Rule, files: Mapping[str, str]) -> TensorSource:

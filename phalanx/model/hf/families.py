@@ -24,6 +24,7 @@ class ModelFamily:
     moe: bool = False
     one_ffn: bool = False  # of experts: there are no dense layers, and chosen scores sum to one
     expert_biases: bool = False
+    shared_gate: bool = False  # on a shared expert, which there is then; DeepSeek's has none
     window: Literal["none", "all", "pattern"] = "none"  # on all layers, or as layer_types says
     full_every: int = 0  # of the pattern where a file leaves it out
     local_theta: float = 0.0  # of layers with the window, likewise; 0: theta
@@ -102,6 +103,9 @@ FAMILIES: dict[str, ModelFamily] = {
         one_rope=True,
     ),
     "deepseek_v3": ModelFamily("DeepseekV3ForCausalLM", moe=True, latent=True),
+    "qwen2_moe": ModelFamily(
+        "Qwen2MoeForCausalLM", has={"attention_bias": True}, moe=True, shared_gate=True
+    ),
     "qwen3_moe": ModelFamily("Qwen3MoeForCausalLM", has={"qk_norm": True}, moe=True),
 }
 ACTIVATIONS: dict[str, Literal["swiglu", "geglu", "geglu-exact"]] = {
@@ -140,6 +144,7 @@ def obstacles(model: Model, family: ModelFamily) -> list[str]:
     wrong = {
         f"model.mlp = {model.mlp!r}": not _has_mlp(model, family),
         "model.latent": (model.latent is not None) != family.latent,
+        "model.mtp": model.mtp is not None and not family.latent,
         "model.window": window is not None and family.window == "none",
         "model.window's pattern": patterned and family.window == "all",
         "model.window's positions": apart and (family.window == "all" or family.one_rope),
@@ -190,11 +195,13 @@ def _expert_obstacles(moe: Moe, family: ModelFamily) -> list[str]:
         }
     else:
         wrong = {
-            "model.moe.shared_experts": bool(moe.shared_experts or moe.shared_ffn),
+            "model.moe.shared_experts": bool(moe.shared_experts or moe.shared_ffn)
+            != family.shared_gate,
             f"model.moe.score = {moe.score!r}": moe.score != "softmax",
             "model.moe.route_scale": moe.route_scale != 1.0,
             "model.moe.groups": moe.groups > 1,
             f"model.moe.balance = {moe.balance!r}": has_expert_bias(moe),
         }
+    wrong["model.moe.shared_gate"] = moe.shared_gate != family.shared_gate
     wrong["model.moe.biases"] = moe.biases != family.expert_biases
     return [setting for setting, present in wrong.items() if present]

@@ -53,8 +53,39 @@ def rules(model: Model, kind: str) -> Iterator[Rule]:
     for layer in range(model.layers):
         yield from _layer_rules(model, kind, layer)
     yield _same("norm.weight", "model.norm.weight", (model.dim,))
+    for depth in range(model.mtp.layers if model.mtp is not None else 0):
+        yield from _prediction_rules(model, kind, depth)
     head = "model.embed_tokens.weight" if model.tied_embedding else "lm_head.weight"
     yield _same("head.weight", head, (model.vocab, model.dim))
+
+
+def copies(model: Model) -> list[Rule]:
+    """Tensors that are stored once more with each layer that predicts tokens further on."""
+    shape = (model.vocab, model.dim)
+    depths = range(model.mtp.layers if model.mtp is not None else 0)
+    return [
+        _same(ours, prediction_prefix(model, depth) + theirs, shape)
+        for depth in depths
+        for ours, theirs in (
+            ("embed.weight", "embed_tokens.weight"),
+            ("head.weight", "shared_head.head.weight"),
+        )
+    ]
+
+
+def prediction_prefix(model: Model, depth: int) -> str:
+    """Of the tensors of a layer that predicts tokens further on: it is numbered as the next."""
+    return f"model.layers.{model.layers + depth}."
+
+
+def _prediction_rules(model: Model, kind: str, depth: int) -> Iterator[Rule]:
+    layer, dim = model.layers + depth, model.dim
+    ours, theirs = f"layers.{layer}.", prediction_prefix(model, depth)
+    yield _same(ours + "token_norm.weight", theirs + "enorm.weight", (dim,))
+    yield _same(ours + "state_norm.weight", theirs + "hnorm.weight", (dim,))
+    yield _same(ours + "merge.weight", theirs + "eh_proj.weight", (dim, 2 * dim))
+    yield from _layer_rules(model, kind, layer)
+    yield _same(ours + "out_norm.weight", theirs + "shared_head.norm.weight", (dim,))
 
 
 def _layer_rules(model: Model, kind: str, layer: int) -> Iterator[Rule]:
@@ -150,6 +181,10 @@ def _moe_rules(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Rule
         stacked = f"{theirs}mlp.experts.{fqn}_proj"
         sources = (_stack(pieces, shape), _alone(stacked, shape))
         yield Rule(f"{ours}experts.{fqn}", shape, sources)
+    if kind == "qwen2_moe":
+        gate_shape = (1, dim)
+        yield _same(ours + "shared_gate.weight", block + "shared_expert_gate.weight", gate_shape)
+        yield from _gated(ours + "shared.", block + "shared_expert.", model.moe.shared_ffn, dim)
     if kind == "deepseek_v3":
         bias = _alone(block + "gate.e_score_correction_bias", (experts,))
         yield Rule(ours + "router.expert_bias", (experts,), (bias,), keep=torch.float32)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from phalanx.model.hf.config import HfError
+from phalanx.model.hf.files import HfError
 
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"

@@ -28,6 +28,7 @@ from phalanx.plan.cost.pipeline import Bottleneck, bottleneck, idle_share
 from phalanx.plan.grid import Floats, Grid, Ints
 from phalanx.plan.machine import Machine
 from phalanx.plan.memory.kept_activations import block_bytes
+from phalanx.plan.memory.model_counts import prediction_layers
 from phalanx.plan.memory.offload import activation_seconds, fetch_seconds, update_seconds
 from phalanx.plan.memory.rank_parameters import block_tensors, head_tensors, held
 from phalanx.plan.memory.stages import first_moe_layer
@@ -200,14 +201,15 @@ def _block_parts(pricing: Pricing, grid: Grid, *, moe: bool) -> _Block:
 def _head_parts(pricing: Pricing, grid: Grid) -> _Block:
     split, _, first, inverse = _divisions(grid, sharded=False)
     time = head_time(split, pricing)
+    turns = 1 + prediction_layers(pricing.workload.model)
     parts = {
-        "matmul": (time.matmul + time.matmul_backward)[inverse],
-        "elementwise": (time.elementwise + time.elementwise_backward)[inverse],
-        "tensor": head_exposed(split, pricing)[inverse],
+        "matmul": turns * (time.matmul + time.matmul_backward)[inverse],
+        "elementwise": turns * (time.elementwise + time.elementwise_backward)[inverse],
+        "tensor": turns * head_exposed(split, pricing)[inverse],
     }
     elements = held(head_tensors(pricing.workload.model), grid.tensor[first], grid.expert[first])
     own = elements.astype(np.float64)[inverse]
-    return _Block(parts, time.forward[inverse], own, np.zeros(len(grid)))
+    return _Block(parts, turns * time.forward[inverse], own, np.zeros(len(grid)))
 
 
 def _split_backward(pricing: Pricing, grid: Grid) -> Floats:

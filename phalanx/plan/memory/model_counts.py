@@ -20,23 +20,28 @@ class ParameterCount(Struct, frozen=True):
     final_norm: int
     per_layer: tuple[int, ...]
     active_per_layer: tuple[int, ...]
+    prediction: int = 0  # layers that predict tokens further on
+    active_prediction: int = 0
 
     @property
     def total(self) -> int:
         """All parameters."""
-        return self.embedding + sum(self.per_layer) + self.final_norm + self.head
+        layers = sum(self.per_layer) + self.prediction
+        return self.embedding + layers + self.final_norm + self.head
 
     @property
     def active(self) -> int:
         """Parameters that one token uses, embedding and head included."""
-        return self.embedding + sum(self.active_per_layer) + self.final_norm + self.head
+        layers = sum(self.active_per_layer) + self.active_prediction
+        return self.embedding + layers + self.final_norm + self.head
 
 
 class ForwardFlops(Struct, frozen=True):
     """FLOPs of one token through forward, by part."""
 
     per_layer: tuple[int, ...]
-    head: int
+    head: int  # a turn for the next token, and one for each that is predicted further on
+    prediction: int = 0  # layers that do so
 
 
 class StepFlops(Struct, frozen=True):
@@ -57,7 +62,24 @@ def parameters(model: Model) -> ParameterCount:
         final_norm=model.dim,
         per_layer=tuple(layer_parameters(model, layer) for layer in layers),
         active_per_layer=tuple(layer_parameters(model, layer, active=True) for layer in layers),
+        prediction=_prediction_parameters(model, active=False),
+        active_prediction=_prediction_parameters(model, active=True),
     )
+
+
+def _prediction_parameters(model: Model, active: bool) -> int:
+    """Of layers behind the last: a block, two states made one, and three norms each."""
+    block = layer_parameters(model, model.layers, active)
+    return prediction_layers(model) * (block + 2 * model.dim * model.dim + 3 * model.dim)
+
+
+def prediction_layers(model: Model) -> int:
+    """Layers behind the last that predict tokens further on."""
+    return model.mtp.layers if model.mtp is not None else 0
+
+
+def _all_layers(model: Model) -> range:
+    return range(model.layers + prediction_layers(model))
 
 
 def layer_parameters(model: Model, layer: int, active: bool = False) -> int:
@@ -86,11 +108,11 @@ def flops_per_token(
     are small and count nothing.
     """
     forward = forward_flops_per_token(model, sequence, convention)
-    blocks = sum(forward.per_layer)
+    blocks = sum(forward.per_layer) + forward.prediction
     model_flops = (4 if reference else 3) * (blocks + forward.head)
     if frozen:
         whole = resolve_model(model)
-        model_flops -= sum(_weight_flops(whole, at) for at in range(whole.layers)) + forward.head
+        model_flops -= sum(_weight_flops(whole, at) for at in _all_layers(whole)) + forward.head
     return StepFlops(model_flops, model_flops + (blocks if recompute == "full" else 0))
 
 
@@ -99,12 +121,15 @@ def forward_flops_per_token(
 ) -> ForwardFlops:
     """Forward FLOPs of one token in each layer and in the head."""
     model = resolve_model(model)
+
+    def of_layer(layer: int) -> int:
+        return _weight_flops(model, layer) + _score_flops(model, layer, sequence, convention)
+
+    ahead = prediction_layers(model)
     return ForwardFlops(
-        per_layer=tuple(
-            _weight_flops(model, layer) + _score_flops(model, layer, sequence, convention)
-            for layer in range(model.layers)
-        ),
-        head=2 * model.vocab * model.dim,
+        per_layer=tuple(of_layer(layer) for layer in range(model.layers)),
+        head=(1 + ahead) * 2 * model.vocab * model.dim,
+        prediction=ahead * (of_layer(model.layers) + 4 * model.dim * model.dim),
     )
 
 
@@ -155,7 +180,7 @@ def _mlp_weights(model: Model, layer: int, active: bool) -> int:
 
 def _moe_weights(model: Model, moe: Moe, active: bool) -> int:
     visited = moe.top_k if active else moe.experts
-    router = model.dim * moe.experts
+    router = model.dim * (moe.experts + moe.shared_gate)
     return router + 3 * model.dim * (visited * moe.ffn + moe.shared_ffn)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from phalanx.config import Model, is_gated
 from phalanx.plan.grid import Ints
+from phalanx.plan.memory.model_counts import prediction_layers
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,13 @@ def embedding_tensors(model: Model) -> tuple[Tensor, ...]:
 
 
 def head_tensors(model: Model) -> tuple[Tensor, ...]:
-    """What rides on the last stage: the final norm and the head, unless it is tied."""
+    """What rides on the last stage: the final norm, the head unless it is tied, and what layers
+    that predict tokens further on have beside a block.
+    """
     norm = Tensor(model.dim, 1)
-    return (norm,) if model.tied_embedding else (norm, Tensor(model.vocab, model.dim, "rows"))
+    head = () if model.tied_embedding else (Tensor(model.vocab, model.dim, "rows"),)
+    merge = (Tensor(model.dim, 2 * model.dim), norm, norm, norm)
+    return (norm, *head, *merge * prediction_layers(model))
 
 
 def held(tensors: tuple[Tensor, ...], tensor: Ints, expert: Ints) -> Ints:
@@ -120,7 +125,8 @@ def _feed_forward(model: Model, moe: bool) -> tuple[Tensor, ...]:
             Tensor(2 * experts.shared_ffn, model.dim),
             Tensor(model.dim, experts.shared_ffn),
         )
-        return (*routed, *shared)
+        gate = (Tensor(1, model.dim),) if experts.shared_gate else ()
+        return (*routed, *shared, *gate)
     up = 2 * model.ffn if is_gated(model) else model.ffn
     return (Tensor(up, model.dim, "rows"), Tensor(model.dim, model.ffn, "columns"))
 

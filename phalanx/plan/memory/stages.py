@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from phalanx.config import Model
 from phalanx.plan.grid import Bools, Grid
-from phalanx.plan.memory.model_counts import forward_flops_per_token
+from phalanx.plan.memory.model_counts import forward_flops_per_token, prediction_layers
 from phalanx.plan.workload import SCHEDULES, Workload
 
 FOLDED = ("zero-bubble", "dualpipe")  # the second half of the stages comes back: a V
@@ -127,11 +127,13 @@ def _rank_layers(
     for rank in range(pipeline):
         numbers = rank_stages(FOLDED[0] if folded else "", pipeline, virtual, rank)
         layers = [layer for number in numbers for layer in split[number]]
-        dense = sum(layer < first_moe for layer in layers)
+        if total - 1 in numbers:
+            layers += range(model.layers, model.layers + prediction_layers(model))
+        sparse = sum(layer >= first_moe for layer in layers) if model.moe is not None else 0
         ranks.append(
             RankLayers(
-                dense,
-                len(layers) - dense,
+                len(layers) - sparse,
+                sparse,
                 0 in numbers,
                 total - 1 in numbers,
                 tuple(len(split[number]) for number in numbers),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from phalanx.config import Model, gate_up_groups, is_gated, ring_computes
+from phalanx.config import Model, gate_up_groups, is_gated, ring_computes, shares_embedding
 from phalanx.hardware import Cluster
 from phalanx.plan.grid import Bools, Grid, Ints
 from phalanx.plan.memory.offload import PARAMETERS_AWAY
@@ -173,7 +173,7 @@ def _divisions(
         if tensor > widest or not tensor_divides(model, tensor):
             continue
         for pipeline in _chosen(_divisors(gpus // tensor), pins.pipeline):
-            if pipeline > model.layers or (pipeline > 1 and model.tied_embedding):
+            if pipeline > model.layers or (pipeline > 1 and shares_embedding(model)):
                 continue
             rest, left = divmod(gpus, tensor * pipeline)
             if left:

@@ -58,7 +58,7 @@ def shrunken(job: Job, steps: int) -> Job:
 def shrunken_model(model: Model) -> Model:
     """A resolved model of the same form with a few thousand parameters."""
     grouped = model.kv_heads < model.heads
-    scaling, window = model.rope_scaling, model.window
+    scaling, window, mtp = model.rope_scaling, model.window, model.mtp
     return structs.replace(
         model,
         preset="",
@@ -75,6 +75,7 @@ def shrunken_model(model: Model) -> Model:
         window=window and structs.replace(window, size=NEAR, full_every=min(window.full_every, 2)),
         latent=model.latent and _latent(model.latent),
         moe=model.moe and _moe(model.moe),
+        mtp=mtp and structs.replace(mtp, layers=min(mtp.layers, 2)),
     )
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from phalanx.checkpoint.format.manifest import CheckpointError, KeeperLostError
 from phalanx.config import ConfigError
 from phalanx.data import DataExhausted
-from phalanx.model.hf.config import HfError
+from phalanx.model.hf.files import HfError
 from phalanx.train.exits import DeviceMemoryError, ExitCode, ExitInfo, NonFiniteLoss, now
 
 # Backends report a dead or silent peer in prose only.

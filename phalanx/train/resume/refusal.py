@@ -189,7 +189,8 @@ def differing_tensors(model: Model, parent: Path) -> list[str]:
 
 def refuse_weights(job: Job) -> None:
     """Raise ``ConfigError`` where the model in ``checkpoint.load_hf`` is not the job's."""
-    from phalanx.model.hf.config import HfError, config_from_hf
+    from phalanx.model.hf.config import config_from_hf
+    from phalanx.model.hf.files import HfError
 
     folder = Path(job.checkpoint.load_hf)
     try:

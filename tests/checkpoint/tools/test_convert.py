@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from msgspec import structs
 from typer.testing import CliRunner
 
 from phalanx.checkpoint import Checkpointer, Extra, latest
@@ -16,7 +18,8 @@ from phalanx.cli.checkpoints.convert import app
 from phalanx.config import Model, Moe, resolve_model
 from phalanx.data import Cursor
 from phalanx.model import Transformer
-from phalanx.model.hf import load_hf
+from phalanx.model.hf import HfError, compare, config_from_hf, load_hf
+from phalanx.model.hf.compare import compare_logits
 from tests.limits import file_size_limit
 
 MODEL = resolve_model(
@@ -51,6 +54,7 @@ def test_weights_survive_export_and_import_bit_for_bit(checkpoint: Path, tmp_pat
     done = run(app, ["export-hf", str(checkpoint), str(folder), "--dtype", "float32", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["dtype"] == "float32"
+    assert "those of transformers" in json.loads(done.stdout)["logits"]
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 123
     done = run(app, ["import-hf", str(folder), str(tmp_path / "imported"), "--json"])
     assert done.exit_code == 0, done.output
@@ -67,6 +71,25 @@ def test_weights_survive_export_and_import_bit_for_bit(checkpoint: Path, tmp_pat
     assert all(torch.equal(original[key], again[key]) for key in original)
 
 
+def test_an_export_that_transformers_computes_otherwise_is_not_called_good(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "hf"
+    command = ["export-hf", str(checkpoint), str(folder)]
+    assert CliRunner().invoke(app, [*command, "--no-compare"]).exit_code == 0
+    assert "those of transformers" in compare_logits(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+    ours = config_from_hf(folder)
+    monkeypatch.setattr(compare, "config_from_hf", lambda _: structs.replace(ours, norm_eps=1e-5))
+    with pytest.raises(HfError, match="transformers computes other logits"):
+        compare_logits(folder)
+    monkeypatch.setattr(compare, "MEMORY_SHARE", 0.0)
+    assert "not compared: that takes" in compare_logits(folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "not compared: transformers is not installed" in compare_logits(folder)
+
+
 def test_a_folder_that_is_no_checkpoint_ends_in_words_and_its_exit_code(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["export-hf", str(tmp_path), str(tmp_path / "out")])
     assert done.exit_code == 15
@@ -75,7 +98,9 @@ def test_a_folder_that_is_no_checkpoint_ends_in_words_and_its_exit_code(tmp_path
 
 
 def test_a_run_stands_for_its_newest_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["export-hf", str(tmp_path), str(tmp_path / "out"), "--json"])
+    done = CliRunner().invoke(
+        app, ["export-hf", str(tmp_path), str(tmp_path / "out"), "--no-compare", "--json"]
+    )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["checkpoint"] == str(checkpoint)
 
@@ -83,7 +108,7 @@ def test_a_run_stands_for_its_newest_checkpoint(checkpoint: Path, tmp_path: Path
 def test_an_export_that_does_not_fit_on_the_disk_leaves_nothing(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    command = ["export-hf", str(checkpoint), str(tmp_path / "out"), "--json"]
+    command = ["export-hf", str(checkpoint), str(tmp_path / "out"), "--no-compare", "--json"]
     with file_size_limit(4096):
         done = CliRunner().invoke(app, command)
     assert done.exit_code == 15, done.output

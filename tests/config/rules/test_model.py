@@ -9,6 +9,7 @@ from tests.config.rules.test_job import problems
 
 WINDOW = "model.window.size=64"
 OVER_ALL = ["model.qk_norm=true", "model.qk_norm_over=all"]
+MTP = "model.mtp.layers=1"
 LATENT = ["model.latent={}", "model.kv_heads=8"]
 
 # world size, overrides, key, part of the rule, part of the fix
@@ -41,6 +42,7 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         "every head of a token",
         "nearest: 1",
     ),
+    (2, [MTP, "parallel.pipeline=2"], "parallel.pipeline", "model.mtp needs the embedding", "1"),
     (1, ["model.qk_norm_over=all"], "model.qk_norm_over", "no norm", "model.qk_norm = true"),
     (1, [WINDOW, "model.window.full_every=1"], "model.window.full_every", "no layer", "none"),
     (
@@ -68,6 +70,7 @@ MOE = [
     (["model.moe.groups=2", "model.moe.top_groups=3"], "model.moe.top_groups", "at most", "2"),
     (["model.moe.groups=4", "model.moe.top_k=3"], "model.moe.top_groups", "fewer than", "2"),
     (["model.mlp=geglu"], "model.mlp", "experts are swiglu", "swiglu"),
+    (["model.moe.shared_gate=true"], "model.moe.shared_gate", "needs shared experts", "= 1"),
 ]
 
 
@@ -95,6 +98,7 @@ def test_experts_that_cannot_be_are_refused(
         [WINDOW, "model.window.full_every=4", "parallel.tensor=2"],
         ["model.norm=sandwich", "model.mlp=geglu", "parallel.pipeline=2"],
         [*OVER_ALL, "parallel.context=2"],
+        [MTP, "parallel.context=2", "parallel.context_method=ring"],
     ],
 )
 def test_forms_that_compose_are_accepted(overrides: list[str]) -> None:

@@ -15,6 +15,7 @@ from phalanx.config import (
     LatentAttention,
     Model,
     Moe,
+    MultiTokenPrediction,
     RopeScaling,
     Section,
     Window,
@@ -40,6 +41,7 @@ PLAIN = Model(
     moe=Moe(
         experts=4, top_k=2, ffn=32, first_dense_layers=1, shared_ffn=16, balance="bias", groups=2
     ),
+    mtp=MultiTokenPrediction(),
 )
 LATENT = msgspec.structs.replace(
     PLAIN,
@@ -130,16 +132,24 @@ def test_the_other_value_is_written_so_that_a_job_accepts_it() -> None:
                 job_from_table(table, [f"{each.key}={each.theirs}"])
 
 
+NEXT_TOKEN = msgspec.structs.replace(PLAIN, mtp=None)
 EXPRESSIBLE = {
+    "qwen2_moe": msgspec.structs.replace(
+        NEXT_TOKEN,
+        attention_bias=True,
+        rotary_fraction=1.0,
+        window=None,
+        moe=Moe(experts=4, top_k=2, ffn=32, shared_experts=1, shared_ffn=48, shared_gate=True),
+    ),
     "qwen3_moe": msgspec.structs.replace(
-        PLAIN,
+        NEXT_TOKEN,
         qk_norm=True,
         rotary_fraction=1.0,
         window=None,
         moe=Moe(experts=4, top_k=2, ffn=32, first_dense_layers=1),
     ),
     "gemma3_text": msgspec.structs.replace(
-        PLAIN,
+        NEXT_TOKEN,
         layers=8,
         norm="sandwich",
         norm_offset=True,
@@ -151,7 +161,7 @@ EXPRESSIBLE = {
         moe=None,
     ),
     "gemma2": msgspec.structs.replace(
-        PLAIN,
+        NEXT_TOKEN,
         norm="sandwich",
         norm_offset=True,
         rotary_fraction=1.0,
@@ -163,7 +173,7 @@ EXPRESSIBLE = {
         moe=None,
     ),
     "gpt_oss": msgspec.structs.replace(
-        PLAIN,
+        NEXT_TOKEN,
         mlp="swiglu-clamped",
         rotary_fraction=1.0,
         window=Window(size=8, full_every=2),

@@ -6,7 +6,15 @@ import pytest
 import torch
 from msgspec import structs
 
-from phalanx.config import PRESETS, LatentAttention, Model, Moe, Window, resolve_model
+from phalanx.config import (
+    PRESETS,
+    LatentAttention,
+    Model,
+    Moe,
+    MultiTokenPrediction,
+    Window,
+    resolve_model,
+)
 from phalanx.model import Transformer
 from phalanx.plan import flops_per_token, parameters
 from phalanx.plan.memory.model_counts import attended_share, forward_flops_per_token
@@ -30,10 +38,12 @@ TOTALS = {
     "gemma3-1b": (1.000, 1.000),
     "gemma3-27b": (27.009, 27.009),  # 27.432 published, with a vision tower of 0.423
     "olmo2-7b": (7.299, 7.299),
+    "olmo3-7b": (7.298, 7.298),
     # Published: 20.91 and 116.83 in all; 3.61 and 5.13 active, which leave out the embedding.
     "gpt-oss-20b": (20.915, 4.187),
     "gpt-oss-120b": (116.829, 5.712),
     "mixtral-8x7b": (46.703, 12.880),
+    "qwen2-moe-57b-a14b": (57.409, 14.249),
     "qwen3-moe-30b-a3b": (30.532, 3.353),
     "deepseek-v3": (671.026, 37.552),
     "dense-1t": (1006.495, 1006.495),
@@ -72,6 +82,15 @@ VARIANTS = {
     "moe-shared": Model(
         preset="tiny",
         moe=Moe(experts=4, top_k=2, ffn=64, shared_experts=2, first_dense_layers=1),
+    ),
+    "moe-shared-gate": Model(
+        preset="tiny", moe=Moe(experts=4, top_k=2, ffn=64, shared_experts=1, shared_gate=True)
+    ),
+    "mtp": Model(preset="tiny", mtp=MultiTokenPrediction(layers=2)),
+    "mtp-moe": Model(
+        preset="tiny",
+        moe=Moe(experts=4, top_k=2, ffn=64, shared_experts=2, first_dense_layers=1),
+        mtp=MultiTokenPrediction(),
     ),
     "latent": Model(
         preset="tiny",
@@ -125,6 +144,16 @@ def test_flops_are_six_per_weight_plus_attention() -> None:
     causal = flops_per_token(model, 8192, convention="causal").model_flops
     assert palm == 6 * weights + scores
     assert causal == 6 * weights + scores // 2
+
+
+def test_what_predicts_further_on_costs_its_layers_and_a_turn_of_the_head_each() -> None:
+    plain, ahead = VARIANTS["dense"], VARIANTS["mtp"]
+    flops, more = forward_flops_per_token(plain, 64), forward_flops_per_token(ahead, 64)
+    assert more.per_layer == flops.per_layer and more.head == 3 * flops.head
+    assert more.prediction == 2 * (flops.per_layer[-1] + 4 * 128 * 128)
+    each = flops.per_layer[-1] + 4 * 128 * 128 + flops.head
+    step, longer = flops_per_token(plain, 64), flops_per_token(ahead, 64)
+    assert longer.model_flops - step.model_flops == 3 * 2 * each
 
 
 def test_only_visited_experts_cost_flops() -> None:

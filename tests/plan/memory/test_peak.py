@@ -48,6 +48,12 @@ CONFIGURATIONS: dict[str, tuple[int, str, dict[str, Any]]] = {
         {"zero": 3, "memory.offload": "parameters", "memory.offload_activations": True},
     ),
     "experts": (32, "mixtral-8x7b", {"zero": 3, "expert": 8, "tensor": 2}),
+    "gated shared experts": (16, "qwen2-moe-57b-a14b", {"expert": 4, "tensor": 2}),
+    "multi-token prediction": (
+        32,
+        "deepseek-v3",
+        {"expert": 8, "tensor": 2, "model.mtp": {"layers": 2}},
+    ),
     "latent attention and experts": (
         512,
         "deepseek-v3",

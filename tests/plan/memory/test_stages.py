@@ -6,9 +6,15 @@ from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from phalanx.config import PRESETS
-from phalanx.plan.memory.stages import StageSplitter, rank_stages, stage_layers
+from phalanx.config import PRESETS, MultiTokenPrediction
+from phalanx.plan.memory.stages import (
+    StageSplitter,
+    _rank_layers,
+    rank_stages,
+    stage_layers,
+)
 
 
 def worst(costs: list[int], first: int, last: int, cuts: tuple[int, ...]) -> int:
@@ -45,3 +51,13 @@ def test_the_stage_with_the_head_has_fewer_layers() -> None:
 def test_folded_schedules_come_back_on_the_same_ranks() -> None:
     assert [rank_stages("zero-bubble", 3, 2, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
     assert [rank_stages("interleaved", 3, 2, rank) for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_layers_that_predict_further_on_are_with_the_head() -> None:
+    def last(preset: str) -> tuple[int, int]:
+        model = structs.replace(PRESETS[preset], mtp=MultiTokenPrediction(layers=2))
+        (rank,) = _rank_layers(model, 4096, False, 1, 1, True)
+        return rank.dense, rank.moe
+
+    assert last("llama3-8b") == (34, 0)
+    assert last("deepseek-v3") == (3, 60)

@@ -313,7 +313,6 @@ def torchrun_environment(job: LocalJob, process: WorkerProcess, form: Form) -> d
         "PHALANX_GENERATION": str(job.generation),
         "PHALANX_RESTORE_STEP": str(job.restored),
         "PHALANX_BUDDY_SHIFT": str(form.buddy_shift),
-        "PHALANX_FOLDER": str(job.own_folder),
         **backed_up,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }

@@ -11,10 +11,11 @@ from msgspec import Struct, structs
 from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.jobs.job import SECOND_NS, GangShape, JobSpec, JobTimeouts
 from phalanx.config import Backend, ConfigError, Job, to_toml
+from phalanx.config.own_code import digest, read_code
 from phalanx.config.schema import Train as TrainSection
 from phalanx.control.host.launchers import ONE_NODE, recognised
 from phalanx.control.wire.api_types import JobRequest, Submission
-from phalanx.control.wire.payload import Payload, Script, Train, encode_payload
+from phalanx.control.wire.payload import CodeFile, Payload, Script, Train, encode_payload
 from phalanx.plan import AxisTraffic
 
 LAUNCHERS = re.compile(r"python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|mpirun|srun|env")
@@ -176,11 +177,13 @@ def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Payloa
         pipeline=axes.pipeline,
         slot_gpus=slot,
     )
+    texts = read_code(job.code, Path(wanted.folder))
     work = Train(
         toml=to_toml(job),
         world_size=ranks,
         folder=wanted.folder,
         environment=environment,
+        files=tuple(CodeFile(name=n, sha256=digest(t), text=t) for n, t in texts.items()),
     )
     return shape, work
 

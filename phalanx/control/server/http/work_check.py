@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from phalanx.cluster.jobs.job import GangShape
 from phalanx.config import ConfigError, Job, check, job_from_table, resolve
+from phalanx.config.own_code import MOST_CODE_BYTES, code_problem, digest
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.wire.payload import Payload, Script, Train
 
@@ -19,6 +21,7 @@ MOST_PATH_BYTES = 4096
 MOST_TOML_BYTES = 256 << 10
 MOST_RANKS = 1_000_000
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,250}\.py")
 
 
 class WorkError(Exception):
@@ -93,6 +96,8 @@ def _checked_job(work: Train) -> Job:
         raise WorkError(f"work.{key}: {rule}")
     try:
         job = job_from_table(parse_toml(work.toml))
+        for rule in _file_problems(work, job):
+            raise WorkError(f"work.files: {rule}")
         check(job, work.world_size)
         job = resolve(job, work.world_size)
     except tomllib.TOMLDecodeError as error:
@@ -100,3 +105,21 @@ def _checked_job(work: Train) -> Job:
     except ConfigError as error:
         raise WorkError(f"work.toml: {error}") from None
     return job
+
+
+def _file_problems(work: Train, job: Job) -> Iterator[str]:
+    """Files that came along: those that the job names, whole, and not too large."""
+    names = tuple(file.name for file in work.files)
+    if names and names != job.code.files:
+        yield "must be those of code.files, in their order"
+        return
+    for file in work.files:
+        shown = repr(file.name[:64])
+        for _, rule in _text("", file.text, MOST_CODE_BYTES):
+            yield f"{shown} {rule}"
+        if not MODULE.fullmatch(PurePosixPath(file.name).name):
+            yield f"{shown} is no module's name"
+        if digest(file.text) != file.sha256:
+            yield f"{shown} is another text than its digest says"
+    if rule := code_problem({file.name: file.text for file in work.files}):
+        yield f"they {rule}"
