@@ -37,7 +37,13 @@ class CachedAttention(nn.Module):
         self.values: Tensor | None = None
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor,
+        sinks: Tensor | None = None,
+        _counted: Tensor | None = None,  # of scores that training keeps small
     ) -> Tensor:
         """q, k, v: [batch, new, heads, head_dim]; mask: [batch or 1, 1, new, all so far]."""
         keys, values = self._remember(k, v)
