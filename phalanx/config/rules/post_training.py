@@ -30,6 +30,7 @@ def _adapted_model(job: Job) -> Iterator[ConfigProblem]:
     reasons = {
         "model.latent": ("latent attention", job.model.latent is not None),
         "model.module": ("layers of your own", bool(job.model.module)),
+        "model.mtp": ("multi-token prediction", job.model.mtp is not None),
         "precision.fp8": ("matrices in fp8", job.precision.fp8),
         "train.virtual_replicas": ("virtual replicas", job.train.virtual_replicas > 0),
     }

@@ -53,6 +53,11 @@ REFUSED: dict[str, tuple[int, dict[str, dict[str, Any]], str]] = {
         {"adapter": ATTENTION, "parallel": {"expert": 2}, "model": {"moe": EXPERTS}},
         "parallel.expert = 2: adapters are not proved",
     ),
+    "mtp": (
+        1,
+        {"adapter": {"kind": "lora"}, "model": {"mtp": {"layers": 1}}},
+        "is not proved for multi-token prediction",
+    ),
     "dpo-pipeline": (2, {**DPO, "parallel": {"pipeline": 2}}, "pipeline = 2: DPO compares whole"),
     "dpo-context": (2, {**DPO, "parallel": {"context": 2}}, "context = 2: DPO compares whole"),
     "dora-tp": (
