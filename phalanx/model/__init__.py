@@ -14,10 +14,9 @@ from phalanx.model.declare import (
 from phalanx.model.init import draw, fill, key_of, width_factors
 from phalanx.model.layer import Layer
 from phalanx.model.layers import ForwardContext, RMSNorm
-from phalanx.model.loss import VocabSlice, linear_cross_entropy
+from phalanx.model.loss import TokenLoss, VocabSlice, linear_cross_entropy
 from phalanx.model.moe import Experts, MoeLayer, Router
 from phalanx.model.mtp import PredictionLayer
-from phalanx.model.own_loss import TokenLoss
 from phalanx.model.post_training import prepare_post_training
 from phalanx.model.score_peaks import ScorePeaks
 from phalanx.model.transformer import Block, Embedding, Head, Transformer, make_model

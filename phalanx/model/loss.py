@@ -15,6 +15,23 @@ _CHUNK_BYTES = 2 << 30  # logits that exist at once: few chunks for fast matmuls
 _CAPPED_BYTES = 8  # of fp32 beside a logit that is capped: its derivative, and a product
 
 
+class TokenLoss:
+    """A loss of one's own, of each token: derive from it and name the class in ``model.loss``.
+
+    It has all logits; ours, below, never holds all of them.
+    """
+
+    def of_tokens(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """logits [tokens, vocab], labels [tokens] -> losses [tokens]; labels are >= 0."""
+        raise NotImplementedError
+
+    def total(self, logits: Tensor, labels: Tensor, token_weight: Tensor) -> Tensor:
+        """Sum over real labels, times the weight of a token. logits: [..., vocab]."""
+        flat, real = labels.flatten(), labels.flatten() >= 0
+        losses = self.of_tokens(logits.flatten(0, -2).float(), flat.clamp(min=0))
+        return (losses * real).sum() * token_weight
+
+
 class VocabSlice(NamedTuple):
     """Says that the weight holds only the vocabulary from ``first`` on, and how to combine."""
 

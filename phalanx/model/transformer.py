@@ -21,11 +21,10 @@ from phalanx.model.attention import (
 from phalanx.model.declare import ROWS, declare
 from phalanx.model.layer import Layer
 from phalanx.model.layers import ForwardContext, RMSNorm, Windowed, dense_mlp, make_norm
-from phalanx.model.loss import linear_cross_entropy, row_scores
+from phalanx.model.loss import TokenLoss, linear_cross_entropy, row_scores
 from phalanx.model.moe import AttachLoss, MoeLayer
 from phalanx.model.mtp import PredictionLayer, look_ahead, prediction_class
 from phalanx.model.ops import soft_cap
-from phalanx.model.own_loss import TokenLoss
 from phalanx.model.rope import rope_tables
 
 OWN = "model.module"  # the setting that names a class

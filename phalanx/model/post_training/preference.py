@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.config import Preference
-from phalanx.model.own_loss import TokenLoss
+from phalanx.model.loss import TokenLoss
 from phalanx.model.post_training.adapters import without_adapters
 from phalanx.model.transformer import Transformer
 
