@@ -12,7 +12,7 @@ from phalanx.config.schema import Job, Schedule, ScheduleExtension
 
 def recipe_problems(job: Job) -> Iterator[ConfigProblem]:
     """Every reason why a resolved job's recipe cannot be followed."""
-    yield from _post_training(job)
+    yield from _unproved_pairs(job)
     yield from _losses(job)
     yield from _qk_clip(job)
     yield from _average(job)
@@ -22,8 +22,8 @@ def recipe_problems(job: Job) -> Iterator[ConfigProblem]:
     yield from _sequence_stages(job)
 
 
-def _post_training(job: Job) -> Iterator[ConfigProblem]:
-    """What is proved for training all weights on one kind of sample."""
+def _unproved_pairs(job: Job) -> Iterator[ConfigProblem]:
+    """What is proved for all weights, trained to predict the next token, and for nothing else."""
     asked = {
         "train.ema": (job.train.ema is not None, "none"),
         "train.sequence_stages": (bool(job.train.sequence_stages), []),
@@ -33,11 +33,14 @@ def _post_training(job: Job) -> Iterator[ConfigProblem]:
         "optimizer.kind": (job.optimizer.kind == "schedule-free", "adamw"),
     }
     sections = {"adapter.kind": job.adapter.kind, "preference.kind": job.preference.kind}
-    for section, kind in sections.items():
+    others = [f'{section} = "{kind}"' for section, kind in sections.items() if kind != "none"]
+    if job.model.mtp is not None:
+        others.append("model.mtp")
+        asked["train.virtual_replicas"] = (job.train.virtual_replicas > 0, 0)
+    for other in others:
         for key, (is_set, off) in asked.items():
-            if kind != "none" and is_set:
-                rule = f'is not proved with {section} = "{kind}"'
-                yield problem(key, "", rule, f"set it to {written(off)}")
+            if is_set:
+                yield problem(key, "", f"is not proved with {other}", f"set it to {written(off)}")
 
 
 def _losses(job: Job) -> Iterator[ConfigProblem]:

@@ -73,8 +73,8 @@ def test_the_reason_and_the_fix_are_named(
     assert fix in found.fix
 
 
-@pytest.mark.parametrize("section", ["adapter.kind=lora", "preference.kind=dpo"])
-def test_what_is_not_proved_in_post_training_is_refused(section: str) -> None:
+@pytest.mark.parametrize("section", ["adapter.kind=lora", "preference.kind=dpo", "model.mtp={}"])
+def test_what_is_not_proved_together_is_refused(section: str) -> None:
     overrides = ["train.ema={}", "model.qk_clip=9", "model.z_loss_coefficient=1", section]
     unproved = {one.key for one in problems(1, *overrides) if "is not proved with" in one.rule}
     assert unproved == {"train.ema", "model.qk_clip", "model.z_loss_coefficient"}
