@@ -55,7 +55,7 @@ class EvaluationNgrams:
     @classmethod
     def load(cls, path: Path) -> EvaluationNgrams:
         """What ``save`` wrote."""
-        with np.load(path) as arrays:
+        with np.load(path, allow_pickle=False) as arrays:
             return cls({int(size): arrays[size] for size in arrays.files})
 
 

@@ -38,22 +38,24 @@ class Removed:
     @property
     def exact(self) -> int:
         """How many have the content of an earlier one."""
-        return int(np.load(self._folder / "exact.npy").shape[1])
+        return int(np.load(self._folder / "exact.npy", allow_pickle=False).shape[1])
 
     @property
     def near(self) -> int:
         """How many are only similar to one."""
-        return int(np.load(self._folder / "near.npy").shape[1])
+        return int(np.load(self._folder / "near.npy", allow_pickle=False).shape[1])
 
     def first(self, name: str, count: int) -> list[tuple[int, int]]:
         """Some (number, number of the one that stays): name is exact or near."""
-        stored = np.load(self._folder / f"{name}.npy", mmap_mode="r")
+        stored = np.load(self._folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
         return [(int(number), int(stays)) for number, stays in stored[:, :count].T]
 
     @property
     def numbers(self) -> NDArray[np.int64]:
         """All of them, sorted."""
-        numbers: NDArray[np.int64] = np.load(self._folder / REMOVED_NAME, mmap_mode="r")[0]
+        numbers: NDArray[np.int64] = np.load(
+            self._folder / REMOVED_NAME, mmap_mode="r", allow_pickle=False
+        )[0]
         return numbers
 
 
@@ -92,7 +94,9 @@ def _sorted(pairs: Pairs) -> Pairs:
 
 
 def _gathered(work: WorkFolder, units: list[WorkUnit]) -> Pairs:
-    return np.concatenate([np.load(work.of(unit) / PAIRS_NAME) for unit in units], axis=1)
+    return np.concatenate(
+        [np.load(work.of(unit) / PAIRS_NAME, allow_pickle=False) for unit in units], axis=1
+    )
 
 
 def _exact(layout: tuple[GroupLayout, ...], documents: int) -> list[WorkUnit]:

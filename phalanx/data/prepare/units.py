@@ -116,7 +116,11 @@ def _save_pairs(out: Path, pairs: Pairs) -> None:
 def _exact_copies(work: WorkFolder, phase: UnitPhase, unit: FindBuckets) -> Pairs:
     firsts, seconds, numbers, start = [], [], [], 0
     for file in phase.layout:
-        halves = np.load(work.result(FilterFiles.folder, file.key) / CONTENT_NAME, mmap_mode="r")
+        halves = np.load(
+            work.result(FilterFiles.folder, file.key) / CONTENT_NAME,
+            mmap_mode="r",
+            allow_pickle=False,
+        )
         chosen = select_partition(halves[0], unit.partition, unit.partitions)
         firsts.append(halves[0][chosen])
         seconds.append(halves[1][chosen])
@@ -128,12 +132,14 @@ def _exact_copies(work: WorkFolder, phase: UnitPhase, unit: FindBuckets) -> Pair
 def _candidates(work: WorkFolder, phase: UnitPhase, unit: FindBuckets) -> Pairs:
     copied = np.zeros(sum(file.documents for file in phase.layout), bool)
     for key in unit.without:
-        copied[np.load(work.result(FindBuckets.folder, key) / PAIRS_NAME)[1]] = True
+        copied[
+            np.load(work.result(FindBuckets.folder, key) / PAIRS_NAME, allow_pickle=False)[1]
+        ] = True
     keys, numbers, start = [], [], 0
     for file in phase.layout:
         past = start + file.documents
         folder = work.result(FilterFiles.folder, file.key)
-        band = np.load(folder / KEYS_NAME, mmap_mode="r")[unit.band]
+        band = np.load(folder / KEYS_NAME, mmap_mode="r", allow_pickle=False)[unit.band]
         chosen = select_partition(band, unit.partition, unit.partitions)
         chosen = chosen[~copied[start:past][chosen]]
         keys.append(band[chosen])
@@ -159,7 +165,9 @@ def _tokenize(work: WorkFolder, recipe: PrepareRecipe, unit: TokenizeFiles, out:
     from phalanx.data.tokenize.encode import EncodeSettings
 
     filtered = work.result(FilterFiles.folder, unit.filtered)
-    copies = np.load(work.result(REMOVED_FOLDER, unit.removed) / REMOVED_NAME, mmap_mode="r")
+    copies = np.load(
+        work.result(REMOVED_FOLDER, unit.removed) / REMOVED_NAME, mmap_mode="r", allow_pickle=False
+    )
     past = unit.first + read_counts(filtered).kept
     text = (work.path / TOKENIZERS_FOLDER / unit.tokenizer).read_text(encoding="utf-8")
     settings = EncodeSettings(text, unit.end_of_document, "text", unit.dtype)

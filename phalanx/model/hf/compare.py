@@ -58,7 +58,9 @@ def _theirs(folder: Path, transformers: Any, tokens: Tensor) -> Tensor:
     shown.set_verbosity_error()
     shown.disable_progress_bar()
     try:
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True
+        )
     finally:
         shown.set_verbosity(verbosity)
         if bars:

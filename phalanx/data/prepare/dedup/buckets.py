@@ -57,7 +57,7 @@ def unique_pairs(parts: Sequence[Pairs]) -> Pairs:
 
 def pairs_of(path: Path, first: int, past: int) -> Pairs:
     """Stored pairs whose smaller number lies in a range; only these are read."""
-    stored = np.load(path / PAIRS_NAME, mmap_mode="r")
+    stored = np.load(path / PAIRS_NAME, mmap_mode="r", allow_pickle=False)
     low, high = np.searchsorted(stored[0], (first, past))
     return np.array(stored[:, low:high])
 

@@ -42,7 +42,7 @@ class SketchFiles:
         folder = self._folders[file]
         mapped = (
             np.memmap(folder / self._sketches, "<u4", "r"),
-            np.load(folder / self._ends, mmap_mode="r"),
+            np.load(folder / self._ends, mmap_mode="r", allow_pickle=False),
         )
         self._open[file] = mapped
         if len(self._open) > _OPEN_FILES:

@@ -52,7 +52,7 @@ def pack(
         first_token = first_file = ids_before = 0
         with (trace / DOCUMENTS_NAME).open("wb") as documents, (trace / IDS_NAME).open("wb") as ids:
             for folder, files in tokenized:
-                places = np.load(folder / PLACES_NAME)
+                places = np.load(folder / PLACES_NAME, allow_pickle=False)
                 tokens = np.fromfile(folder / TOKENS_NAME, dtype)
                 _append(writer, tokens, places)
                 names = (folder / IDS_NAME).read_bytes()
