@@ -144,4 +144,11 @@ class Cause(StrEnum):
         return self.effect != "outside" and self.domain != "hardware" and self.node != "replace"
 
 
+class FormationCause(StrEnum):
+    """Why a gang forms, where nothing went wrong."""
+
+    START = "start"
+    RESIZE = "resize"
+
+
 CAUSES: dict[str, Cause] = {cause.value: cause for cause in Cause if cause is not Cause.UNKNOWN}

@@ -9,9 +9,10 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.ledger.accounts import Ledger
+from phalanx.cluster.node import Node
+from phalanx.cluster.pipelines.machine import PipelineMachine
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Command, CommandBody, Level, Notify
 from phalanx.cluster.queue.queue import Queue
@@ -113,6 +114,7 @@ class Context:
         self.sequence = 0
         self.next_job = 1
         self.next_question = 1
+        self.next_pipeline = 1
         self.health = HealthState()
         self.flush = FlushState()
         self.questions: dict[int, Question] = {}
@@ -126,9 +128,13 @@ class Context:
         # Kept from jobs, not in snapshots:
         self.dependants: dict[int, dict[int, None]] = {}
         self.namesakes: dict[tuple[str, str], dict[int, None]] = {}
+        self.trials: dict[tuple[str, str, int, int], int] = {}  # jobs by what ``trial_of`` names
         self.kept: dict[int, None] = {}  # jobs that wait, and whose nodes keep their memory
         self.node_rates: NodeRates | None = None
         self.wanting: dict[int, None] = {}  # jobs that hold nodes and may want more of them
+        self.machines: dict[int, PipelineMachine] = {}  # of runs of pipelines
+        self.step_jobs: dict[int, tuple[int, str]] = {}  # jobs that do a step: run and task
+        self.changed_steps: dict[int, None] = {}  # of them, those that just began or ended
 
     @property
     def policy(self) -> Policy:
@@ -166,6 +172,11 @@ class Context:
             return heappop(self.timers)
         return None
 
+    def note_step(self, job: ClusterJob) -> None:
+        """Keeps in mind that a job of a pipeline's step began or ended."""
+        if job.id in self.step_jobs:
+            self.changed_steps[job.id] = None
+
     def look_at_queue(self, *, capacity: bool = False) -> None:
         """Something changed that may start a job; changes are gathered for a moment."""
         self.capacity_changed |= capacity
@@ -180,14 +191,14 @@ class Context:
             self.queue_wake_ns = at_ns
             self.wake(at_ns, "queue", 0, at_ns)
 
-    def note_wants(self, job: Job) -> None:
+    def note_wants(self, job: ClusterJob) -> None:
         """Keeps in mind a job that may want more nodes: for replicas, or to stand by."""
         placement = job.placement
         small = placement is not None and placement.replicas < job.wanted_replicas
         if small or job.spec.spares or job.own is not None:
             self.wanting[job.id] = None
 
-    def live(self, number: int, generation: int) -> Job | None:
+    def live(self, number: int, generation: int) -> ClusterJob | None:
         """The job that a fact is about, if it speaks of the current generation."""
         job = self.view.jobs.get(number)
         if job is None or job.gang is None or job.generation != generation:

@@ -17,6 +17,8 @@ from phalanx.cluster.gang.seen_failures import SeenFailures, seen
 from phalanx.cluster.handlers import ABOUT_NODES, HANDLERS, take_over
 from phalanx.cluster.jobs.feasibility import policy_problems
 from phalanx.cluster.ledger.accounts import Ledger
+from phalanx.cluster.pipeline_runs import follow_jobs
+from phalanx.cluster.pipelines.machine import PipelineMachine
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import ControllerStarted, Event
@@ -90,6 +92,10 @@ class Core:
         """What a person must decide."""
         return self._ctx.questions
 
+    def pipeline_machine(self, number: int) -> PipelineMachine:
+        """How far a run of a pipeline is."""
+        return self._ctx.machines[number]
+
     @property
     def withheld(self) -> dict[int, str]:
         """Nodes that are not taken out before a person says so, and why they would be."""
@@ -116,6 +122,7 @@ class Core:
         there = not isinstance(body, ABOUT_NODES) or 0 <= body.node < len(ctx.fleet)
         if there and not sense.refused(ctx, body):
             HANDLERS[type(body)](ctx, body)
+        follow_jobs(ctx)
         while ctx.timers and stale(ctx, *ctx.timers[0][2:]):
             heappop(ctx.timers)  # nobody need be woken, and log a tick, for nothing
         return ctx.commands

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.cluster import pipeline_runs as pipelines
 from phalanx.cluster import sense
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import evacuation as vacate
@@ -21,7 +22,9 @@ from phalanx.cluster.placement.choose import defragment
 from phalanx.cluster.protocol.commands import Proposal
 from phalanx.cluster.protocol.events import (
     Answer,
+    AnswerPipeline,
     Cancel,
+    CancelPipeline,
     ControllerStarted,
     Corruption,
     DataStarved,
@@ -52,6 +55,7 @@ from phalanx.cluster.protocol.events import (
     SlowRank,
     StorageSlow,
     Submit,
+    SubmitPipeline,
     SubmitWorkflow,
     ThroughputRegression,
     Tick,
@@ -135,7 +139,7 @@ def _on_finished(ctx: Context, fact: JobFinished) -> None:
         rule = f"job {job.id} has committed step {job.committed}"
         ctx.notify(sense.nonsense(fact, "step", fact.step, rule), job=job.id, level="warning")
         return
-    job.step = max(job.step, fact.step)
+    job.step, job.result = max(job.step, fact.step), fact.result
     gang = gang_of(job)
     if gang.only_saves and gang.ending is not None:  # before its agent was told to drain it
         departure.leave(ctx, job, gang.ending, gang.ending_why)
@@ -197,6 +201,9 @@ ABOUT_NODES = (
 HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     Submit: submission.submit,
     SubmitWorkflow: submission.submit_workflow,
+    SubmitPipeline: pipelines.submit,
+    AnswerPipeline: pipelines.answer,
+    CancelPipeline: pipelines.cancel,
     Cancel: requests.cancel,
     Requeue: requests.requeue,
     Hold: requests.hold,

@@ -1,4 +1,4 @@
-"""How jobs belong together: dependencies on each other, and arrays."""
+"""How jobs belong together: dependencies on each other, arrays, and trials of a sweep."""
 
 from __future__ import annotations
 
@@ -34,3 +34,18 @@ class Array(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     def index(self, member: int) -> int:
         """What a member finds as its index; members count from 0."""
         return self.first + member * self.step
+
+
+class SweepTrial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which trial of a sweep a job is, up to which rung, and what it is judged by.
+
+    All that is known of a sweep is in its jobs: whoever drives it can be lost at any time.
+    """
+
+    sweep: str
+    number: int
+    rung: int = 0
+    steps: int  # of the run that the rung goes up to
+    settings: dict[str, str] = {}  # that it differs by, as a job file says them
+    metric: str = "loss"
+    better: Literal["lower", "higher"] = "lower"

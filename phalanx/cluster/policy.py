@@ -9,9 +9,8 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from phalanx.cluster.jobs.job import HOUR_NS, SECOND_NS
+from phalanx.cluster.units import HOUR_NS, MILLION, SECOND_NS
 
-MILLION = 1_000_000
 DAY_NS = 24 * HOUR_NS
 
 
@@ -69,6 +68,9 @@ class QueuePolicy(PolicySection, frozen=True):
     # ``least_run_ns`` doubles whenever a job is sent away, up to this; a starved job has all of it.
     most_stay_ns: int = 12 * HOUR_NS
     starving_ns: int = 2 * DAY_NS  # a job that waited this long gets a reservation of its own
+    # The same among jobs of one priority after this, or, where that is longer, when a job has
+    # waited as long as all that waits would take on the whole fleet. From ``starving_ns`` on: off.
+    firm_after_ns: int = 2 * DAY_NS
     starving_reservations: int = 1  # jobs that have one for that reason on the same nodes
     replan_ns: int = 30 * SECOND_NS  # a reserved start is looked for anew this often
     unbounded_ns: int = 30 * DAY_NS  # assumed of a job without limit or number of steps

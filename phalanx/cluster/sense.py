@@ -9,8 +9,7 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.node import MOST_RAILS
-from phalanx.cluster.policy import MILLION
+from phalanx.cluster.node import MOST_RAILS
 from phalanx.cluster.protocol.commands import Refuse
 from phalanx.cluster.protocol.events import (
     Corruption,
@@ -35,6 +34,7 @@ from phalanx.cluster.protocol.messages import (
     WorkerExited,
 )
 from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.units import MILLION
 
 MOST = 1 << 62
 SHOWN = 60  # characters of a value that is refused

@@ -7,18 +7,21 @@ from msgspec import Struct
 
 from phalanx.cluster.context import Context, FlushState, HealthState, Question, Timer
 from phalanx.cluster.fleet.fleet import Fleet, FleetState
-from phalanx.cluster.jobs.dependencies import remember
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.dependencies import remember, remember_trial
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.ledger.accounts import Ledger, LedgerState
+from phalanx.cluster.pipeline_runs import rebuild
 from phalanx.cluster.policy import Policy, Quota
 from phalanx.cluster.queue.decisions import QueueState
 from phalanx.cluster.queue.queue import Queue
-from phalanx.cluster.state import Reservation, View
+from phalanx.cluster.state import ClusterPipeline, Reservation, View
+from phalanx.cluster.units import SECOND_NS
 
 # Of all that a log holds: events, commands, snapshots of the core and what the shell remembers.
 # tests/control/test_log_format.py fails when one of them changes and this number does not.
-FORMAT_VERSION = 16
+FORMAT_VERSION = 21
 OLDEST_FORMAT = 1  # that is still read: what came later has defaults
+WHOLE_NANOSECONDS = 19  # from this one on events of pipelines have no fractions of seconds
 
 
 class SnapshotError(Exception):
@@ -38,7 +41,7 @@ class CoreState(Struct, kw_only=True):
     now_ns: int
     policy: Policy
     fleet: FleetState
-    jobs: list[Job]
+    jobs: list[ClusterJob]
     pending: list[int]
     active: list[int]
     quotas: dict[str, Quota]
@@ -57,6 +60,8 @@ class CoreState(Struct, kw_only=True):
     capacity_changed: bool
     next_job: int
     next_question: int
+    pipelines: list[ClusterPipeline] = []
+    next_pipeline: int = 1
 
 
 def dump(ctx: Context) -> bytes:
@@ -88,6 +93,8 @@ def dump(ctx: Context) -> bytes:
         capacity_changed=ctx.capacity_changed,
         next_job=ctx.next_job,
         next_question=ctx.next_question,
+        pipelines=list(view.pipelines.values()),
+        next_pipeline=ctx.next_pipeline,
     )
     return msgspec.json.encode(state)  # and not msgpack, whose integers end at 2**64
 
@@ -101,6 +108,8 @@ def load(data: bytes) -> Context:
                 f"the snapshot is of format {version}, and this version reads formats "
                 f"{OLDEST_FORMAT} to {FORMAT_VERSION}: start the version that wrote it"
             )
+        if version < WHOLE_NANOSECONDS:
+            data = _in_nanoseconds(data)
         state = msgspec.json.decode(data, type=CoreState)
     except msgspec.MsgspecError as error:
         raise SnapshotError(f"the snapshot is damaged: {error}; use the one before it") from None
@@ -118,7 +127,13 @@ def load(data: bytes) -> Context:
     ctx.schedule_ns, ctx.capacity_changed = state.schedule_ns, state.capacity_changed
     ctx.queue_wake_ns = state.queue_wake_ns
     ctx.next_job, ctx.next_question = state.next_job, state.next_question
+    view.pipelines, ctx.next_pipeline = (
+        {run.id: run for run in state.pipelines},
+        state.next_pipeline,
+    )
+    rebuild(ctx)
     for job in view.jobs.values():
+        remember_trial(ctx, job)
         if not job.ended:
             remember(ctx, job)
         if job.kept is not None:
@@ -130,3 +145,12 @@ def load(data: bytes) -> Context:
 
 class _Versioned(Struct):
     version: int
+
+
+def _in_nanoseconds(data: bytes) -> bytes:
+    """A snapshot whose pipelines' events had their times in seconds."""
+    state = msgspec.json.decode(data)
+    for run in state.get("pipelines", ()):
+        for event in run.get("events", ()):
+            event["time_ns"] = round(event.pop("time") * SECOND_NS)
+    return msgspec.json.encode(state)

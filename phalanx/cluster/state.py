@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec
+from phalanx.cluster.pipelines.events import AnyEvent, TaskResult
 from phalanx.cluster.policy import Policy, Quota
 
 
@@ -20,6 +21,39 @@ class Reservation(Struct, frozen=True, kw_only=True):
     teams: tuple[str, ...] = ()
 
 
+class TaskJob(Struct, frozen=True, omit_defaults=True):
+    """The job of a task that is under way."""
+
+    job: int
+    ranks: bool = False  # of its two jobs the first
+    release: bool = False  # it only says what the last release scored
+
+
+class ClusterPipeline(Struct, kw_only=True, omit_defaults=True):
+    """A run of a pipeline. Its events are its state: played again, they lead to the same."""
+
+    id: int
+    user: str
+    team: str
+    folder: str
+    work: dict[str, JobSpec]  # by task
+    ranks: dict[str, JobSpec] = {}  # those that work before, by task
+    manifest: JobSpec | None = None  # writes down what the run did, once it has ended
+    results: dict[str, TaskResult] = {}  # by key, of earlier runs and of this one
+    approved: dict[str, None] = {}  # keys of what a person agreed to
+    events: list[AnyEvent] = []
+    under_way: dict[str, TaskJob] = {}  # by task
+    newest_jobs: dict[str, int] = {}  # by task, for people
+    began_ns: int = 0
+    ended_ns: int = 0  # 0: it has not
+    wake_ns: int = 0  # when time alone changes something; 0: never
+
+    @property
+    def run_folder(self) -> str:
+        """Its name among the runs in the pipeline's folder."""
+        return f"server-{self.id:04d}"
+
+
 class View:
     """What the queue and placement may read: fleet, jobs, policy and the time.
 
@@ -32,9 +66,10 @@ class View:
         self.fleet = fleet
         self.policy = policy
         self.now_ns = now_ns
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, ClusterJob] = {}
         self.pending: dict[int, None] = {}
         self.active: dict[int, None] = {}
         self.array_waiting: dict[int, dict[int, None]] = {}
         self.quotas: dict[str, Quota] = dict(policy.queue.quotas)
         self.reservations: dict[str, Reservation] = {}
+        self.pipelines: dict[int, ClusterPipeline] = {}

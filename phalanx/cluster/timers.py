@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from phalanx.cluster import pipeline_runs as pipelines
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import evacuation as vacate
 from phalanx.cluster.fleet import health, renewal
@@ -19,7 +20,7 @@ from phalanx.cluster.gang.phases import token
 from phalanx.cluster.handlers import on_ready
 from phalanx.cluster.jobs import budget, departure, elastic, lifecycle
 from phalanx.cluster.jobs import write_leases as storage
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.queue.decisions import Preempt, Resize, Start
 from phalanx.cluster.recovery import incidents
 from phalanx.cluster.recovery import recover as recovery
@@ -75,7 +76,7 @@ def _queue_asked(ctx: Context, _about: int, asked_ns: int) -> None:
         ctx.look_at_queue(capacity=bool(ctx.view.reservations))  # the time of one may be over
 
 
-def _gang_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int, int], None]:
+def _gang_timer(then: Callable[[Context, ClusterJob], None]) -> Callable[[Context, int, int], None]:
     """A timer that means something only in the phase it was set in."""
 
     def fire(ctx: Context, number: int, held: int) -> None:
@@ -86,7 +87,9 @@ def _gang_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int,
     return fire
 
 
-def _allocation_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int, int], None]:
+def _allocation_timer(
+    then: Callable[[Context, ClusterJob], None],
+) -> Callable[[Context, int, int], None]:
     """A timer that means something only in the allocation it was set in."""
 
     def fire(ctx: Context, number: int, started_ns: int) -> None:
@@ -97,20 +100,23 @@ def _allocation_timer(then: Callable[[Context, Job], None]) -> Callable[[Context
     return fire
 
 
-def _unfenced(ctx: Context, job: Job) -> None:
+def _unfenced(ctx: Context, job: ClusterJob) -> None:
     """What ran before has ended: the gang that waited for it goes."""
     for fact in ready_again(job):
         on_ready(ctx, fact)
 
 
-def stale(ctx: Context, kind: str, about: int, held: int) -> bool:
+def stale(ctx: Context, kind: str, about: int, wake_token: int) -> bool:
     """Whether a timer would do nothing: its gang has gone on since it was set."""
     if kind == "queue":
-        return ctx.queue_wake_ns != held
+        return ctx.queue_wake_ns != wake_token
+    if kind == "pipeline":
+        run = ctx.view.pipelines.get(about)
+        return run is None or run.wake_ns != wake_token
     if kind not in ("phase", "settle", "fence"):
         return False
     job = ctx.view.jobs.get(about)
-    return job is None or job.gang is None or token(job) != held
+    return job is None or job.gang is None or token(job) != wake_token
 
 
 TIMERS: dict[str, Callable[[Context, int, int], None]] = {
@@ -127,6 +133,7 @@ TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "leave_by": _allocation_timer(departure.must_be_gone),
     "vacate": vacate.last_call,
     "budget": _allocation_timer(budget.check),
+    "pipeline": pipelines.time_passed,
     "rates": _look_at_rates,
     "test": nodes.no_test,
     "ask": lambda ctx, number, _token: health.ask(ctx, number),

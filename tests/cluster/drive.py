@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, Expected, GangShape, JobSpec
+from phalanx.cluster.node import Node
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Command, Form, Restore
 from phalanx.cluster.protocol.events import (
@@ -72,7 +72,7 @@ class Drive:
         self.now_ns += down_ns
         return self._hand(ControllerStarted(epoch=self.core.epoch + 1))
 
-    def submit(self, **fields: object) -> Job:
+    def submit(self, **fields: object) -> ClusterJob:
         """Submits a job and lets the queue look at it."""
         spec = JobSpec(**{"name": "job", "gang": SHAPE, "expected": EXPECTED, **fields})
         first = self.core._ctx.next_job
@@ -80,7 +80,7 @@ class Drive:
         self.wait(SECOND)
         return self.core.view.jobs[first]
 
-    def run(self, job: Job, step: int | None = None) -> None:
+    def run(self, job: ClusterJob, step: int | None = None) -> None:
         """Brings a forming gang to run."""
         if job.gang.phase == "joining":
             known = job.committed if step is None else step
@@ -92,12 +92,12 @@ class Drive:
         self.tell(GangReady(job=job.id, generation=job.generation, step=job.gang.restored), SECOND)
         assert job.state == "running"
 
-    def settle(self, job: Job) -> None:
+    def settle(self, job: ClusterJob) -> None:
         """Lets time pass until a gang that broke forms again, or the job has ended."""
         while not job.ended and job.gang.phase == "settling":
             self.wait(SECOND)
 
-    def save_and_leave(self, job: Job) -> None:
+    def save_and_leave(self, job: ClusterJob) -> None:
         """A gang that is given up forms once more, and writes what memory holds."""
         assert job.gang.phase == "joining" and job.gang.ending is not None
         joined = GangJoined(job=job.id, generation=job.generation, step=job.committed)
@@ -108,7 +108,7 @@ class Drive:
         saved = GangDrained(job=job.id, generation=job.generation, step=job.gang.restored)
         self.tell(saved, SECOND)
 
-    def train(self, job: Job, steps: int, **fields: int) -> None:
+    def train(self, job: ClusterJob, steps: int, **fields: int) -> None:
         """Makes steps, all of them committed; checkpoints are durable when they are due."""
         every = job.spec.expected.checkpoint_steps
         first = self.core.ledger.accounts[job.id].step
@@ -126,7 +126,7 @@ class Drive:
             took,
         )
 
-    def running(self, steps: int = 150, **fields: object) -> Job:
+    def running(self, steps: int = 150, **fields: object) -> ClusterJob:
         """A job that has made some steps."""
         job = self.submit(**fields)
         self.run(job)

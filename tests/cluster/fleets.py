@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Held, Node
 from phalanx.cluster.jobs.job import Placement
+from phalanx.cluster.node import Held, Node
 from phalanx.cluster.placement.choose import PlacementRequest, held_by
 
 

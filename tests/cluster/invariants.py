@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.node import NodeState
 
 
 def check(core: Core) -> None:

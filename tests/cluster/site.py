@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from phalanx.cluster.fleet.fleet import Fleet, FleetState
-from phalanx.cluster.jobs.job import GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, JobSpec
 from phalanx.cluster.policy import Policy, QueuePolicy
 from phalanx.cluster.queue.decisions import Decision, Preempt, QueueState, Resize, Start
 from phalanx.cluster.queue.preemption import shrinks
@@ -44,7 +44,7 @@ class Site:
         gang = spec.pop("gang", None) or shape_of(gpus)
         full = JobSpec(name=f"j{number}", gang=gang, **spec)  # type: ignore[arg-type]
         now = self.view.now_ns
-        job = Job(id=number, spec=full, submitted_ns=now, queued_ns=now)
+        job = ClusterJob(id=number, spec=full, submitted_ns=now, queued_ns=now)
         self.view.jobs[number] = job
         self.runs[number] = run
         self.view.pending[number] = None
@@ -145,7 +145,7 @@ class Site:
         fleet = Fleet.load(msgspec.json.decode(kept, type=FleetState))
         other.view = View(fleet, view.policy, view.now_ns)
         other.view.jobs = {
-            number: msgspec.convert(msgspec.to_builtins(job), Job)
+            number: msgspec.convert(msgspec.to_builtins(job), ClusterJob)
             for number, job in view.jobs.items()
         }
         other.view.pending, other.view.active = dict(view.pending), dict(view.active)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import GangShape
+from phalanx.cluster.node import Node
 from phalanx.cluster.protocol.events import NodeJoined, SetQuota, SetReservation
 from phalanx.cluster.protocol.messages import Inventory
 from phalanx.cluster.queue import fairshare

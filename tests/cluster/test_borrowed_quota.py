@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec
 from phalanx.cluster.policy import Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.events import GangDrained, Hold, JobFinished, Requeue
 from phalanx.cluster.queue.claims import stays_until_ns
@@ -98,7 +98,7 @@ def test_a_job_that_starved_has_the_whole_stay_at_once() -> None:
     policy = QueuePolicy(least_run_ns=10, most_stay_ns=1000, starving_ns=500)
     spec = JobSpec(name="j")
     for waited, times, stay in ((0, 0, 10), (499, 2, 40), (500, 0, 1000), (0, 90, 1000)):
-        job = Job(
+        job = ClusterJob(
             id=1, spec=spec, submitted_ns=0, started_ns=7, waited_ns=waited, preemptions=times
         )
         assert stays_until_ns(policy, job) == 7 + stay

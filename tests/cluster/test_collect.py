@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
+from phalanx.cluster.node import Node
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
 from phalanx.cluster.protocol.events import JobFinished, QuarantineNode
 from tests.cluster.drive import Drive
@@ -66,7 +66,7 @@ def test_nobody_waits_for_a_job_that_cannot_come() -> None:
     assert sum(at > 50 * HOUR for at in site.started.values()) > 10
 
 
-def node_job(drive: Drive, hours: int, **fields: object) -> Job:
+def node_job(drive: Drive, hours: int, **fields: object) -> ClusterJob:
     return drive.running(1, gang=gang(1), time_limit_ns=hours * HOUR, **fields)
 
 
@@ -74,7 +74,7 @@ def gang(nodes: int, least: int = 0) -> GangShape:
     return GangShape(replicas=nodes, least_replicas=least, tensor=8, slot_gpus=8, slot_cpus=8)
 
 
-def ends(drive: Drive, job: Job) -> None:
+def ends(drive: Drive, job: ClusterJob) -> None:
     drive.tell(JobFinished(job=job.id, generation=job.generation, step=job.step))
     drive.wait(MINUTE)
 

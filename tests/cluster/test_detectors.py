@@ -22,8 +22,8 @@ from phalanx.cluster.detectors import (
 from phalanx.cluster.detectors.trends import gradient_explosion
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.protocol.events import NoProgress, SlowRank
-from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.protocol.step_watch import GangRecord, StepWatch
+from phalanx.cluster.protocol.timeouts import fixed_limits
 
 MS = 1_000_000
 

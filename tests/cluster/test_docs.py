@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from phalanx.cluster.ledger.buckets import BUCKETS, ESTIMATED
+
 CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts"
 CORE = Path(__file__).parents[2] / "phalanx" / "cluster"
 
@@ -26,3 +28,10 @@ def test_every_file_and_folder_of_the_core_is_in_the_table():
     names = [path.name for path in CORE.glob("*.py") if path.name != "__init__.py"]
     names += [f"{path.parent.name}/" for path in CORE.glob("*/__init__.py")]
     assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_every_bucket_of_the_ledger_is_explained():
+    page = (CONCEPTS / "ledger.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", page, re.MULTILINE))
+    assert sorted(rows) == sorted(BUCKETS)
+    assert {name for name, row in rows.items() if "(estimated)" in row} == set(ESTIMATED)

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Abort, Drain, Notify, Stop
 from phalanx.cluster.protocol.events import (
@@ -39,7 +39,7 @@ def lost_steps(drive: Drive) -> list[int]:
     ]
 
 
-def saved(drive: Drive, job: Job) -> None:
+def saved(drive: Drive, job: ClusterJob) -> None:
     """A draining gang has written its state and gone."""
     assert job.state == "draining"
     step = job.step
@@ -47,7 +47,7 @@ def saved(drive: Drive, job: Job) -> None:
     assert job.durable == step and job.state == "pending"
 
 
-def formed(drive: Drive, job: Job) -> None:
+def formed(drive: Drive, job: ClusterJob) -> None:
     """A gang that forms has what its nodes had in memory."""
     for fact in (GangJoined, GangReady):
         drive.tell(fact(job=job.id, generation=job.generation, step=job.committed), SECOND)
@@ -139,7 +139,7 @@ def test_all_nodes_of_a_job_that_must_be_empty_at_once_lose_nothing():
     assert not lost_steps(drive)
 
 
-def empty_later(drive: Drive, job: Job) -> int:
+def empty_later(drive: Drive, job: ClusterJob) -> int:
     """A node of a job must be empty in five hours, and nothing can take its place."""
     node = job.placement.nodes[0]
     drive.tell(DrainNode(node=node, deadline_ns=drive.now_ns + 5 * HOUR))
@@ -309,7 +309,7 @@ def test_a_notice_with_an_unknown_cause_moves_the_job_too():
 URGENT = Policy(queue=QueuePolicy(qos={"normal": Qos(), "urgent": Qos(priority=9, preempts=True)}))
 
 
-def reforming(drive: Drive, **fields: object) -> Job:
+def reforming(drive: Drive, **fields: object) -> ClusterJob:
     """A gang that has run for a while and forms again since a worker died."""
     job = drive.running(190, gang=gang(4), preemptible=True, **fields)
     node = job.placement.nodes[0]
@@ -320,7 +320,7 @@ def reforming(drive: Drive, **fields: object) -> Job:
     return job
 
 
-def preempt(drive: Drive) -> Job:
+def preempt(drive: Drive) -> ClusterJob:
     return drive.submit(gang=gang(4), qos="urgent", name="urgent")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Abort, Command, Form, Go, Notify
 from phalanx.cluster.protocol.events import GangJoined, NodeSilent
@@ -17,7 +17,7 @@ from tests.cluster.drive import EXPECTED, SECOND, Drive
 SILENT_AFTER = 20 * SECOND
 
 
-def missed() -> tuple[Drive, Job, Abort]:
+def missed() -> tuple[Drive, ClusterJob, Abort]:
     """A gang in which a peer has just said that it lost somebody."""
     drive = Drive()
     job = drive.running(spares=1)
@@ -27,7 +27,7 @@ def missed() -> tuple[Drive, Job, Abort]:
     return drive, job, order.body
 
 
-def lost_peer(job: Job) -> WorkerExited:
+def lost_peer(job: ClusterJob) -> WorkerExited:
     node = job.placement.nodes[0]
     return WorkerExited(
         job=job.id, generation=job.generation, node=node, rank=0, cause="lost_peer", step=job.step
@@ -93,7 +93,7 @@ def test_a_cause_that_comes_meanwhile_ends_the_wait():
     assert drive.last_form().generation == 2
 
 
-def part_again(drive: Drive, job: Job) -> None:
+def part_again(drive: Drive, job: ClusterJob) -> None:
     """The peer complains again at the same step, and everybody answers again."""
     if job.gang.phase != "running":
         drive.run(job)

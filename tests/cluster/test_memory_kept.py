@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Held, Node
-from phalanx.cluster.jobs.job import GangShape, Job, Placement
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, Placement
+from phalanx.cluster.node import Held, Node
 from phalanx.cluster.placement.choose import PlacementRequest, place
 from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.policy import Policy, RecoveryPolicy
@@ -188,7 +188,7 @@ def test_a_checkpoint_that_was_made_after_the_last_report_is_not_forgotten():
     assert drive.last_restore().step == 200
 
 
-def queued_again(drive: Drive, nodes: int) -> tuple[Job, tuple[int, ...], Job]:
+def queued_again(drive: Drive, nodes: int) -> tuple[ClusterJob, tuple[int, ...], ClusterJob]:
     """A job that lacks a node and waits, its nodes, and another one that keeps it from starting."""
     shape = structs.replace(SHAPE, replicas=nodes)
     other = drive.running(gang=shape)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import GangShape, JobSpec
+from phalanx.cluster.node import Node
 from phalanx.cluster.placement.choose import defragment
 from phalanx.cluster.policy import Partition, Policy, QueuePolicy
 from phalanx.cluster.protocol.commands import Refuse

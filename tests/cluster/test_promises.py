@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.job_relations import Array
-from phalanx.cluster.jobs.job import Expected, GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, Expected, GangShape
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import JobFinished, QuarantineNode
@@ -24,11 +24,11 @@ def gang(nodes: int) -> GangShape:
     return GangShape(replicas=nodes, tensor=8, slot_gpus=8, slot_cpus=8)
 
 
-def says(drive: Drive, job: Job) -> str:
+def says(drive: Drive, job: ClusterJob) -> str:
     return str(explain(drive.core.queue, drive.core.view, job.id).reason)
 
 
-def finish(drive: Drive, job: Job) -> None:
+def finish(drive: Drive, job: ClusterJob) -> None:
     drive.tell(JobFinished(job=job.id, generation=job.generation, step=job.step))
     drive.wait(SECOND)
 
@@ -74,7 +74,7 @@ def test_the_time_to_write_a_checkpoint_at_the_limit_counts_before_a_promised_st
     assert early.placement is not None
 
 
-def at_its_limit(drive: Drive) -> tuple[Job, Job]:
+def at_its_limit(drive: Drive) -> tuple[ClusterJob, ClusterJob]:
     """(a job that ran to its limit with steps in memory alone, one that was promised its nodes)."""
     job = drive.running(190, gang=gang(4), time_limit_ns=HOUR)
     waits = drive.submit(gang=gang(4), time_limit_ns=HOUR)

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, JobSpec
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Accept, Drain, Proposal, Refuse
 from phalanx.cluster.protocol.events import (
@@ -31,7 +31,7 @@ HOUR = 3600 * SECOND
 NODE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
 
 
-def drained(drive: Drive, job: Job) -> None:
+def drained(drive: Drive, job: ClusterJob) -> None:
     drive.tell(
         GangDrained(job=job.id, generation=job.generation, step=job.step, durable=True), SECOND
     )
@@ -362,3 +362,20 @@ def test_an_owner_asks_as_soon_as_a_borrower_has_run_long_enough_though_nothing_
     assert borrower.state == "running"  # nobody is stopped in the first minutes
     drive.wait(Policy().queue.least_run_ns + SECOND)
     assert borrower.state == "draining"
+
+
+def test_a_job_leaves_at_the_shorter_limit_that_it_was_given() -> None:
+    drive = Drive(1)
+    now = drive.core.view.now_ns
+    drive.tell(
+        SetReservation(
+            name="repair", start_ns=now + 5 * HOUR, end_ns=now + 6 * HOUR, nodes=(0,), request="r"
+        )
+    )
+    asked = {"time_limit_ns": 20 * HOUR, "time_min_ns": HOUR, "requeue_at_limit": True}
+    job = drive.running(1, gang=NODE, **asked)
+    assert HOUR < job.time_limit_ns < 5 * HOUR
+    drive.wait(job.time_limit_ns)
+    assert job.state == "draining" and job.why.code == "time_limit"
+    drained(drive, job)
+    assert job.state == "pending" and job.time_limit_ns == 20 * HOUR

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from phalanx.cluster.fleet.node import lowest_bits
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec, Placement
+from phalanx.cluster.jobs.job import ClusterJob, Expected, GangShape, JobSpec, Placement
+from phalanx.cluster.node import lowest_bits
 from phalanx.cluster.placement.request import PlacementRequest, request_of
 from phalanx.cluster.policy import Qos, Quota
 from phalanx.cluster.queue.decisions import Preempt, Resize, Start
@@ -216,12 +216,12 @@ def test_fair_share_converges_to_the_weights(weights: tuple[int, int]) -> None:
     assert share == pytest.approx(weights[0] / sum(weights), abs=0.05)
 
 
-def running(site: Site, node: int, gpus: int, lost: int) -> Job:
+def running(site: Site, node: int, gpus: int, lost: int) -> ClusterJob:
     """A preemptible job on one node that would lose this much."""
     number = len(site.view.jobs) + 1
     expected = Expected(start_ns=lost, form_ns=0, restore_remote_ns=0, checkpoint_steps=1)
     spec = JobSpec(name="v", gang=shape_of(gpus), expected=expected, preemptible=True)
-    job = Job(id=number, spec=spec, submitted_ns=0, state="running")
+    job = ClusterJob(id=number, spec=spec, submitted_ns=0, state="running")
     mask = lowest_bits(site.view.fleet.free_mask(node), gpus)
     job.placement = Placement((node,), (mask,))
     take(site.view, job, job.placement)
@@ -242,13 +242,15 @@ def test_one_slot_is_freed_at_the_least_possible_loss(data: st.DataObject) -> No
             jobs.append(running(site, node, gpus, data.draw(st.integers(1, 50))))
             free -= gpus
     want = data.draw(st.integers(1, 8))
-    asked = request_of(Job(id=99, spec=JobSpec(name="w", gang=shape_of(want)), submitted_ns=0))
+    asked = request_of(
+        ClusterJob(id=99, spec=JobSpec(name="w", gang=shape_of(want)), submitted_ns=0)
+    )
     fleet = site.view.fleet
     if any(fleet.free_mask(node).bit_count() >= want for node in range(3)):
         return
     found = choose(site.view, asked, [], jobs)
 
-    def fits(gone: tuple[Job, ...]) -> bool:
+    def fits(gone: tuple[ClusterJob, ...]) -> bool:
         free = [fleet.free_mask(node).bit_count() for node in range(3)]
         for job in gone:
             assert job.placement is not None

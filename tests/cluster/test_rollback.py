@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import DURABLES_KEPT, Job
+from phalanx.cluster.jobs.job import DURABLES_KEPT, ClusterJob
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import (
@@ -150,7 +150,7 @@ def test_corruption_rolls_the_job_back_behind_it_and_quarantines_the_culprit():
     assert account.buckets["recompute"] == 120 * EXPECTED.step_ns * 16
 
 
-def disputes(drive: Drive, job: Job, *words: int) -> None:
+def disputes(drive: Drive, job: ClusterJob, *words: int) -> None:
     """The first nodes of the gang tell what step 120 gave them; the gang forms again, if it may."""
     claims = tuple(zip(job.placement.nodes, words, strict=False))
     seen = Corruption(

@@ -9,9 +9,9 @@ import pytest
 from msgspec import Struct
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import Node, bad_node
 from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec, SpecChange
+from phalanx.cluster.node import Node, bad_node
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Notify, Refuse
 from phalanx.cluster.protocol.events import (
@@ -217,6 +217,8 @@ class Wild:
             return rng.choice(NUMBERS)
         if hint is str:
             return rng.choice(TEXTS)
+        if words.startswith("dict[str"):
+            return {rng.choice(TEXTS): rng.choice(NUMBERS) for _ in range(rng.randrange(3))}
         if words.startswith("tuple[int, int]"):
             return (rng.choice(NUMBERS), rng.choice(NUMBERS))
         if words.startswith("tuple[int"):

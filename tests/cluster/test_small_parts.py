@@ -4,7 +4,6 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.gang.layout import (
     buddy_shift,
     column_of,
@@ -14,6 +13,7 @@ from phalanx.cluster.gang.layout import (
     without_columns,
 )
 from phalanx.cluster.jobs.job import Expected, GangShape
+from phalanx.cluster.node import Node
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.protocol.events import NodeSilent

@@ -1,7 +1,8 @@
 """What is wrong with a gang, read from its records: pure functions, each with its evidence.
 
 To add one: a function here from integers to a finding or None, an event for the finding, a handler
-in ``incidents``, a line in ``watch``, and a test with clean noise beside the one with the fault.
+in ``recovery/incidents.py`` and a test with clean noise beside the one with the fault. Faults that
+a node reports of its own hardware are no detectors: ``control/agent/faults`` reads them.
 """
 
 from __future__ import annotations

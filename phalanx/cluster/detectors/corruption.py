@@ -55,11 +55,13 @@ def told_wrong(claims: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     for node, fingerprint in claims:
         reports.setdefault(node, []).append(fingerprint)
     steady = {
-        n: found[0] for n, found in reports.items() if len(found) > 1 and len(set(found)) == 1
+        n: fingerprints[0]
+        for n, fingerprints in reports.items()
+        if len(fingerprints) > 1 and len(set(fingerprints)) == 1
     }
     backers: dict[int, int] = {}  # of a fingerprint: how many nodes came to it
-    for found in reports.values():
-        for fingerprint in dict.fromkeys(found):
+    for fingerprints in reports.values():
+        for fingerprint in dict.fromkeys(fingerprints):
             backers[fingerprint] = backers.get(fingerprint, 0) + 1
     most = max(backers.values(), default=0)
     usual = [fingerprint for fingerprint, count in backers.items() if count == most]
@@ -68,5 +70,7 @@ def told_wrong(claims: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     if most > 1 and len(usual) == 1:
         right = usual[0]
         known = right in steady.values()
-        return tuple(n for n, found in reports.items() if set(found) != {right}) if known else ()
-    return tuple(node for node, found in reports.items() if len(set(found)) > 1)
+        if not known:
+            return ()
+        return tuple(node for node, said in reports.items() if set(said) != {right})
+    return tuple(node for node, fingerprints in reports.items() if len(set(fingerprints)) > 1)

@@ -42,13 +42,13 @@ def slow_compute(
     """
     if compute_ns.shape[0] < LEAST_STEPS:
         return []
-    found = _outliers(compute_ns, stages, "compute")
-    if host_ns is None or not found:
-        return found
+    slow_ranks = _outliers(compute_ns, stages, "compute")
+    if host_ns is None or not slow_ranks:
+        return slow_ranks
     own, paced = middle(compute_ns), middle(host_ns)
     return [
         slow
-        for slow in found
+        for slow in slow_ranks
         if 2 * _excess(paced, slow.rank, stages) < _excess(own, slow.rank, stages)
     ]
 
@@ -66,7 +66,7 @@ def slow_host(
     if launch_ns.shape[0] < LEAST_STEPS:
         return []
     launch, paced, own = middle(launch_ns), middle(host_ns), middle(compute_ns)
-    found: list[Straggler] = []
+    stragglers: list[Straggler] = []
     for slow in _outliers(launch_ns, stages, "host"):
         longer = _excess(own, slow.rank, stages)
         usual = int(own[slow.rank]) - longer
@@ -74,8 +74,8 @@ def slow_host(
         waits = 2 * _excess(paced, slow.rank, stages) >= _excess(launch, slow.rank, stages)
         if waits and lost_ppm > LEAST_SLOWDOWN_PPM:
             ppm = min(slow.slowdown_ppm, lost_ppm)
-            found.append(Straggler(slow.rank, "host", ppm))
-    return found
+            stragglers.append(Straggler(slow.rank, "host", ppm))
+    return stragglers
 
 
 def _excess(usual: Ints, rank: int, stages: Ints | None) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.departure import depart_safely, give_way
-from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.options import Rung, ways_without
 from phalanx.cluster.recovery.recover import broken
+from phalanx.cluster.units import SECOND_NS
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
 
@@ -57,7 +58,7 @@ def forget(ctx: Context, node: int, *, ordered: bool = True) -> None:
     ctx.health.drain_cause.pop(node, None)
 
 
-def _move_off(ctx: Context, job: Job, node: int, *, due: bool = False) -> bool:
+def _move_off(ctx: Context, job: ClusterJob, node: int, *, due: bool = False) -> bool:
     """A job leaves a node: for another that takes over what is in memory, or with a checkpoint.
 
     Where no other node is free it stays until it is ``due`` to leave. True: it does.
@@ -111,13 +112,13 @@ def move_on(ctx: Context) -> None:
                 broken(ctx, job, node, cause, lost=False)
 
 
-def wants_to(ctx: Context, job: Job) -> bool:
+def wants_to(ctx: Context, job: ClusterJob) -> bool:
     """Whether a job that runs again stands on a node that must be empty later."""
     waiting = (node for node in ctx.health.drain_deadline if job.id in ctx.fleet.held[node])
     return any(_waits(ctx, node) for node in waiting)
 
 
-def for_window(ctx: Context, job: Job, window: str, grace_ns: int, why: Reason) -> None:
+def for_window(ctx: Context, job: ClusterJob, window: str, grace_ns: int, why: Reason) -> None:
     """A window is about to open on nodes of a job: it goes on elsewhere, or smaller, or leaves."""
     gang, placement = gang_of(job), job.placement
     assert placement is not None

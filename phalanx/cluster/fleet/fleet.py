@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from phalanx.cluster.fleet.columns import Columns
-from phalanx.cluster.fleet.node import (
+from phalanx.cluster.node import (
     Change,
     Held,
     Node,
@@ -160,14 +160,14 @@ class Fleet:
         if "node_class" in stale:
             self._classes, self._class_index = [], {}
             column = self._columns["node_class"]
-            for number, known in enumerate(self.nodes):
-                column[number] = self._class_of(known)
+            for number, node in enumerate(self.nodes):
+                column[number] = self._class_of(node)
         for place in PLACES:
             if place in stale:
                 self._places[place], self._place_index[place] = [], {}
                 column = self._columns[place]
-                for number, known in enumerate(self.nodes):
-                    column[number] = self._place(place, places_of(known)[place])
+                for number, node in enumerate(self.nodes):
+                    column[number] = self._place(place, places_of(node)[place])
 
     def problem_of(self, node: Node) -> ConfigProblem | None:
         """Why a node cannot be part of the fleet; None: it can."""
@@ -238,16 +238,16 @@ class Fleet:
         """Mask of a node's dead rails."""
         return self._columns["rails_down"][node]
 
-    def take(self, job: int, node: int, held: Held) -> None:
+    def take(self, job: int, node: int, share: Held) -> None:
         """Gives a job part of a node: all of it must be free."""
         columns = self._columns
         mask = columns["free_mask"][node]
         assert job not in self.held[node], f"job {job} already holds node {node}"
-        assert held.gpus & ~mask == 0, f"GPUs {held.gpus:b} of node {node} are not all free"
-        assert held.cpus <= columns["free_cpus"][node]
-        assert held.memory_bytes <= columns["free_memory"][node]
-        self.held[node][job] = held
-        self._move(job, node, held, 1)
+        assert share.gpus & ~mask == 0, f"GPUs {share.gpus:b} of node {node} are not all free"
+        assert share.cpus <= columns["free_cpus"][node]
+        assert share.memory_bytes <= columns["free_memory"][node]
+        self.held[node][job] = share
+        self._move(job, node, share, 1)
 
     def release(self, job: int, node: int) -> Held:
         """Takes back what a job held of a node."""
@@ -255,15 +255,15 @@ class Fleet:
         self._move(job, node, held, -1)
         return held
 
-    def _move(self, job: int, node: int, held: Held, sign: int) -> None:
+    def _move(self, job: int, node: int, share: Held, sign: int) -> None:
         columns = self._columns
         self.changed[node] = None
         self.changed_jobs[job] = None
-        count = held.gpus.bit_count()
-        columns["free_mask"][node] ^= held.gpus
+        count = share.gpus.bit_count()
+        columns["free_mask"][node] ^= share.gpus
         columns["free_gpus"][node] -= sign * count
-        columns["free_cpus"][node] -= sign * held.cpus
-        columns["free_memory"][node] -= sign * held.memory_bytes
+        columns["free_cpus"][node] -= sign * share.cpus
+        columns["free_memory"][node] -= sign * share.memory_bytes
         self.idle_gpus[columns["state"][node]] -= sign * count
         self.job_gpus[job] = self.job_gpus.get(job, 0) + sign * count
         if not self.job_gpus[job]:
@@ -295,17 +295,17 @@ class Fleet:
         return fleet
 
     def _class_of(self, node: Node) -> int:
-        known = class_of(node)
-        if known not in self._class_index:
-            self._class_index[known] = len(self._classes)
-            self._classes.append(known)
-        return self._class_index[known]
+        its_class = class_of(node)
+        if its_class not in self._class_index:
+            self._class_index[its_class] = len(self._classes)
+            self._classes.append(its_class)
+        return self._class_index[its_class]
 
-    def _place(self, place: str, name: str) -> int:
-        numbers = self._place_index[place]
+    def _place(self, level: str, name: str) -> int:
+        numbers = self._place_index[level]
         if name not in numbers:
             numbers[name] = len(numbers)
-            self._places[place].append(name)
+            self._places[level].append(name)
         return numbers[name]
 
 

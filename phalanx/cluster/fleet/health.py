@@ -12,11 +12,11 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context, Question
 from phalanx.cluster.detectors import score
 from phalanx.cluster.fleet import returns
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.lifecycle import drop_spare
-from phalanx.cluster.policy import MILLION
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Ask, Check
 from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.units import MILLION
 
 INCIDENTS_KEPT = 64
 
@@ -146,12 +146,12 @@ def examine(ctx: Context, node: int) -> None:
 
 def verdict_without_test(ctx: Context, node: int) -> Reason | None:
     """Why a node is quarantined whatever a test would say; None: a test decides."""
-    policy, known = ctx.policy.health, ctx.health.incidents.get(node, [])
+    policy, incidents = ctx.policy.health, ctx.health.incidents.get(node, [])
     if ctx.health.doomed.pop(node, None) is not None:
         return reason("quarantined_by")
-    if known and known[-1][1] in policy.harmful:
-        return reason("harmful", cause=known[-1][1])
-    recent = [1 for time_ns, _ in known if time_ns > ctx.now_ns - policy.strike_window_ns]
+    if incidents and incidents[-1][1] in policy.harmful:
+        return reason("harmful", cause=incidents[-1][1])
+    recent = [1 for time_ns, _ in incidents if time_ns > ctx.now_ns - policy.strike_window_ns]
     if len(recent) > policy.strikes:
         return reason("strikes", times=len(recent))
     score = lemon_score(ctx, node)

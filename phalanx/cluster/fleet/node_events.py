@@ -6,13 +6,13 @@ from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.evacuation import OUT, drain, forget
-from phalanx.cluster.fleet.node import NodeState, bad_node
 from phalanx.cluster.fleet.renewal import renew
 from phalanx.cluster.gang import left_memory, risk_groups
 from phalanx.cluster.gang.fence import fence_found, fence_lost
 from phalanx.cluster.gang.orders import form_order, go_order, outstanding, stop_on
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
+from phalanx.cluster.node import NodeState, bad_node
 from phalanx.cluster.protocol.commands import Accept, Refuse, Stop
 from phalanx.cluster.protocol.events import (
     Answer,
@@ -149,7 +149,7 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
         missing(ctx, ctx.view.jobs[number], node, reported.get(number), kept=kept)
 
 
-def _stand_by_again(ctx: Context, node: int, job: Job) -> None:
+def _stand_by_again(ctx: Context, node: int, job: ClusterJob) -> None:
     """A new agent of a spare knows nothing of its job: it warms up, and may keep what it did."""
     if job.gang is not None and job.gang.phase in ("joining", "restoring", "running"):
         ctx.emit((node,), form_order(ctx, job))
@@ -168,7 +168,7 @@ def _forget_there(ctx: Context, node: int, number: int) -> None:
     ctx.emit((node,), Stop(reason=reason("stop"), job=number, generation=generation))
 
 
-def end_there(ctx: Context, node: int, holding: Holding, job: Job | None) -> None:
+def end_there(ctx: Context, node: int, holding: Holding, job: ClusterJob | None) -> None:
     """A node runs what it should not. What it keeps in memory may be the only copy of a slot."""
     if job is not None and holding.phase in ("running", "aborted"):
         fence_found(ctx, job, node)
@@ -185,7 +185,9 @@ def end_there(ctx: Context, node: int, holding: Holding, job: Job | None) -> Non
     ctx.emit((node,), stop)
 
 
-def missing(ctx: Context, job: Job, node: int, holding: Holding | None, *, kept: bool) -> None:
+def missing(
+    ctx: Context, job: ClusterJob, node: int, holding: Holding | None, *, kept: bool
+) -> None:
     """A node should run a job: the order is sent again, or its workers are counted as dead.
 
     ``kept``: its keeper still has snapshots of the job.

@@ -12,8 +12,8 @@ from msgspec import structs
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
-from phalanx.cluster.fleet.node import Node, bad_node, features_of
 from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.node import Node, bad_node, features_of
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.cluster.placement.request import barred_from
 from phalanx.cluster.protocol.events import NodeDescribed
@@ -93,17 +93,17 @@ def take_over(ctx: Context) -> None:
 
 def _misfits(ctx: Context, node: int, new: Node) -> list[int]:
     """Jobs on a node that cannot go on there; all of them where they do not fit together."""
-    held = ctx.fleet.held[node]
-    specs = {number: ctx.view.jobs[number].spec for number in held}
+    jobs_held = ctx.fleet.held[node]
+    specs = {number: ctx.view.jobs[number].spec for number in jobs_held}
     cpus = sum(spec.gang.slot_cpus for spec in specs.values())
     memory = sum(spec.gang.slot_memory_bytes for spec in specs.values())
     if cpus > new.cpus or memory > new.memory_bytes:
-        return list(held)
+        return list(jobs_held)
     barred = {number: barred_from(ctx.policy.queue, spec) for number, spec in specs.items()}
     return [
         number
         for number, spec in specs.items()
-        if not _fits(spec, held[number].gpus, new, barred[number])
+        if not _fits(spec, jobs_held[number].gpus, new, barred[number])
     ]
 
 

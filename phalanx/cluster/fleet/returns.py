@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from phalanx.cluster.context import Context, SeenReturns
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.node import NodeState
 
 FEW = 3  # returns that say little of the next one
 USABLE = (NodeState.HEALTHY, NodeState.SPARE)
@@ -66,11 +66,11 @@ def usual_ns(ctx: Context) -> int:
 
 def _left(ctx: Context, node: int) -> tuple[str, int] | None:
     """Why and since when a node gets no work; None: nobody remembers."""
-    found = None
+    departure = None
     for change in reversed(ctx.fleet.history.get(node, ())):
         if change.state in USABLE:
             break
-        found = change
-    if found is None:
+        departure = change
+    if departure is None:
         return None
-    return str(found.reason.facts.get("cause", found.reason.code)), found.time_ns
+    return str(departure.reason.facts.get("cause", departure.reason.code)), departure.time_ns

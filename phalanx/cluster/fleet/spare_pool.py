@@ -7,15 +7,16 @@ from msgspec import structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import returns
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.fleet.spares import is_full, spare_nodes, wanted_spares
 from phalanx.cluster.gang import node_rates
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.lifecycle import drop_spare
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.free_index import free_index_of
-from phalanx.cluster.policy import DAY_NS, MILLION, SparePolicy
+from phalanx.cluster.policy import DAY_NS, SparePolicy
 from phalanx.cluster.reasons import reason, span_of
+from phalanx.cluster.units import MILLION
 
 
 def fill_pool(ctx: Context) -> None:

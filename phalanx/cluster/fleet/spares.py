@@ -8,9 +8,10 @@ import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.free_index import Nodes, array_of
-from phalanx.cluster.policy import MILLION, SparePolicy
+from phalanx.cluster.policy import SparePolicy
+from phalanx.cluster.units import MILLION
 from phalanx.plan.cost.failures import spare_units
 
 
@@ -97,8 +98,8 @@ def _wanted(domain: Column, policy: SparePolicy) -> Column:
     return found
 
 
-def _nth(place: Column) -> Column:
+def _nth(group: Column) -> Column:
     """How many before each one stand in the same place; places must be sorted."""
-    starts = np.flatnonzero(np.diff(place, prepend=-1))
-    counts = np.diff(np.append(starts, len(place)))
-    return np.arange(len(place)) - np.repeat(starts, counts)
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    counts = np.diff(np.append(starts, len(group)))
+    return np.arange(len(group)) - np.repeat(starts, counts)

@@ -11,11 +11,11 @@ from heapq import heapify, heappop, heapreplace
 
 from msgspec import structs
 
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.queue_position import QueueView
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When, latest
 from phalanx.cluster.jobs.horizon import length_ns, likely_end_ns
-from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import View
@@ -36,13 +36,13 @@ class ArrayTurns:
     def opens(self, index: int) -> When:
         """When the member with so many others before it is let in."""
         while len(self._opens) <= index:
-            run_ns, held = self._waiting[len(self._opens)]
+            run_ns, on_hold = self._waiting[len(self._opens)]
             if not self._heap:
                 self._opens.append(self._blame)
                 continue
             at_ns = self._heap[0]
             self._opens.append(at_ns)
-            if held:
+            if on_hold:
                 heappop(self._heap)  # it takes the turn, and does not end
             else:
                 heapreplace(self._heap, at_ns + run_ns)
@@ -87,7 +87,7 @@ class Estimates:
                 self._known[key] = self._find(self._view.jobs[key])
         return self._known[number]
 
-    def before_in_array(self, job: Job) -> int | None:
+    def before_in_array(self, job: ClusterJob) -> int | None:
         """How many members of its array are let in before a job; None: it was let in."""
         waiting = self._view.array_waiting.get(job.array_parent, {})
         return list(waiting).index(job.id) if job.id in waiting else None
@@ -102,14 +102,14 @@ class Estimates:
         jobs, job = self._view.jobs, self._view.jobs[key]
         if self.queue.has(key) or job.never:
             return []
-        found = [
+        awaited = [
             number for number in self._last_awaited(job) if jobs[number].state == JobState.PENDING
         ]
         if key in self._view.array_waiting.get(job.array_parent, ()):
-            found.append(-job.array_parent)
-        return found
+            awaited.append(-job.array_parent)
+        return awaited
 
-    def _find(self, job: Job) -> When:
+    def _find(self, job: ClusterJob) -> When:
         if job.never:
             return UnknownStart(job.id, Unknown.NEVER, job.why)
         own = self.queue.start(job)
@@ -126,7 +126,7 @@ class Estimates:
             times.append(self._turns[job.array_parent].opens(before))
         return latest(times)
 
-    def _takes_over(self, job: Job) -> bool:
+    def _takes_over(self, job: ClusterJob) -> bool:
         """Whether a job needs no more than one that it waits for had, and is first in line."""
         if not self.queue.is_first(job):
             return False
@@ -143,7 +143,7 @@ class Estimates:
                 return True
         return False
 
-    def _last_awaited(self, job: Job) -> list[int]:
+    def _last_awaited(self, job: ClusterJob) -> list[int]:
         """Of the jobs that one waits for, those that may be the last to end.
 
         Of many that ask the queue for the same it is the last in line, of an array its last
@@ -191,7 +191,7 @@ class Estimates:
         end_ns = start + length_ns(view, job)
         return _ends(job, start, end_ns, expected.start_ns + expected.form_ns)
 
-    def _let_in(self, parent: int) -> list[Job]:
+    def _let_in(self, parent: int) -> list[ClusterJob]:
         """Members of an array that were let in and have not ended."""
         view = self._view
         waiting = view.array_waiting[parent]
@@ -202,7 +202,7 @@ class Estimates:
 
     def _turns_of(self, parent: int) -> ArrayTurns:
         ends = [self._end(job.id) for job in self._let_in(parent)]
-        known = [end for end in ends if not isinstance(end, UnknownStart)]
+        known_ends = [end for end in ends if not isinstance(end, UnknownStart)]
         unknown = [end for end in ends if isinstance(end, UnknownStart)]
         waiting: list[tuple[int, bool]] = []
         for number in self._view.array_waiting[parent]:
@@ -216,17 +216,17 @@ class Estimates:
             why = reason("no_end", problem="its array runs no member")
             first = next(iter(self._view.array_waiting[parent]))
             unknown.append(UnknownStart(first, Unknown.NO_NODES, why))
-        return ArrayTurns(known, waiting, unknown[0])
+        return ArrayTurns(known_ends, waiting, unknown[0])
 
 
-def _place_of(job: Job) -> tuple[object, ...]:
+def _place_of(job: ClusterJob) -> tuple[object, ...]:
     """What a job's nodes must be like, and whose limits it counts towards."""
     spec = job.spec
     gang = structs.replace(spec.gang, replicas=1, least_replicas=0, most_replicas=0)
     return gang, spec.constraint, spec.partition, spec.team, spec.qos
 
 
-def _ends(job: Job, since_ns: int, limit_ns: int, start_ns: int) -> int:
+def _ends(job: ClusterJob, since_ns: int, limit_ns: int, start_ns: int) -> int:
     """When a job has made its steps, which it begins (again) then, or has reached its limit."""
     expected, printed = job.spec.expected, job.printed
     if printed is not None and printed.steps and job.printed_step_ns:

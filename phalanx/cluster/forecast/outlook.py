@@ -11,16 +11,16 @@ from itertools import accumulate
 import numpy as np
 from msgspec import structs
 
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.supply import Supply, Wanted
 from phalanx.cluster.jobs.horizon import NEVER_NS, likely_end_ns
-from phalanx.cluster.jobs.job import SECOND_NS
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.choose import never_fits
 from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.placement.request import PlacementRequest
 from phalanx.cluster.queue.holdings import Holdings, Limited
 from phalanx.cluster.queue.pending import Demand, Entry, Lane, PendingJobs, Priorities
 from phalanx.cluster.state import View
+from phalanx.cluster.units import SECOND_NS
 
 ORDERED_AFTER = 16  # questions: from then on the whole line is put in order, once
 
@@ -213,12 +213,12 @@ class Outlook:
         if limit is None:
             team, qos = group
             quota, rule = self._view.quotas.get(team), self._view.policy.queue.qos.get(qos)
-            known: list[tuple[int, int]] = []
+            limits: list[tuple[int, int]] = []
             if quota is not None and quota.ceiling:
-                known.append((quota.ceiling, self._holdings.of_team(team)))
+                limits.append((quota.ceiling, self._holdings.of_team(team)))
             if rule is not None and rule.most_gpus:
-                known.append((rule.most_gpus, self._holdings.of_qos(qos)))
-            limit = self._limits[group] = min(known, default=(None, 0))
+                limits.append((rule.most_gpus, self._holdings.of_qos(qos)))
+            limit = self._limits[group] = min(limits, default=(None, 0))
         return limit
 
     def _of_fleet(self, classes: tuple[int, ...]) -> Supply:
@@ -262,12 +262,12 @@ class Outlook:
     def endless_ahead(self, mine: OrderKey) -> int:
         """The first job in line before a place that may run for any time; 0: none."""
         assumed = self._view.policy.queue.unbounded_ns
-        found: list[OrderKey] = []
+        endless: list[OrderKey] = []
         for demand, lane, _ in self._before(mine):
             if demand.bound_ns is None and demand.length_ns == assumed:
                 queued, job = demand.lanes[lane][0]
-                found.append((-self._ranks.of(lane, queued, demand.gpus), queued, job))
-        return min(found)[2] if found else 0
+                endless.append((-self._ranks.of(lane, queued, demand.gpus), queued, job))
+        return min(endless)[2] if endless else 0
 
     def _stands_on(self, job: int, classes: tuple[int, ...]) -> bool:
         """Whether a running job's first node is of one of some classes; gangs rarely mix them."""

@@ -13,7 +13,7 @@ from phalanx.cluster.forecast.outlook import OrderKey, Outlook, least_of
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When, latest
 from phalanx.cluster.jobs.feasibility import never_starts
 from phalanx.cluster.jobs.horizon import NEVER_NS, bound_ns
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.placement.choose import PlacementRefusal, place
 from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.placement.request import PlacementRequest, barred_from, gpus_of, request_of
@@ -23,6 +23,7 @@ from phalanx.cluster.queue.holdings import Limited
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.limits import AtLimit
 from phalanx.cluster.queue.pending import Demand, DemandGroup, Key, Lane, base_parts
+from phalanx.cluster.queue.promises import unmoved
 from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
 
@@ -78,7 +79,7 @@ class QueueView:
         """Whether a job is in the queue."""
         return number in self._waiting.where
 
-    def position(self, job: Job) -> QueuePosition:
+    def position(self, job: ClusterJob) -> QueuePosition:
         """Where a job stands, or would."""
         position = self._positions.get(job.id)
         if position is None:
@@ -98,35 +99,35 @@ class QueueView:
         gone = self._promises.nodes(number) & ~free_index_of(self._view.fleet).healthy
         return None if gone else reserved  # one of its nodes is gone: the next look finds another
 
-    def is_first(self, job: Job) -> bool:
+    def is_first(self, job: ClusterJob) -> bool:
         """Whether nobody is before a job, and nothing is kept for anybody."""
         if self._promises.by_job or self._view.reservations:
             return False
         return not self._outlook.jobs_ahead(self.position(job).place)
 
-    def is_next(self, job: Job) -> bool:
+    def is_next(self, job: ClusterJob) -> bool:
         """Whether nobody can take what a job was promised: it starves, and has for the longest.
 
         Under a limit that is shared with others, those may have used that up.
         """
         lane, promise = self.position(job).lane, self.promise(job.id)
-        if promise is None or not promise.firm:
+        if promise is None or not unmoved(self._view, promise):
             return False
         if any(self._outlook.limited(*limit) for limit in _limits(lane)):
             return False
         oldest = min(known.entries[0] for known in self._waiting.lanes.values())
         return oldest[1] == job.id
 
-    def savers(self, job: Job) -> list[tuple[str, int]]:
+    def savers(self, job: ClusterJob) -> list[tuple[str, int]]:
         """(what, for which job) is saved that this one would need: others starve under limits."""
         team, qos = job.spec.team, job.spec.qos
-        known = {
+        saver_of = {
             f"team {team}": self._saved.get((Limited.TEAM, team)),
             f"class of service {qos}": self._saved.get((Limited.QOS, qos)),
         }
-        return [(what, one) for what, one in known.items() if one is not None and one != job.id]
+        return [(what, one) for what, one in saver_of.items() if one is not None and one != job.id]
 
-    def start(self, job: Job) -> When:
+    def start(self, job: ClusterJob) -> When:
         """When a job will start; if it is not in the queue: if it came now."""
         if self.has(job.id):
             return self._start(job)
@@ -142,7 +143,7 @@ class QueueView:
             return structs.replace(when, job=job.id)
         return when
 
-    def _start(self, job: Job, *, saver: bool = False) -> When:
+    def _start(self, job: ClusterJob, *, saver: bool = False) -> When:
         """``saver``: for whom others wait, and who waits for none of them."""
         view, position = self._view, self.position(job)
         never = never_starts(view, job)
@@ -168,7 +169,7 @@ class QueueView:
         times.append(self._capacity(job, position))
         return latest(times)
 
-    def _kept(self, job: Job, promise: Reserved) -> When:
+    def _kept(self, job: ClusterJob, promise: Reserved) -> When:
         """When a promise will be kept: what the queue reckoned with may have been too short."""
         if promise.asked:
             return promise.start_ns
@@ -180,7 +181,7 @@ class QueueView:
         ends = [self._outlook.end_ns(number) for number in holders]
         return self._unless_assumed(job, max([promise.start_ns, *ends]))
 
-    def _unless_assumed(self, job: Job, at_ns: int) -> When:
+    def _unless_assumed(self, job: ClusterJob, at_ns: int) -> When:
         """A start, unless it rests on how long jobs run of which nobody says that."""
         if at_ns - self._view.now_ns < self._view.policy.queue.unbounded_ns:
             return at_ns
@@ -189,14 +190,14 @@ class QueueView:
             return at_ns
         return UnknownStart(job.id, Unknown.OTHERS_RUN_ON, reason("ahead_endless", job=other))
 
-    def obstacle(self, job: Job) -> Obstacle:
+    def obstacle(self, job: ClusterJob) -> Obstacle:
         """Why a job of the queue does not start."""
         found = self._obstacles.get(job.id)
         if found is None:
             found = self._obstacles[job.id] = self._obstacle(job)
         return found
 
-    def _obstacle(self, job: Job) -> Obstacle:
+    def _obstacle(self, job: ClusterJob) -> Obstacle:
         view, position = self._view, self.position(job)
         ahead = self._outlook.jobs_ahead(position.place)
         request = structs.replace(least_of(position.demand), job=job.id)
@@ -232,7 +233,7 @@ class QueueView:
     def _refused(self, request: PlacementRequest) -> bool:
         return isinstance(place(self._view.fleet, request), PlacementRefusal)
 
-    def _newcomer(self, job: Job) -> tuple[Lane, Demand, int]:
+    def _newcomer(self, job: ClusterJob) -> tuple[Lane, Demand, int]:
         view, spec = self._view, job.spec
         policy, least = view.policy.queue, min(spec.gang.floor, job.wanted_replicas)
         where = (spec.constraint, spec.partition, barred_from(policy, spec))
@@ -240,11 +241,11 @@ class QueueView:
         shared = (spec.gang, job.wanted_replicas, *where, spec.spares)
         gpus, least_gpus = gpus_of(view.fleet, job), gpus_of(view.fleet, job, least)
         group = DemandGroup(shared, request_of(job, 0, view.policy))
-        demand = Demand((*shared, None, 0), group, gpus, least_gpus)
+        demand = Demand((*shared, None, None, 0), group, gpus, least_gpus)
         lane = Lane(spec.team, spec.qos, sum(base_parts(policy, job).values()))
         return lane, demand, view.now_ns
 
-    def _capacity(self, job: Job, position: QueuePosition) -> When:
+    def _capacity(self, job: ClusterJob, position: QueuePosition) -> When:
         """When there are nodes for a job, and GPUs for it and those before it."""
         alone_ns = self._alone_ns(job, position)
         if alone_ns is None:
@@ -255,13 +256,13 @@ class QueueView:
         blamed = self._outlook.endless(self._outlook.classes(position.demand))
         return self._endless(job, blamed) if blamed else alone_ns
 
-    def _endless(self, job: Job, other: int) -> UnknownStart:
+    def _endless(self, job: ClusterJob, other: int) -> UnknownStart:
         """Nobody can say when one that holds what a job needs ends."""
         known = self._view.jobs[other].spec
         code = "holder_late" if known.time_limit_ns or known.expected.steps else "holder_endless"
         return UnknownStart(job.id, Unknown.OTHERS_RUN_ON, reason(code, job=other))
 
-    def _alone_ns(self, job: Job, position: QueuePosition) -> int | None:
+    def _alone_ns(self, job: ClusterJob, position: QueuePosition) -> int | None:
         """The earliest start if nothing else is started but what was promised before it."""
         view, bound = self._view, position.demand.bound_ns
         others: list[int] = []
@@ -278,7 +279,7 @@ class QueueView:
             self._alone[key] = None if found is None else found.start_ns
         return self._alone[key]
 
-    def _no_nodes(self, job: Job, demand: Demand) -> UnknownStart:
+    def _no_nodes(self, job: ClusterJob, demand: Demand) -> UnknownStart:
         """Why nobody can say when there are nodes for a job."""
         fleet, free_index = self._view.fleet, free_index_of(self._view.fleet)
         fitting = 0
@@ -305,12 +306,12 @@ def _limits(lane: Lane) -> tuple[tuple[Limited, str], ...]:
     return (Limited.TEAM, lane.team), (Limited.QOS, lane.qos)
 
 
-def _limit_endless(job: Job, gate: AtLimit | None) -> UnknownStart:
+def _limit_endless(job: ClusterJob, gate: AtLimit | None) -> UnknownStart:
     told = "what is saved for another will be free" if gate is None else str(gate.reason)
     why = reason("limit_endless", problem=told)
     return UnknownStart(job.id, Unknown.OTHERS_RUN_ON, why)
 
 
-def _no_end(job: Job, problem: Reason | None) -> UnknownStart:
+def _no_end(job: ClusterJob, problem: Reason | None) -> UnknownStart:
     told = "its turn will come" if problem is None else str(problem)
     return UnknownStart(job.id, Unknown.NO_NODES, reason("no_end", problem=told))

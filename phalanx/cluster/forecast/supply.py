@@ -10,7 +10,7 @@ import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.jobs.horizon import NEVER_NS
-from phalanx.cluster.jobs.job import SECOND_NS
+from phalanx.cluster.units import SECOND_NS
 
 Wanted = dict[tuple[str, str, int], tuple[int, int]]  # GPUs and work, by team, class and length
 
@@ -19,11 +19,11 @@ class Supply:
     """GPUs that become free as what runs ends."""
 
     def __init__(self, now_ns: int, free: int, ends: list[tuple[int, int]]) -> None:
-        known = np.asarray(ends, np.int64).reshape(-1, 2)
-        known = known[known[:, 0] < NEVER_NS]
-        known = known[np.argsort(known[:, 0], kind="stable")]
-        self._ends = np.concatenate(([now_ns], np.maximum(known[:, 0], now_ns)))
-        self._free = np.cumsum(np.concatenate(([free], known[:, 1])))
+        sure_ends = np.asarray(ends, np.int64).reshape(-1, 2)
+        sure_ends = sure_ends[sure_ends[:, 0] < NEVER_NS]
+        sure_ends = sure_ends[np.argsort(sure_ends[:, 0], kind="stable")]
+        self._ends = np.concatenate(([now_ns], np.maximum(sure_ends[:, 0], now_ns)))
+        self._free = np.cumsum(np.concatenate(([free], sure_ends[:, 1])))
         self._rates = np.maximum(self._free, 0)
         # By the time of each end: what those GPUs could have done since now.
         spans = np.diff(self._ends // SECOND_NS)

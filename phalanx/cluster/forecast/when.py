@@ -32,9 +32,9 @@ When = int | UnknownStart
 
 def latest(times: list[When]) -> When:
     """The last of some times; whoever is to blame, where nobody can say."""
-    known: list[int] = []
+    times_ns: list[int] = []
     for at in times:
         if isinstance(at, UnknownStart):
             return at
-        known.append(at)
-    return max(known)
+        times_ns.append(at)
+    return max(times_ns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from phalanx.cluster.forecast.estimate import Estimates
 from phalanx.cluster.forecast.queue_position import Obstacle, Way, no_capacity
 from phalanx.cluster.forecast.when import Unknown, UnknownStart, When
-from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.queue.claims import on_loan, stays_until_ns
 from phalanx.cluster.queue.decisions import Pending
 from phalanx.cluster.queue.index import QueueIndex
@@ -51,7 +51,7 @@ class WaitExplainer:
             return Pending(why, None, parts, unknown)
         return Pending(why, max(when, self._view.now_ns), parts)
 
-    def _parts(self, job: Job) -> dict[str, int]:
+    def _parts(self, job: ClusterJob) -> dict[str, int]:
         """The parts of a job's priority; one that is not in the queue has no age."""
         queue, position = self._estimates.queue, self._estimates.queue.position(job)
         age, fair, quota = queue.ranks.parts(
@@ -60,7 +60,7 @@ class WaitExplainer:
         parts = base_parts(self._view.policy.queue, job)
         return parts | {"age": age, "fair_share": fair, "quota": quota}
 
-    def _why(self, job: Job, when: When) -> Reason:
+    def _why(self, job: ClusterJob, when: When) -> Reason:
         """What keeps a job: of several things the first that must change."""
         rest = self._estimates.queue.promise(job.id)
         if rest is not None and rest.waits:
@@ -93,7 +93,7 @@ class WaitExplainer:
             return reason("array_open", width=width, blame=blame)
         return reason("array_turn", width=width, ahead=before)
 
-    def _dependency(self, job: Job, when: When, blame: str) -> Reason:
+    def _dependency(self, job: ClusterJob, when: When, blame: str) -> Reason:
         facts = {"count": len(job.waiting_for), "job": next(iter(job.waiting_for))}
         if not isinstance(when, UnknownStart):
             return reason("dependency", **facts)
@@ -111,7 +111,7 @@ class WaitExplainer:
             return f"nobody can say when job {unknown.job} ends: {unknown.why}"
         return f"nobody can say when job {unknown.job} starts"
 
-    def _in_line(self, job: Job, when: When) -> Reason:
+    def _in_line(self, job: ClusterJob, when: When) -> Reason:
         """Why a job of the queue does not start; ``when`` it will, it says as the estimate does."""
         view, queue = self._view, self._estimates.queue
         position = queue.position(job)
@@ -164,6 +164,6 @@ class WaitExplainer:
         return no_capacity(str(told), obstacle.ahead)
 
 
-def _is_its_own(unknown: UnknownStart, job: Job) -> bool:
+def _is_its_own(unknown: UnknownStart, job: ClusterJob) -> bool:
     """Whether nobody else is to blame that a job's start is unknown."""
     return unknown.job == job.id and unknown.because is not Unknown.OTHERS_RUN_ON

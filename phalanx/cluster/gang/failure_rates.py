@@ -9,16 +9,17 @@ from __future__ import annotations
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context, FailureDay, KindFailures
 from phalanx.cluster.gang import node_rates, risk_groups
-from phalanx.cluster.jobs.job import SECOND_NS, Gang, Job
-from phalanx.cluster.policy import DAY_NS, MILLION
+from phalanx.cluster.jobs.job import ClusterJob, Gang
+from phalanx.cluster.policy import DAY_NS
 from phalanx.cluster.protocol.commands import FailureRate
 from phalanx.cluster.reasons import reason
+from phalanx.cluster.units import MILLION, SECOND_NS
 
 TOLD_AGAIN_PPM = 100_000  # gangs are told of a rate that changed by more than this
 PLANNED = (Cause.HOST_MAINTENANCE, Cause.NODE_CHANGED)
 
 
-def begins_to_run(ctx: Context, job: Job, gang: Gang) -> None:
+def begins_to_run(ctx: Context, job: ClusterJob, gang: Gang) -> None:
     """A gang runs from now on; its new workers hear of a rate that is not the policy's."""
     assert job.placement is not None
     kind = ctx.fleet.nodes[job.placement.nodes[0]].kind
@@ -40,11 +41,11 @@ def ends_running(ctx: Context, gang: Gang) -> str | None:
     if gang.runs_on is None:
         return None
     (kind, gpus), gang.runs_on = gang.runs_on, None
-    for each, part in _by_kind(gang, kind, gpus).items():
+    for each, group_gpus in _by_kind(gang, kind, gpus).items():
         known = ctx.health.failures[each]
-        known.running_gpus -= part
-        known.running_gpu_ns -= part * gang.since_ns
-        _today(ctx, each).gpu_seconds += (ctx.now_ns - gang.since_ns) * part // SECOND_NS
+        known.running_gpus -= group_gpus
+        known.running_gpu_ns -= group_gpus * gang.since_ns
+        _today(ctx, each).gpu_seconds += (ctx.now_ns - gang.since_ns) * group_gpus // SECOND_NS
     _count_groups(ctx, gang, gpus)
     gang.node_groups = {}
     return kind
@@ -90,18 +91,18 @@ def look_again(ctx: Context) -> None:
 
 def _has_moved(ctx: Context, kind: str) -> bool:
     """Whether jobs on nodes of a kind may have to be told: a rate is another one than it was."""
-    known, prior = ctx.health.failures[kind], ctx.policy.health.failures_per_million_node_days
-    rates, before = node_rates.of_groups(ctx, kind), known.looked_at
+    failures, prior = ctx.health.failures[kind], ctx.policy.health.failures_per_million_node_days
+    rates, before = node_rates.of_groups(ctx, kind), failures.looked_at
     moved = any(
         abs(rate - before.get(group, prior)) * MILLION > before.get(group, prior) * TOLD_AGAIN_PPM
         for group, rate in rates.items()
     )
     if moved:
-        known.looked_at = dict(rates)
+        failures.looked_at = dict(rates)
     return moved
 
 
-def _running(ctx: Context) -> list[Job]:
+def _running(ctx: Context) -> list[ClusterJob]:
     jobs = map(ctx.view.jobs.__getitem__, ctx.view.active)
     return [job for job in jobs if job.gang is not None and job.gang.runs_on is not None]
 
@@ -123,7 +124,7 @@ def _look_tomorrow(ctx: Context) -> None:
     ctx.wake(ctx.health.failures_look_ns, "rates", 0)
 
 
-def _tell(ctx: Context, job: Job) -> bool:
+def _tell(ctx: Context, job: ClusterJob) -> bool:
     """A gang that runs hears how often its nodes fail, if that has changed much."""
     gang, prior = job.gang, ctx.policy.health.failures_per_million_node_days
     if gang is None or not gang.node_groups:
@@ -137,7 +138,7 @@ def _tell(ctx: Context, job: Job) -> bool:
     return True
 
 
-def _order(ctx: Context, job: Job) -> FailureRate:
+def _order(ctx: Context, job: ClusterJob) -> FailureRate:
     assert job.placement is not None and job.gang is not None
     rate, groups = job.gang.told_rate, job.gang.node_groups
     seen = [node_rates.seen_now(ctx, kind) for kind in groups]
@@ -171,8 +172,11 @@ def _named(groups: dict[str, dict[str, int]]) -> str:
 
 
 def _today(ctx: Context, kind: str) -> FailureDay:
-    known, today = ctx.health.failures.setdefault(kind, KindFailures()), ctx.now_ns // DAY_NS
-    if not known.days or known.days[-1].day != today:
+    failures, today = ctx.health.failures.setdefault(kind, KindFailures()), ctx.now_ns // DAY_NS
+    if not failures.days or failures.days[-1].day != today:
         oldest = (ctx.now_ns - ctx.policy.health.failure_window_ns) // DAY_NS
-        known.days = [*(day for day in known.days if day.day >= oldest), FailureDay(day=today)]
-    return known.days[-1]
+        failures.days = [
+            *(day for day in failures.days if day.day >= oldest),
+            FailureDay(day=today),
+        ]
+    return failures.days[-1]

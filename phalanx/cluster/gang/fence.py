@@ -13,13 +13,15 @@ from collections.abc import Iterable
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of, timeouts_of, token
-from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec
 from phalanx.cluster.protocol.events import GangReady
 from phalanx.cluster.protocol.messages import ProgramEnded
+from phalanx.cluster.protocol.timeouts import derive
 from phalanx.cluster.reasons import reason
+from phalanx.cluster.units import SECOND_NS
 
 
-def fence_left(ctx: Context, job: Job, nodes: Iterable[int]) -> None:
+def fence_left(ctx: Context, job: ClusterJob, nodes: Iterable[int]) -> None:
     """A program leaves nodes: those that it was told to run on have to end it.
 
     One that was lost before is counted from its last word, not from now.
@@ -32,18 +34,18 @@ def fence_left(ctx: Context, job: Job, nodes: Iterable[int]) -> None:
             _fence(ctx, job, node, ctx.now_ns)
 
 
-def fence_lost(ctx: Context, job: Job, node: int, heard_ns: int) -> None:
+def fence_lost(ctx: Context, job: ClusterJob, node: int, heard_ns: int) -> None:
     """A node of a job is silent; it was last heard at this time."""
     if job.gang is not None and (node in job.gang.keepers or node in job.fenced):
         _fence(ctx, job, node, min(heard_ns, ctx.now_ns) if heard_ns >= 0 else ctx.now_ns)
 
 
-def fence_found(ctx: Context, job: Job, node: int) -> None:
+def fence_found(ctx: Context, job: ClusterJob, node: int) -> None:
     """A node says that it runs what it should have ended, and ends it only now."""
     _fence(ctx, job, node, ctx.now_ns)
 
 
-def _fence(ctx: Context, job: Job, node: int, heard_ns: int) -> None:
+def _fence(ctx: Context, job: ClusterJob, node: int, heard_ns: int) -> None:
     if not job.spec.reports_steps:
         _, until_ns = job.fenced.get(node, (0, 0))
         until_ns = max(until_ns, heard_ns + timeouts_of(ctx, job).silent_ns)
@@ -58,28 +60,31 @@ def renew_all(ctx: Context) -> None:
                 _fence(ctx, job, node, ctx.now_ns)
 
 
-def inherit(ctx: Context, job: Job) -> None:
-    """A program is submitted again: what has just ended under its name may not be over yet."""
-    if job.spec.reports_steps:
-        return
+def predecessor(ctx: Context, spec: JobSpec) -> int:
+    """A program is submitted again: what has just ended under its name may not be over yet.
+
+    The number of that job; 0: there is none. Looked for once, however many jobs are submitted.
+    """
+    if spec.reports_steps:
+        return 0
+    since_ns = ctx.now_ns - derive(ctx.policy.timeouts, spec.expected).silent_ns
     for number in reversed(ctx.ended):
         other = ctx.view.jobs[number]
-        if other.ended_ns + timeouts_of(ctx, other).silent_ns < ctx.now_ns:
-            return
-        same = (other.spec.user, other.spec.name) == (job.spec.user, job.spec.name)
-        if same and other.fenced:
-            job.follows = number
-            return
+        if other.ended_ns < since_ns:
+            return 0
+        if other.fenced and (other.spec.user, other.spec.name) == (spec.user, spec.name):
+            return number
+    return 0
 
 
-def over_ns(ctx: Context, job: Job) -> int:
+def over_ns(ctx: Context, job: ClusterJob) -> int:
     """When nothing of a program can run any more that ran before; 0: it is known that none does."""
     before = ctx.view.jobs.get(job.follows) if job.follows else None
     fences = (*job.fenced.values(), *(before.fenced.values() if before is not None else ()))
     return max((until_ns for _, until_ns in fences), default=0)
 
 
-def waits_for_fence(ctx: Context, job: Job, step: int) -> bool:
+def waits_for_fence(ctx: Context, job: ClusterJob, step: int) -> bool:
     """Whether a gang that is ready has to wait; it is looked at again when the time has come."""
     left_ns = over_ns(ctx, job) - ctx.now_ns
     if left_ns <= 0:
@@ -111,7 +116,7 @@ def confirmed(ctx: Context, fact: ProgramEnded) -> list[GangReady]:
     return [ready for each in active if each.follows == job.id for ready in ready_again(each)]
 
 
-def ready_again(job: Job) -> list[GangReady]:
+def ready_again(job: ClusterJob) -> list[GangReady]:
     """What a gang that waits had said before."""
     step = job.gang.ready_step if job.gang is not None else -1
     return [GangReady(job=job.id, generation=job.generation, step=step)] if step >= 0 else []

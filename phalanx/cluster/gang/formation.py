@@ -15,13 +15,13 @@ from phalanx.cluster.gang.orders import form_order, go_order, restore_order, sto
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.gang.way_taken import once_it_runs
 from phalanx.cluster.jobs import measured
-from phalanx.cluster.jobs.job import SKIPS_KEPT, Job, JobState
+from phalanx.cluster.jobs.job import SKIPS_KEPT, ClusterJob, JobState
 from phalanx.cluster.protocol.events import GangJoined, GangReady
 from phalanx.cluster.protocol.messages import RestoreFailed, Source
 from phalanx.cluster.reasons import Reason, reason
 
 
-def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:
+def form(ctx: Context, job: ClusterJob, why: Reason, *, cold: bool = True) -> None:
     """Orders the next generation onto the job's placement.
 
     ``cold``: workers are started on nodes that have none standing by, which takes longer.
@@ -65,7 +65,7 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     restore(ctx, job)
 
 
-def restore(ctx: Context, job: Job) -> None:
+def restore(ctx: Context, job: ClusterJob) -> None:
     """Orders the restore of the best step that can be had."""
     gang, placement = gang_of(job), job.placement
     assert placement is not None
@@ -78,7 +78,7 @@ def restore(ctx: Context, job: Job) -> None:
         ctx.emit((gang.next_backup,), restore_order(job))
 
 
-def choose_source(ctx: Context, job: Job, memory_step: int) -> tuple[int, Source]:
+def choose_source(ctx: Context, job: ClusterJob, memory_step: int) -> tuple[int, Source]:
     """The step to go on from and where it is: memory, local disk, remote storage, or nothing.
 
     An older step in memory is taken where redoing the difference costs less than reading remotely.
@@ -99,7 +99,7 @@ def choose_source(ctx: Context, job: Job, memory_step: int) -> tuple[int, Source
     return durable, "disk" if _on_disks(job, durable) else "remote"
 
 
-def _on_disks(job: Job, step: int) -> bool:
+def _on_disks(job: ClusterJob, step: int) -> bool:
     """Whether every node of the new generation wrote its own part of a checkpoint.
 
     A step that other nodes wrote may lie on these disks too, from a branch that was given up.

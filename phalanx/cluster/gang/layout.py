@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 
 Places = npt.NDArray[np.int64]  # by node
 SHIFTS = 256  # parts of a gang by which buddies may be apart
@@ -88,7 +88,7 @@ class FailureDomains(Protocol):
     def switch(self) -> Places: ...
 
 
-def backup_spare(job: Job) -> int:
+def backup_spare(job: ClusterJob) -> int:
     """The spare that keeps a copy where a gang has no second node to; -1: there is none."""
     placement = job.placement
     assert placement is not None

@@ -11,11 +11,11 @@ from phalanx.cluster.gang.losses import in_memory, tell_left
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.gang.remembered import Kept
-from phalanx.cluster.jobs.job import Gang, Job
+from phalanx.cluster.jobs.job import ClusterJob, Gang
 from phalanx.cluster.reasons import Reason, reason
 
 
-def keep(ctx: Context, job: Job, keep_ns: int = 0) -> Kept | None:
+def keep(ctx: Context, job: ClusterJob, keep_ns: int = 0) -> Kept | None:
     """What may stay behind when a job leaves its nodes; None: nothing that is worth it.
 
     How many steps that is only the keepers know: reports are seconds old.
@@ -37,7 +37,7 @@ def keep(ctx: Context, job: Job, keep_ns: int = 0) -> Kept | None:
     )
 
 
-def stay(ctx: Context, job: Job, kept: Kept) -> None:
+def stay(ctx: Context, job: ClusterJob, kept: Kept) -> None:
     """The job has left; its nodes keep what they have until the time is over."""
     job.kept = kept
     ctx.kept[job.id] = None
@@ -45,7 +45,7 @@ def stay(ctx: Context, job: Job, kept: Kept) -> None:
     ctx.notify(reason("kept_memory", seconds=kept.keep_ns // 10**9), job=job.id, level="warning")
 
 
-def taken_up(ctx: Context, job: Job) -> Gang:
+def taken_up(ctx: Context, job: ClusterJob) -> Gang:
     """The gang of a job that starts: with what those of its nodes that it had before still hold."""
     kept, placement = job.kept, job.placement
     assert placement is not None
@@ -66,7 +66,7 @@ def taken_up(ctx: Context, job: Job) -> Gang:
     return Gang(reshaped_ns=ctx.now_ns)
 
 
-def displace(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
+def displace(ctx: Context, job: ClusterJob, nodes: tuple[int, ...]) -> None:
     """A job got nodes: what others still kept there goes, and what is no longer whole with it."""
     taken = dict.fromkeys(nodes)
     for number in sorted(ctx.kept):
@@ -84,7 +84,7 @@ def displace(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
             give_up(ctx, other, reason("kept_for_nobody"), hit)
 
 
-def give_up(ctx: Context, job: Job, why: Reason, also: tuple[int, ...] = ()) -> None:
+def give_up(ctx: Context, job: ClusterJob, why: Reason, also: tuple[int, ...] = ()) -> None:
     """Nobody needs what a job's nodes keep in memory, or nobody can wait for it any longer."""
     kept, job.kept = job.kept, None
     if kept is None:
@@ -95,7 +95,7 @@ def give_up(ctx: Context, job: Job, why: Reason, also: tuple[int, ...] = ()) -> 
         tell_left(ctx, job, why, again=True)
 
 
-def holds(job: Job | None, node: int) -> bool:
+def holds(job: ClusterJob | None, node: int) -> bool:
     """Whether a node keeps something for a job that waits for nodes."""
     kept = job.kept if job is not None else None
     return kept is not None and node in kept.nodes and node not in kept.lost

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.remembered import Loss
-from phalanx.cluster.jobs.job import Gang, Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, Gang, JobState
 from phalanx.cluster.protocol.events import GangStopped
 from phalanx.cluster.reasons import Code, Reason, reason
 
@@ -44,7 +44,7 @@ def without_copy(gang: Gang, empty: tuple[int, ...] = ()) -> list[int]:
     return list(dict.fromkeys(slots))
 
 
-def unsaved(job: Job) -> bool:
+def unsaved(job: ClusterJob) -> bool:
     """Whether nodes may keep steps in memory that no checkpoint has.
 
     How many they are nobody knows before its nodes have said it: reports are seconds old.
@@ -72,7 +72,7 @@ def on_stopped(ctx: Context, fact: GangStopped) -> None:
         tell_left(ctx, job, why, again=job.state == JobState.PENDING)
 
 
-def tell_left(ctx: Context, job: Job, why: Reason, *, again: bool) -> None:
+def tell_left(ctx: Context, job: ClusterJob, why: Reason, *, again: bool) -> None:
     """A job has nothing in memory any more: it begins after its newest checkpoint, if ever."""
     last = max(job.committed, job.kept_step)
     _tell(ctx, job, Loss(first=job.durable + 1, last=last, at_ns=ctx.now_ns, why=why), again=again)
@@ -81,7 +81,7 @@ def tell_left(ctx: Context, job: Job, why: Reason, *, again: bool) -> None:
         ctx.ledger.roll_back(job.id, job.durable)
 
 
-def tell_restored(ctx: Context, job: Job, step: int) -> int:
+def tell_restored(ctx: Context, job: ClusterJob, step: int) -> int:
     """A gang goes on after a step; returns how many committed ones it lost."""
     gang = job.gang
     assert gang is not None
@@ -98,7 +98,7 @@ def left_unsaved(why: Reason) -> Reason:
     return reason("left_unsaved", why=str(why))
 
 
-def why_gone(ctx: Context, job: Job, left: Reason) -> Reason:
+def why_gone(ctx: Context, job: ClusterJob, left: Reason) -> Reason:
     """Why the memory of a job that leaves is lost: it was gone before, or goes now."""
     gang = job.gang
     if gang is not None and gang.keepers and not in_memory(gang):
@@ -118,7 +118,7 @@ def _why(ctx: Context, gang: Gang) -> Reason:
     return reason("no_common_step")
 
 
-def _tell(ctx: Context, job: Job, loss: Loss, *, again: bool) -> int:
+def _tell(ctx: Context, job: ClusterJob, loss: Loss, *, again: bool) -> int:
     """Says which committed steps are lost, but those that were said before; how many they are."""
     back = _rollback(job)
     last = loss.last if back < 0 else min(loss.last, back)  # later ones are taken back on purpose
@@ -136,5 +136,5 @@ def _tell(ctx: Context, job: Job, loss: Loss, *, again: bool) -> int:
     return steps
 
 
-def _rollback(job: Job) -> int:
+def _rollback(job: ClusterJob) -> int:
     return job.gang.rollback if job.gang is not None else job.rollback

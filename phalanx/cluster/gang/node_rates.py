@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 from phalanx.cluster.context import Context, NodeRates
 from phalanx.cluster.gang import risk_groups
 from phalanx.cluster.gang.seen_failures import NODE_GPUS, SeenFailures, seen_of
-from phalanx.cluster.policy import DAY_NS, MILLION
+from phalanx.cluster.policy import DAY_NS
+from phalanx.cluster.units import MILLION
 
 
 def of_groups(ctx: Context, kind: str) -> dict[str, int]:
     """The rate of nodes of a kind, by group."""
     tables = _worked_out(ctx).by_kind
     if kind not in tables:
-        found = seen_now(ctx, kind).groups
-        tables[kind] = {group: each.per_million_node_days for group, each in found.items()}
+        groups = seen_now(ctx, kind).groups
+        tables[kind] = {group: each.per_million_node_days for group, each in groups.items()}
     return tables[kind]
 
 

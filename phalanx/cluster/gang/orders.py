@@ -5,12 +5,12 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.layout import buddy_shift
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.protocol.commands import ArrayMember, Drain, Form, Go, Restore, Stop
 from phalanx.cluster.reasons import reason
 
 
-def form_order(ctx: Context, job: Job) -> Form:
+def form_order(ctx: Context, job: ClusterJob) -> Form:
     """The order to join the current generation."""
     gang, placement = gang_of(job), job.placement
     assert placement is not None
@@ -40,7 +40,7 @@ def form_order(ctx: Context, job: Job) -> Form:
     )
 
 
-def _member(job: Job) -> ArrayMember | None:
+def _member(job: ClusterJob) -> ArrayMember | None:
     array = job.spec.array
     if array is None:
         return None
@@ -48,7 +48,7 @@ def _member(job: Job) -> ArrayMember | None:
     return ArrayMember(job=job.array_parent, index=index, count=array.count)
 
 
-def restore_order(job: Job) -> Restore:
+def restore_order(job: ClusterJob) -> Restore:
     """The order to load what was chosen."""
     gang = gang_of(job)
     told = reason("restore", step=gang.restored, source=gang.source)
@@ -66,7 +66,7 @@ def restore_order(job: Job) -> Restore:
     )
 
 
-def _told(job: Job) -> tuple[int, int]:
+def _told(job: ClusterJob) -> tuple[int, int]:
     """A step and a block that replicas disagreed on: whoever makes it again tells what it gives."""
     dispute, placement = job.dispute, job.placement
     if dispute is None or placement is None or dispute.replicas != placement.replicas:
@@ -74,7 +74,7 @@ def _told(job: Job) -> tuple[int, int]:
     return dispute.step, dispute.block
 
 
-def go_order(job: Job) -> Go:
+def go_order(job: ClusterJob) -> Go:
     """The order to make steps."""
     step = gang_of(job).restored
     told = reason("go", step=step)
@@ -83,7 +83,7 @@ def go_order(job: Job) -> Go:
     return Go(reason=told, job=job.id, generation=job.generation)
 
 
-def drain_order(job: Job) -> Drain:
+def drain_order(job: ClusterJob) -> Drain:
     """The order to make the state safe and leave."""
     gang = gang_of(job)
     return Drain(
@@ -94,7 +94,7 @@ def drain_order(job: Job) -> Drain:
     )
 
 
-def outstanding(ctx: Context, job: Job) -> list[Form | Restore | Drain]:
+def outstanding(ctx: Context, job: ClusterJob) -> list[Form | Restore | Drain]:
     """The orders that a gang has not carried out yet: what is sent again when in doubt."""
     gang = gang_of(job)
     if gang.phase == "joining":
@@ -104,7 +104,7 @@ def outstanding(ctx: Context, job: Job) -> list[Form | Restore | Drain]:
     return [drain_order(job)] if gang.phase == "draining" else []
 
 
-def stop_on(ctx: Context, job: Job, nodes: tuple[int, ...], *, keep_snapshots: bool) -> None:
+def stop_on(ctx: Context, job: ClusterJob, nodes: tuple[int, ...], *, keep_snapshots: bool) -> None:
     """Ends whatever runs of a job on some nodes."""
     if keep_snapshots and job.gang is not None:
         job.gang.leftover = tuple(dict.fromkeys((*job.gang.leftover, *nodes)))

@@ -7,17 +7,17 @@ from msgspec import structs
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.jobs.horizon import leave_ns
-from phalanx.cluster.jobs.job import Gang, Job, Phase
+from phalanx.cluster.jobs.job import ClusterJob, Gang, Phase
 from phalanx.cluster.protocol.timeouts import Timeouts, derive
 
 
-def gang_of(job: Job) -> Gang:
+def gang_of(job: ClusterJob) -> Gang:
     """The gang of a job that has one."""
     assert job.gang is not None
     return job.gang
 
 
-def timeouts_of(ctx: Context, job: Job) -> Timeouts:
+def timeouts_of(ctx: Context, job: ClusterJob) -> Timeouts:
     """The deadlines of a job, from its measured step time where there is one."""
     expected = job.spec.expected
     derived = derive(ctx.policy.timeouts, expected, job.step_ns or expected.step_ns)
@@ -27,7 +27,7 @@ def timeouts_of(ctx: Context, job: Job) -> Timeouts:
     return structs.replace(derived, drain_ns=max(derived.drain_ns, derived.hang_ns))
 
 
-def last_call_ns(ctx: Context, job: Job, deadline_ns: int) -> int:
+def last_call_ns(ctx: Context, job: ClusterJob, deadline_ns: int) -> int:
     """When a job must begin to leave so that it is gone, with its state safe, by a deadline.
 
     Twice the time that it should take: storage may be slow, or the gang just form again.
@@ -36,7 +36,7 @@ def last_call_ns(ctx: Context, job: Job, deadline_ns: int) -> int:
     return deadline_ns - 2 * needs_ns
 
 
-def enter(ctx: Context, job: Job, phase: Phase, limit_ns: int, attempts: int = 0) -> int:
+def enter(ctx: Context, job: ClusterJob, phase: Phase, limit_ns: int, attempts: int = 0) -> int:
     """Moves a gang to a phase that must end within a time; returns the deadline.
 
     Whoever gathers the answers says at the deadline who is missing; should nobody say it, the core
@@ -53,7 +53,7 @@ def enter(ctx: Context, job: Job, phase: Phase, limit_ns: int, attempts: int = 0
     return deadline
 
 
-def token(job: Job) -> int:
+def token(job: ClusterJob) -> int:
     """Tells whether a timer of a gang still speaks of the same generation, phase and attempt."""
     phases = ("settling", "joining", "restoring", "running", "draining")
     gang = gang_of(job)

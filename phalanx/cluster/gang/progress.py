@@ -7,17 +7,18 @@ from msgspec import structs
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import write_leases as storage
-from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.jobs.measured import progressed, reports_steps
 from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.protocol.messages import StepsPrinted
 from phalanx.cluster.reasons import reason
+from phalanx.cluster.units import SECOND_NS
 
 UNSAVED_PERIODS = 3  # without a durable checkpoint that was due: something is wrong
 UNSAVED_NS = 60 * SECOND_NS
 
 
-def on_progress(ctx: Context, fact: Progress) -> Job | None:
+def on_progress(ctx: Context, fact: Progress) -> ClusterJob | None:
     """Takes over how far a gang is; a fact about an older generation only settles the ledger."""
     job = ctx.view.jobs.get(fact.job)
     if job is None or job.gang is None or fact.generation > job.generation:
@@ -51,7 +52,7 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     if current and fact.flush_ns:
         storage.flushed(ctx, job, fact.flush_ns)
     if current:
-        _tell_unsaved(ctx, job)
+        _tell_unsaved(ctx, job, fact.step)
     return job
 
 
@@ -62,18 +63,18 @@ def on_printed(ctx: Context, fact: StepsPrinted) -> None:
         return
     if gang_of(job).phase not in ("running", "draining") or fact.node not in job.placement.nodes:
         return
-    known = job.printed
-    if known is not None and known.generation == fact.generation:
-        if fact.step <= known.step:
+    printed = job.printed
+    if printed is not None and printed.generation == fact.generation:
+        if fact.step <= printed.step:
             return
-        measured = max(0, fact.at_ns - known.at_ns) // (fact.step - known.step)
+        measured = max(0, fact.at_ns - printed.at_ns) // (fact.step - printed.step)
         usual = job.printed_step_ns
         job.printed_step_ns = (3 * usual + measured) // 4 if usual else measured
     ctx.ledger.printed(job, fact)
     job.printed = fact
 
 
-def _learn(job: Job, fact: Progress) -> None:
+def _learn(job: ClusterJob, fact: Progress) -> None:
     """How far a gang is, as all of its nodes say."""
     job.step = max(job.step, fact.step)
     job.committed = max(job.committed, fact.committed)
@@ -82,9 +83,9 @@ def _learn(job: Job, fact: Progress) -> None:
         job.add_durable(fact.durable)
 
 
-def _tell_unsaved(ctx: Context, job: Job) -> None:
+def _tell_unsaved(ctx: Context, job: ClusterJob, step: int) -> None:
     """Durable checkpoints that fail do not stop a job: that they are missing is said, once each."""
-    every, behind = job.spec.expected.checkpoint_steps, job.step - job.durable
+    every, behind = job.spec.expected.checkpoint_steps, step - job.durable
     if job.spec.plan is not None and job.spec.plan.origins.get("checkpoint_steps") == "planned":
         return  # the trainer finds its own interval, which may be longer
     if not every or behind < UNSAVED_PERIODS * every or job.unsaved_since == job.durable:

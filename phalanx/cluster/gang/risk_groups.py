@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.cluster.context import Context, FailureDay
-from phalanx.cluster.jobs.job import SECOND_NS, Gang
+from phalanx.cluster.jobs.job import Gang
 from phalanx.cluster.policy import DAY_NS
+from phalanx.cluster.units import SECOND_NS
 
 NodeColumn = NDArray[np.int64]  # a number for each node
 
@@ -54,13 +55,13 @@ def group_of(ctx: Context, node: int) -> str:
 
 def group_numbers(ctx: Context) -> NodeColumn:
     """Of every node of the fleet: its group's place in ``GROUPS``."""
-    young, found = ctx.health.in_service, np.full(len(ctx.fleet), GROUPS.index(OLDER), np.int64)
+    young, numbers = ctx.health.in_service, np.full(len(ctx.fleet), GROUPS.index(OLDER), np.int64)
     lived_ns = ctx.now_ns - np.fromiter(young.values(), np.int64, len(young))
     ages = np.searchsorted(list(YOUNG.values()), lived_ns, side="right")
-    found[np.fromiter(young, np.int64, len(young))] = ages * len(FAILED)
+    numbers[np.fromiter(young, np.int64, len(young))] = ages * len(FAILED)
     for node, days in ctx.health.failed.items():
-        found[node] += min(len(days), len(FAILED) - 1)
-    return found
+        numbers[node] += min(len(days), len(FAILED) - 1)
+    return numbers
 
 
 def groups_of(ctx: Context, nodes: Sequence[int]) -> dict[str, dict[str, int]]:
@@ -117,13 +118,13 @@ def _aging_ns(ctx: Context, gang: Gang, begin_ns: int) -> dict[tuple[str, str], 
     for node, days in ctx.health.failed.items():
         times[node] = min(len(days), len(FAILED) - 1)
     alike = fleet.columns.node_class[nodes] * len(FAILED) + times[nodes]
-    found: dict[tuple[str, str], int] = {}
+    aging_ns: dict[tuple[str, str], int] = {}
     for place in np.unique(alike).tolist():
         kind, often = fleet.classes[place // len(FAILED)].kind, FAILED[place % len(FAILED)]
         for age, part_ns in _parts(since_ns[alike == place], begin_ns, ctx.now_ns):
             if part_ns:
-                found[kind, age + often] = found.get((kind, age + often), 0) + part_ns
-    return found
+                aging_ns[kind, age + often] = aging_ns.get((kind, age + often), 0) + part_ns
+    return aging_ns
 
 
 def forget_old(ctx: Context) -> None:

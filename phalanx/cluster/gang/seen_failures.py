@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from phalanx.cluster.context import HealthState, KindFailures
 from phalanx.cluster.gang.risk_groups import AGE_OF, AGES, FAILED, GROUPS
-from phalanx.cluster.jobs.job import SECOND_NS
-from phalanx.cluster.policy import DAY_NS, MILLION, HealthPolicy
+from phalanx.cluster.policy import DAY_NS, HealthPolicy
+from phalanx.cluster.units import MILLION, SECOND_NS
 
 NODE_GPUS = 8
 NODE_DAY_GPU_SECONDS = NODE_GPUS * DAY_NS // SECOND_NS

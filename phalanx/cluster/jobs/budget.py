@@ -5,16 +5,16 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.departure import depart_safely
-from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.jobs.requests import known
-from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import RaiseBudget
 from phalanx.cluster.reasons import Reason, in_gpu_hours, reason
+from phalanx.cluster.units import MILLION, SECOND_NS
 
 
-def watch(ctx: Context, job: Job) -> None:
+def watch(ctx: Context, job: ClusterJob) -> None:
     """Wakes the core when a job reaches the warning, then the limit of its budget."""
     if not job.budget_gpu_seconds or job.forced or not job.allocated:
         return
@@ -27,7 +27,7 @@ def watch(ctx: Context, job: Job) -> None:
         ctx.wake(ctx.now_ns + max(0, -(-left // rate)), "budget", job.id, job.started_ns)
 
 
-def check(ctx: Context, job: Job) -> None:
+def check(ctx: Context, job: ClusterJob) -> None:
     """Warns near the end of a budget and stops the job at its end, unless it is forced."""
     if job.forced or not job.budget_gpu_seconds or job.state == JobState.DRAINING:
         return
@@ -69,7 +69,7 @@ def on_raise(ctx: Context, fact: RaiseBudget) -> None:
     ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
 
 
-def _ends_for_budget(job: Job) -> bool:
+def _ends_for_budget(job: ClusterJob) -> bool:
     """Whether a job is about to end since it has used its budget."""
     gang = job.gang
     if gang is None or gang.ending != JobState.FAILED:
@@ -77,12 +77,12 @@ def _ends_for_budget(job: Job) -> bool:
     return LeaveCause.of(gang.ending_why) is LeaveCause.BUDGET
 
 
-def _enough(ctx: Context, job: Job, fact: RaiseBudget) -> bool:
+def _enough(ctx: Context, job: ClusterJob, fact: RaiseBudget) -> bool:
     used, budget = ctx.ledger.used_gpu_ns(job.id), fact.budget_gpu_seconds
     return fact.forced or not budget or budget * SECOND_NS > used
 
 
-def _goes_on(job: Job) -> None:
+def _goes_on(job: ClusterJob) -> None:
     """A job that stops for its budget has one again: it comes back, or does not leave at all."""
     gang = gang_of(job)
     if gang.phase == "draining":
@@ -92,6 +92,6 @@ def _goes_on(job: Job) -> None:
         gang.ending, gang.ending_why = None, Reason("")
 
 
-def _warning_gpu_ns(ctx: Context, job: Job) -> int:
+def _warning_gpu_ns(ctx: Context, job: ClusterJob) -> int:
     share = ctx.policy.price.budget_warning_ppm
     return job.budget_gpu_seconds * SECOND_NS * share // MILLION

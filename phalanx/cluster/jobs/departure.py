@@ -10,7 +10,7 @@ from phalanx.cluster.gang.losses import tell_left, unsaved, why_gone
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of, timeouts_of
 from phalanx.cluster.jobs.horizon import leave_ns
-from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.jobs.leave_cause import FOR_OTHERS, LeaveCause
 from phalanx.cluster.jobs.lifecycle import end, let_in, release, take_over_change
 from phalanx.cluster.reasons import Reason, reason, span_of
@@ -18,7 +18,7 @@ from phalanx.cluster.reasons import Reason, reason, span_of
 
 def leave(
     ctx: Context,
-    job: Job,
+    job: ClusterJob,
     state: JobState,
     why: Reason,
     *,
@@ -58,7 +58,9 @@ def leave(
         end(ctx, job, state, why)
 
 
-def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason, *, by_ns: int = 0) -> None:
+def depart_safely(
+    ctx: Context, job: ClusterJob, ending: JobState, why: Reason, *, by_ns: int = 0
+) -> None:
     """Makes a job leave its nodes; steps that are in memory alone are written first.
 
     A gang that forms just now does so, if it can, and is drained then: see ``on_ready``.
@@ -83,7 +85,7 @@ def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason, *, by_n
         leave(ctx, job, ending, why)
 
 
-def drain_limit_ns(ctx: Context, job: Job, why: Reason) -> int:
+def drain_limit_ns(ctx: Context, job: ClusterJob, why: Reason) -> int:
     """How long a gang may take to save its state and go."""
     by_ns, usual = gang_of(job).leave_by_ns, timeouts_of(ctx, job).drain_ns
     if not by_ns:
@@ -94,14 +96,14 @@ def drain_limit_ns(ctx: Context, job: Job, why: Reason) -> int:
     return min(left, max(usual, ctx.policy.queue.grace_ns))
 
 
-def must_be_gone(ctx: Context, job: Job) -> None:
+def must_be_gone(ctx: Context, job: ClusterJob) -> None:
     """The time is over that a gang had to form and save its state before it leaves."""
     gang = gang_of(job)
     if gang.ending is not None and gang.phase != "draining" and ctx.now_ns >= gang.leave_by_ns > 0:
         leave(ctx, job, gang.ending, gang.ending_why, keep_memory=True)
 
 
-def give_way(ctx: Context, job: Job, grace_ns: int, why: Reason) -> None:
+def give_way(ctx: Context, job: ClusterJob, grace_ns: int, why: Reason) -> None:
     """A job leaves for others within its grace; one that leaves already may have to be quicker."""
     job.preemptions += gang_of(job).ending is None
     depart_safely(ctx, job, JobState.PENDING, why, by_ns=ctx.now_ns + grace_ns)
@@ -125,9 +127,9 @@ def deadline(ctx: Context, number: int, _token: int) -> None:
         depart_safely(ctx, job, JobState.FAILED, why)
 
 
-def time_limit(ctx: Context, job: Job) -> None:
+def time_limit(ctx: Context, job: ClusterJob) -> None:
     """A job's time is over: it makes a checkpoint and leaves."""
-    limit = job.spec.time_limit_ns
+    limit = job.time_limit_ns
     why = LeaveCause.TIME_LIMIT.because(seconds=limit // 10**9, step=job.step)
     ending: JobState = JobState.PENDING if job.spec.requeue_at_limit else JobState.FAILED
     assert job.placement is not None

@@ -1,16 +1,47 @@
-"""Jobs that wait for others: afterok, afterany, afternotok, singleton; the width of arrays."""
+"""Jobs that belong together: who waits for whom, the width of arrays, trials of sweeps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.jobs.job import Job, JobSpec, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec, JobState
 from phalanx.cluster.protocol.events import Step
 from phalanx.cluster.reasons import Reason, reason
 
 MOST_AWAITED = 200_000  # pairs of a job and one that it waits for, of one submission
 SHOWN_STEPS = 20  # of a circle
+
+
+def trial_of(spec: JobSpec) -> tuple[str, str, int, int] | None:
+    """Whose sweep, which one, which trial and rung a job is; None: of no sweep."""
+    trial = spec.trial
+    return (spec.team, trial.sweep, trial.number, trial.rung) if trial is not None else None
+
+
+def same_trial(ctx: Context, spec: JobSpec) -> int:
+    """The job that is this trial already, and that need not be made again; 0: there is none.
+
+    Whoever drives a sweep may be killed after a submission, or be there twice: each trial is one.
+    """
+    key = trial_of(spec)
+    job = ctx.view.jobs.get(ctx.trials.get(key, 0)) if key is not None else None
+    again = job is None or job.state in (JobState.FAILED, JobState.CANCELLED)
+    return 0 if job is None or again else job.id
+
+
+def remember_trial(ctx: Context, job: ClusterJob) -> None:
+    """Keeps in mind which trial a job is; the newest job counts."""
+    key = trial_of(job.spec)
+    if key is not None:
+        ctx.trials[key] = job.id
+
+
+def forget_trial(ctx: Context, job: ClusterJob) -> None:
+    """A job is forgotten."""
+    key = trial_of(job.spec)
+    if key is not None and ctx.trials.get(key) == job.id:
+        del ctx.trials[key]
 
 
 def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None]:
@@ -38,13 +69,13 @@ def _all_succeeded(ctx: Context, number: int) -> bool:
     return all(job.state == JobState.DONE for job in members(ctx, number))
 
 
-def _never(job: Job) -> Reason:
+def _never(job: ClusterJob) -> Reason:
     """Why a job that needs the success of another one can never start."""
     state = job.state if job.ended else "can itself never start"
     return reason("dependency_never", job=job.id, state=state)
 
 
-def give_up(ctx: Context, job: Job, why: Reason) -> None:
+def give_up(ctx: Context, job: ClusterJob, why: Reason) -> None:
     """A job can never start; those that need its success cannot either, and are told."""
     lost = [(job, why)]
     for lost_job, told in lost:  # a chain may be long: no recursion
@@ -60,7 +91,7 @@ def give_up(ctx: Context, job: Job, why: Reason) -> None:
                 other.why = waiting(ctx, other)
 
 
-def members(ctx: Context, number: int) -> list[Job]:
+def members(ctx: Context, number: int) -> list[ClusterJob]:
     """A job, or all jobs of the array that it is the first of."""
     job = ctx.view.jobs.get(number)
     if job is None:
@@ -82,14 +113,14 @@ def refused(ctx: Context, spec: JobSpec) -> Reason | None:
     return None
 
 
-def remember(ctx: Context, job: Job) -> None:
+def remember(ctx: Context, job: ClusterJob) -> None:
     """Files a job that has not ended under what it waits for and under its name."""
     for number in job.waiting_for:
         ctx.dependants.setdefault(number, {})[job.id] = None
     ctx.namesakes.setdefault((job.spec.name, job.spec.user), {})[job.id] = None
 
 
-def withdrawn(ctx: Context, job: Job) -> None:
+def withdrawn(ctx: Context, job: ClusterJob) -> None:
     """A job waits for nobody any more: those it waited for need not know of it."""
     for number in job.waiting_for:
         others = ctx.dependants[number]
@@ -99,7 +130,7 @@ def withdrawn(ctx: Context, job: Job) -> None:
     job.waiting_for = {}
 
 
-def ended(ctx: Context, job: Job) -> list[Job]:
+def ended(ctx: Context, job: ClusterJob) -> list[ClusterJob]:
     """A job has ended. Returns those that wait for nothing any more because of it."""
     key = (job.spec.name, job.spec.user)
     ctx.namesakes[key].pop(job.id, None)
@@ -124,7 +155,7 @@ def ended(ctx: Context, job: Job) -> list[Job]:
     return freed
 
 
-def waiting(ctx: Context, job: Job) -> Reason:
+def waiting(ctx: Context, job: ClusterJob) -> Reason:
     """What a job with dependencies waits for; one that can never start itself is named first."""
     for number in job.waiting_for:
         if ctx.view.jobs[number].never:
@@ -166,7 +197,7 @@ def workflow_order(steps: Sequence[Step]) -> list[int] | Reason:
     return list(done)
 
 
-def _awaits_failure(ctx: Context, other: Job, job: Job) -> Reason | None:
+def _awaits_failure(ctx: Context, other: ClusterJob, job: ClusterJob) -> Reason | None:
     """Why a job can never start that one which succeeded should have failed for; None: it can."""
     wanted = (job.id, job.array_parent or job.id)
     for dependency in other.spec.after:
@@ -177,7 +208,7 @@ def _awaits_failure(ctx: Context, other: Job, job: Job) -> Reason | None:
     return None
 
 
-def _wants_success(other: Job, job: Job) -> bool:
+def _wants_success(other: ClusterJob, job: ClusterJob) -> bool:
     wanted = (job.id, job.array_parent or job.id)
     return any(d.kind == "afterok" and d.job in wanted for d in other.spec.after)
 

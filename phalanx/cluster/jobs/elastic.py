@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from phalanx.cluster.causes import FormationCause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import spare_pool as pool
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.fence import fence_left
 from phalanx.cluster.gang.layout import (
     column_replicas,
@@ -17,9 +17,10 @@ from phalanx.cluster.gang.layout import (
 from phalanx.cluster.gang.orders import form_order, stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.feasibility import beyond_limits
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.jobs.lifecycle import spare_gpus
 from phalanx.cluster.jobs.requests import known
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Scale
 from phalanx.cluster.reasons import Reason, reason
@@ -50,7 +51,7 @@ def on_scale(ctx: Context, fact: Scale) -> None:
     ctx.emit((), Accept(reason=told, request=fact.request, job=job.id))
 
 
-def _cannot_scale(job: Job, replicas: int) -> Reason | None:
+def _cannot_scale(job: ClusterJob, replicas: int) -> Reason | None:
     """Why a job cannot have this many replicas; None: it can."""
     shape, placement = (job.own or job.spec).gang, job.placement
     if not shape.floor <= replicas <= shape.ceiling:
@@ -65,7 +66,7 @@ def _cannot_scale(job: Job, replicas: int) -> Reason | None:
     return None
 
 
-def resize(ctx: Context, job: Job, replicas: int, why: Reason) -> None:
+def resize(ctx: Context, job: ClusterJob, replicas: int, why: Reason) -> None:
     """Moves a running gang towards a number of replicas."""
     placement = job.placement
     if placement is None or gang_of(job).phase != "running":
@@ -78,7 +79,7 @@ def resize(ctx: Context, job: Job, replicas: int, why: Reason) -> None:
         grow(ctx, job, replicas)
 
 
-def give_up(ctx: Context, job: Job, columns: int, why: Reason) -> None:
+def give_up(ctx: Context, job: ClusterJob, columns: int, why: Reason) -> None:
     """Releases the last columns of a running gang to the fleet."""
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
@@ -86,7 +87,7 @@ def give_up(ctx: Context, job: Job, columns: int, why: Reason) -> None:
     gone = range(count - columns, count)
     slots = [slot for column in gone for slot in column_slots(shape, placement.replicas, column)]
     nodes = tuple(placement.nodes[slot] for slot in slots)
-    ctx.ledger.fail(job.id, "resize")
+    ctx.ledger.fail(job.id, FormationCause.RESIZE)
     for node in nodes:
         ctx.fleet.release(job.id, node)
     together = column_replicas(shape, placement.replicas)
@@ -130,7 +131,7 @@ def use_the_rest(ctx: Context) -> None:
             ctx.wake(again_ns, "capacity", 0)
 
 
-def _grow_back(ctx: Context, job: Job) -> None:
+def _grow_back(ctx: Context, job: ClusterJob) -> None:
     early = ctx.now_ns < _reshaped_again_ns(ctx, job)
     if job.own is None:
         grow(ctx, job, job.wanted_replicas, early=early)
@@ -138,7 +139,7 @@ def _grow_back(ctx: Context, job: Job) -> None:
         return_to_own(ctx, job)
 
 
-def _wanting(ctx: Context) -> list[Job]:
+def _wanting(ctx: Context) -> list[ClusterJob]:
     """Jobs that may want more nodes than they hold, the first that started first."""
     for number in [number for number in ctx.wanting if number not in ctx.view.active]:
         del ctx.wanting[number]
@@ -146,7 +147,7 @@ def _wanting(ctx: Context) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.started_ns, job.id))
 
 
-def _small(ctx: Context) -> list[Job]:
+def _small(ctx: Context) -> list[ClusterJob]:
     """Jobs that run with fewer replicas than they should, or as one of their fallbacks."""
     small = []
     for job in _wanting(ctx):
@@ -164,7 +165,7 @@ def _small(ctx: Context) -> list[Job]:
     return small
 
 
-def _reshaped_again_ns(ctx: Context, job: Job) -> int:
+def _reshaped_again_ns(ctx: Context, job: ClusterJob) -> int:
     """When a gang may be reshaped once more without need.
 
     Nodes that it went on without, because they were slow to start, come in as soon as they have.
@@ -174,7 +175,7 @@ def _reshaped_again_ns(ctx: Context, job: Job) -> int:
     return min(again_ns, gang.ready_ns) if gang.ready_ns > gang.reshaped_ns else again_ns
 
 
-def lacks_spares(job: Job) -> bool:
+def lacks_spares(job: ClusterJob) -> bool:
     """Whether a job that runs in its full size has fewer spares than it asked for."""
     placement = job.placement
     if placement is None or placement.replicas < job.wanted_replicas:
@@ -182,7 +183,7 @@ def lacks_spares(job: Job) -> bool:
     return len(placement.spares) < job.spec.spares
 
 
-def fill_spares(ctx: Context, job: Job) -> None:
+def fill_spares(ctx: Context, job: ClusterJob) -> None:
     """Gives a job idle nodes until it has the spares it asked for."""
     placement = job.placement
     assert placement is not None

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, SECOND_NS, Job, JobSpec
+from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, ClusterJob, JobSpec
 from phalanx.cluster.placement.choose import never_fits
 from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.placement.request import PlacementRequest, gpus_of, request_of, tensor_slots
-from phalanx.cluster.policy import MILLION, Policy, QueuePolicy, Quota
+from phalanx.cluster.policy import Policy, QueuePolicy, Quota
 from phalanx.cluster.reasons import Code, Reason, reason, span_of
 from phalanx.cluster.state import View
+from phalanx.cluster.units import MILLION, SECOND_NS
 from phalanx.config.errors import ConfigProblem, did_you_mean, problem
 
 
@@ -43,7 +44,7 @@ MORE_NODES = "such nodes must join, or cancel it and submit it anew"
 
 def admit(view: View, spec: JobSpec) -> Reason | None:
     """Why a submission can never run here; None: it can."""
-    job = Job(id=0, spec=spec, submitted_ns=view.now_ns)
+    job = ClusterJob(id=0, spec=spec, submitted_ns=view.now_ns)
     return (
         _names(view, spec)
         or _partition(view, spec)
@@ -81,7 +82,7 @@ def out_of_time(spec: JobSpec, now_ns: int) -> Reason | None:
     return reason("deadline_near", needed=needed, left=span_of(max(0, deadline_ns - begin_ns)))
 
 
-def never_starts(view: View, job: Job) -> Reason | None:
+def never_starts(view: View, job: ClusterJob) -> Reason | None:
     """What became of the site since a job was submitted so that it cannot start; None: it can.
 
     Only what binds starts too is looked at. A person may change it back, so the job goes on
@@ -151,12 +152,12 @@ def _too_long(spec: JobSpec, what: str, most: int) -> Reason | None:
     return None
 
 
-def beyond_limits(view: View, job: Job, replicas: int) -> Reason | None:
+def beyond_limits(view: View, job: ClusterJob, replicas: int) -> Reason | None:
     """Which limit, shared with others, is below what so many replicas of a job need."""
     return _too_many(gpus_of(view.fleet, job, replicas), _shared_limits(view, job.spec))
 
 
-def _limits(view: View, job: Job, gpus: int) -> Reason | None:
+def _limits(view: View, job: ClusterJob, gpus: int) -> Reason | None:
     spec = job.spec
     alone = view.policy.queue.qos[spec.qos].most_gpus_per_job
     own = (f"class of service {spec.qos}", alone)
@@ -294,6 +295,7 @@ def _queue_problems(policy: QueuePolicy) -> list[ConfigProblem]:
         "least_run_ns",
         "most_stay_ns",
         "starving_ns",
+        "firm_after_ns",
         "starving_reservations",
         "replan_ns",
         "delay_ns",

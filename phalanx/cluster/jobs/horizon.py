@@ -12,7 +12,7 @@ import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.placement.free_index import Nodes, array_of, free_index_of
 from phalanx.cluster.placement.request import PlacementRequest, tensor_slots
 from phalanx.cluster.protocol.timeouts import derive
@@ -21,26 +21,33 @@ from phalanx.cluster.state import View
 NEVER_NS = 2**62
 
 
-def bound_ns(view: View, job: Job) -> int | None:
+def bound_ns(view: View, job: ClusterJob) -> int | None:
     """The longest that a job can hold nodes from its start on; None: nobody says."""
-    if not job.spec.time_limit_ns:
-        return None
-    return max(0, job.spec.time_limit_ns - job.ran_ns) + leave_ns(view, job)
+    return _bound_ns(view, job, job.time_limit_ns)
 
 
-def leave_ns(view: View, job: Job) -> int:
+def least_bound_ns(view: View, job: ClusterJob) -> int | None:
+    """The same if it gets the shortest limit that it accepts."""
+    return _bound_ns(view, job, job.spec.time_min_ns or job.time_limit_ns)
+
+
+def _bound_ns(view: View, job: ClusterJob, limit_ns: int) -> int | None:
+    return max(0, limit_ns - job.ran_ns) + leave_ns(view, job) if limit_ns else None
+
+
+def leave_ns(view: View, job: ClusterJob) -> int:
     """How long a job may take to leave at its limit: the grace, or what a checkpoint takes."""
     policy, expected = view.policy, job.spec.expected
     drain_ns = derive(policy.timeouts, expected).drain_ns if expected.checkpoint_steps else 0
     return max(policy.queue.grace_ns, drain_ns)
 
 
-def end_ns(view: View, job: Job) -> int:
+def end_ns(view: View, job: ClusterJob) -> int:
     """When a running job will be gone: at the latest, where it has a limit."""
     return min(NEVER_NS, job.started_ns + length_ns(view, job))
 
 
-def length_ns(view: View, job: Job) -> int:
+def length_ns(view: View, job: ClusterJob) -> int:
     """How long a job holds its nodes once it starts: its bound, or what is expected of it."""
     expected = job.spec.expected
     bound = bound_ns(view, job)
@@ -52,7 +59,7 @@ def length_ns(view: View, job: Job) -> int:
     return running + expected.start_ns + expected.form_ns
 
 
-def likely_end_ns(view: View, job: Job) -> int | None:
+def likely_end_ns(view: View, job: ClusterJob) -> int | None:
     """When a running job will probably be gone, as it looks now; None: nobody can say.
 
     Unlike what the queue reckons with, it moves as steps are made, and nothing is assumed.
@@ -94,7 +101,7 @@ class Horizon:
         renewed.clear()
         return True
 
-    def started(self, view: View, job: Job) -> None:
+    def started(self, view: View, job: ClusterJob) -> None:
         """A job starts now; the core has not written that down yet."""
         self._ends[job.id] = min(NEVER_NS, view.now_ns + length_ns(view, job))
 
@@ -179,7 +186,7 @@ class RunningEnds:
         end_ns = self.horizon(view).end_ns(view, job)
         return end_ns if end_ns > view.now_ns else None
 
-    def started(self, view: View, job: Job) -> None:
+    def started(self, view: View, job: ClusterJob) -> None:
         """A job starts now; its nodes are looked at when somebody asks for ends."""
         horizon = self.horizon(view) if self._horizon is None else self._horizon
         horizon.started(view, job)

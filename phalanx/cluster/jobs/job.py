@@ -1,4 +1,4 @@
-"""What is asked of the cluster (JobSpec), and what becomes of it (Job)."""
+"""What is asked of the cluster (JobSpec), and what becomes of it (ClusterJob)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from phalanx.cluster.gang.remembered import Dispute, Kept, Loss
-from phalanx.cluster.job_relations import Array, Dependency
+from phalanx.cluster.job_relations import Array, Dependency, SweepTrial
 from phalanx.cluster.plan_record import PlanInterval, PlanRecord
 from phalanx.cluster.protocol.messages import Source, StepsPrinted, WorkerExited
 from phalanx.cluster.reasons import Reason
+from phalanx.cluster.units import HOUR_NS, SECOND_NS
 from phalanx.plan.cost.traffic import AxisTraffic
 
-SECOND_NS = 1_000_000_000
-HOUR_NS = 3600 * SECOND_NS
 LONGEST_NS = 10 * 365 * 24 * HOUR_NS  # of any time: sums of them stay far from 64 bits
 MOST_PRIORITY = 10**9  # and of all that is weighed with it
 DURABLES_KEPT = 2048  # checkpoints of a job that the core remembers, to roll back to
@@ -148,6 +147,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     expected: Expected = Expected()
     constraint: str = ""  # e.g. "a100|h100 & nvlink"
     time_limit_ns: int = 0  # of running; 0: none
+    time_min_ns: int = 0  # a shorter limit that it accepts to start earlier; 0: none
     begin_ns: int = 0  # it does not start before; 0: at once
     deadline_ns: int = 0  # it must have ended then; 0: none
     held: bool = False  # it waits until somebody releases it
@@ -155,6 +155,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     retries: int = 3  # failures of its own without progress that it is started again after
     after: tuple[Dependency, ...] = ()
     array: Array | None = None
+    trial: SweepTrial | None = None
     budget_gpu_seconds: int = 0  # 0: none
     forced: bool = False  # goes on above its budget
     spares: int = 0  # nodes held with the gang, idle, to replace one of its own
@@ -243,7 +244,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     next_backup: int = -1  # the same of the generation that forms
     lost: dict[int, str] = {}  # nodes whose memory is gone since then, with the cause
     broken: dict[int, str] = {}  # nodes whose workers died, with the cause: to be dealt with
-    cause: str = "start"  # of the current formation
+    cause: str = "start"  # of the current formation: a Cause or FormationCause
     culprit: int = -1
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
     refused: tuple[str, ...] = ()  # restore sources that failed in this incident
@@ -274,7 +275,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     only_saves: bool = False  # this generation writes what it restored, and makes no step
 
 
-class Job(Struct, kw_only=True, omit_defaults=True):
+class ClusterJob(Struct, kw_only=True, omit_defaults=True):
     """A job in the core. Plain data; the modules beside this one change it."""
 
     id: int
@@ -286,6 +287,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     queued_ns: int = 0  # since when it is eligible
     waited_ns: int = 0  # in the queue, up to its last start; its own limit makes it 0
     started_ns: int = 0  # of the current allocation
+    granted_ns: int = 0  # its limit, where the queue gave a shorter one; 0: the submission's
     ran_ns: int = 0  # in earlier allocations
     ended_ns: int = 0
     placement: Placement | None = None
@@ -344,11 +346,17 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     former: JobSpec | None = None  # what it was, until it has made a step as changed
     own: JobSpec | None = None  # its submission, while it runs as one of its fallbacks
     own_step_ns: int = 0  # of that, as measured; 0: not yet
+    result: str = ""  # what its program left as that when it ended well
 
     @property
     def expected(self) -> Expected:
         """What is expected of it now, for choices and forecasts; deadlines are the submission's."""
         return self.revised or self.spec.expected
+
+    @property
+    def time_limit_ns(self) -> int:
+        """Of its current allocation, and of what it ran before; 0: none."""
+        return self.granted_ns or self.spec.time_limit_ns
 
     @property
     def wanted_replicas(self) -> int:

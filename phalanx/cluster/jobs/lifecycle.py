@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from phalanx.cluster.causes import FormationCause
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang import failure_rates, left_memory
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs import write_leases as storage
-from phalanx.cluster.jobs.job import Job, JobState, Placement, SpecChange
+from phalanx.cluster.jobs.job import ClusterJob, JobState, Placement, SpecChange
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.reasons import Reason, reason
 
 
-def let_in(ctx: Context, job: Job) -> None:
+def let_in(ctx: Context, job: ClusterJob) -> None:
     """Puts a job into the queue, unless a person holds it or its time to begin has not come."""
     if becomes_eligible(ctx, job):
         ctx.queue.on_pending(ctx.view, job)
 
 
-def becomes_eligible(ctx: Context, job: Job) -> bool:
+def becomes_eligible(ctx: Context, job: ClusterJob) -> bool:
     """Whether a job is for the queue from now on; if so, whoever asks tells the queue of it."""
     if job.held:
         job.eligible, job.why = False, job.operator_hold or reason("held")
@@ -48,7 +49,7 @@ def begin(ctx: Context, number: int, _token: int) -> None:
         let_in(ctx, job)
 
 
-def start(ctx: Context, job: Job, placement: Placement, why: Reason) -> None:
+def start(ctx: Context, job: ClusterJob, placement: Placement, why: Reason) -> None:
     """The queue gave a job its nodes."""
     del ctx.view.pending[job.id]
     ctx.view.active[job.id] = None
@@ -58,14 +59,15 @@ def start(ctx: Context, job: Job, placement: Placement, why: Reason) -> None:
     job.gang = left_memory.taken_up(ctx, job)
     job.gang.rollback, job.gang.skip_step = job.rollback, job.skip_step
     left_memory.displace(ctx, job, placement.nodes + placement.spares)
-    ctx.ledger.start(job, held_gpus(ctx, job), spare_gpus(ctx, placement), "start")
-    if job.spec.time_limit_ns:
-        left = max(0, job.spec.time_limit_ns - job.ran_ns)
+    ctx.ledger.start(job, held_gpus(ctx, job), spare_gpus(ctx, placement), FormationCause.START)
+    if job.time_limit_ns:
+        left = max(0, job.time_limit_ns - job.ran_ns)
         ctx.wake(ctx.now_ns + left, "time_limit", job.id, job.started_ns)
+    ctx.note_step(job)
     form(ctx, job, why)
 
 
-def release(ctx: Context, job: Job) -> None:
+def release(ctx: Context, job: ClusterJob) -> None:
     """Takes all nodes back from a job."""
     placement = job.placement
     assert placement is not None
@@ -77,6 +79,7 @@ def release(ctx: Context, job: Job) -> None:
         if ctx.fleet.state(node) is NodeState.SPARE:
             ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("job_left"))
     job.ran_ns += ctx.now_ns - job.started_ns
+    job.granted_ns = 0
     job.placement = None
     job.rollback, job.skip_step = gang_of(job).rollback, gang_of(job).skip_step
     job.gang = None
@@ -86,7 +89,7 @@ def release(ctx: Context, job: Job) -> None:
     ctx.look_at_queue(capacity=True)
 
 
-def take_over_change(ctx: Context, job: Job) -> None:
+def take_over_change(ctx: Context, job: ClusterJob) -> None:
     """A job that holds no nodes becomes what it was asked to become, or was submitted as.
 
     Nothing that a person asks for where nodes keep its last steps in memory: too few of them may
@@ -108,7 +111,7 @@ def take_over_change(ctx: Context, job: Job) -> None:
     job.forget_measurements()
 
 
-def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
+def end(ctx: Context, job: ClusterJob, state: JobState, why: Reason) -> None:
     """The end of a job that holds nothing any more; lets in those that waited for it."""
     if job.id in ctx.view.pending:
         withdraw(ctx, job)
@@ -122,17 +125,18 @@ def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
         if not blocked(ctx, other):
             let_in(ctx, other)
     next_of_array(ctx, job)
+    ctx.note_step(job)
     forget_oldest(ctx, job)
 
 
-def withdraw(ctx: Context, job: Job) -> None:
+def withdraw(ctx: Context, job: ClusterJob) -> None:
     """Takes a job out of the queue: what it was promised is for others."""
     del ctx.view.pending[job.id]
     ctx.queue.on_withdrawn(ctx.view, job)
     ctx.look_at_queue(capacity=True)
 
 
-def keep_out(ctx: Context, job: Job) -> None:
+def keep_out(ctx: Context, job: ClusterJob) -> None:
     """Takes a job that is held out of the queue."""
     job.eligible = False
     job.waited_ns += ctx.now_ns - job.queued_ns
@@ -140,13 +144,13 @@ def keep_out(ctx: Context, job: Job) -> None:
     job.why = job.operator_hold or reason("held")
 
 
-def blocked(ctx: Context, job: Job) -> bool:
+def blocked(ctx: Context, job: ClusterJob) -> bool:
     """Whether something other than a person keeps a job out of the queue."""
     in_array = job.id in ctx.view.array_waiting.get(job.array_parent, ())
     return job.never or bool(job.waiting_for) or in_array
 
 
-def next_of_array(ctx: Context, job: Job) -> None:
+def next_of_array(ctx: Context, job: ClusterJob) -> None:
     """Lets in the next member of an array in place of one that ended."""
     waiting = ctx.view.array_waiting.get(job.array_parent)
     if waiting is None:
@@ -166,16 +170,17 @@ def next_of_array(ctx: Context, job: Job) -> None:
         del ctx.view.array_waiting[job.array_parent]
 
 
-def forget_oldest(ctx: Context, job: Job) -> None:
+def forget_oldest(ctx: Context, job: ClusterJob) -> None:
     """Keeps the number of ended jobs in memory within its limit."""
     ctx.ended[job.id] = None
     while len(ctx.ended) > ctx.policy.ended_jobs:
         oldest = next(iter(ctx.ended))
+        dependencies.forget_trial(ctx, ctx.view.jobs[oldest])
         del ctx.ended[oldest], ctx.view.jobs[oldest]
         ctx.ledger.retire(oldest)
 
 
-def held_gpus(ctx: Context, job: Job) -> int:
+def held_gpus(ctx: Context, job: ClusterJob) -> int:
     """GPUs that a job's slots hold."""
     return ctx.fleet.job_gpus.get(job.id, 0)
 
@@ -185,7 +190,7 @@ def spare_gpus(ctx: Context, placement: Placement) -> int:
     return sum(ctx.fleet.nodes[node].gpus for node in placement.spares)
 
 
-def drop_spare(ctx: Context, job: Job, node: int) -> None:
+def drop_spare(ctx: Context, job: ClusterJob, node: int) -> None:
     """A job loses a node that stood by for it."""
     placement = job.placement
     assert placement is not None

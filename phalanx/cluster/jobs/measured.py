@@ -10,36 +10,37 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import Expected, Job, JobSpec
+from phalanx.cluster.causes import FormationCause
+from phalanx.cluster.jobs.job import ClusterJob, Expected, JobSpec
 from phalanx.cluster.plan_record import Origin
 from phalanx.cluster.protocol.events import Progress
 
 RESTORES = {"peer": "restore_peer_ns", "disk": "restore_disk_ns", "remote": "restore_remote_ns"}
 
 
-def reports_steps(job: Job) -> bool:
+def reports_steps(job: ClusterJob) -> bool:
     """Whether it is our trainer, or a program that has reported a step."""
     return job.spec.reports_steps or job.step_ns > 0 or job.first_step_ns > 0
 
 
-def learn(job: Job, **measured_ns: int) -> None:
+def learn(job: ClusterJob, **measured_ns: int) -> None:
     """Takes over times that were measured; later ones move an earlier one by a quarter."""
     if job.spec.plan is None or not measured_ns:
         return
-    before, known = job.expected, dict.fromkeys(job.measured)
+    before, measured_before = job.expected, dict.fromkeys(job.measured)
     for name, value in measured_ns.items():
-        if name in known:
+        if name in measured_before:
             measured_ns[name] = (3 * getattr(before, name) + value) // 4
     job.revised = structs.replace(before, **measured_ns)
-    job.measured = tuple(sorted({**known, **dict.fromkeys(measured_ns)}))
+    job.measured = tuple(sorted({**measured_before, **dict.fromkeys(measured_ns)}))
 
 
-def joined(job: Job, cause: str, passed_ns: int) -> None:
+def joined(job: ClusterJob, cause: str, passed_ns: int) -> None:
     """All workers of a generation have joined, so long after they were ordered."""
-    learn(job, **{"start_ns" if cause == "start" else "standby_ns": passed_ns})
+    learn(job, **{"start_ns" if cause == FormationCause.START else "standby_ns": passed_ns})
 
 
-def restored(job: Job, source: str, passed_ns: int) -> None:
+def restored(job: ClusterJob, source: str, passed_ns: int) -> None:
     """A gang has formed its groups and loaded its state, together in so long."""
     if source in RESTORES:
         learn(job, **{RESTORES[source]: max(1, passed_ns - job.expected.form_ns)})
@@ -47,7 +48,7 @@ def restored(job: Job, source: str, passed_ns: int) -> None:
         learn(job, form_ns=passed_ns)
 
 
-def progressed(job: Job, fact: Progress, steps: int) -> None:
+def progressed(job: ClusterJob, fact: Progress, steps: int) -> None:
     """Steps were made: what snapshots and checkpoints took of them."""
     if steps <= 0:
         return
@@ -73,7 +74,7 @@ def shared_step_ns(spec: JobSpec, replicas: int) -> int:
     return expected.step_ns * wanted // replicas
 
 
-def waiting_parts_ns(job: Job) -> tuple[int, int]:
+def waiting_parts_ns(job: ClusterJob) -> tuple[int, int]:
     """(exposed communication, bubble) of a step; of a measured step, the shares of the plan."""
     expected = job.spec.expected
     if job.spec.plan is None or not job.step_ns:
@@ -85,7 +86,7 @@ def waiting_parts_ns(job: Job) -> tuple[int, int]:
     )
 
 
-def expected_now(job: Job) -> tuple[Expected, dict[str, Origin]]:
+def expected_now(job: ClusterJob) -> tuple[Expected, dict[str, Origin]]:
     """Every expectation with where it is from, the measured step among them."""
     origins: dict[str, Origin] = dict.fromkeys(Expected.__struct_fields__, "default")
     if job.spec.plan is not None:

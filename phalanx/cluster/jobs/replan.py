@@ -10,15 +10,15 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs import budget
 from phalanx.cluster.jobs.departure import depart_safely
 from phalanx.cluster.jobs.feasibility import admit
-from phalanx.cluster.jobs.job import Gang, Job, JobSpec, JobState, Placement, SpecChange
+from phalanx.cluster.jobs.job import ClusterJob, Gang, JobSpec, JobState, Placement, SpecChange
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.jobs.lifecycle import held_gpus, spare_gpus, start, take_over_change
 from phalanx.cluster.jobs.requests import known, refused_as_ending
 from phalanx.cluster.jobs.submission import senseless
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.choose import PlacementRefusal, place, request_of
 from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.placement.request import PlacementRequest, gpus_of
@@ -50,7 +50,7 @@ def on_replan(ctx: Context, fact: Replan) -> None:
     ctx.emit((), Accept(reason=why, request=fact.request, job=job.id))
 
 
-def start_again(ctx: Context, job: Job, gang: Gang, left: Placement) -> None:
+def start_again(ctx: Context, job: ClusterJob, gang: Gang, left: Placement) -> None:
     """A job has left its nodes with its state safe; where that was to change, it starts at once.
 
     Whoever was to be gone by a time, for others, waits for its turn like them.
@@ -68,7 +68,7 @@ def _why(change: SpecChange) -> Reason:
     )
 
 
-def _refusal(ctx: Context, job: Job, change: SpecChange) -> Reason | None:
+def _refusal(ctx: Context, job: ClusterJob, change: SpecChange) -> Reason | None:
     """Why a change is not carried out; None: it is."""
     spec, old = change.spec, job.spec
     if job.change is not None:
@@ -89,7 +89,7 @@ def _refusal(ctx: Context, job: Job, change: SpecChange) -> Reason | None:
     return beyond_limits(ctx, job, changed) or _no_place(ctx, job, changed)
 
 
-def beyond_limits(ctx: Context, job: Job, changed: Job) -> Reason | None:
+def beyond_limits(ctx: Context, job: ClusterJob, changed: ClusterJob) -> Reason | None:
     """Which limits leave too little for a job that would become larger."""
     assert job.placement is not None
     ctx.queue.sync(ctx.view)
@@ -101,7 +101,7 @@ def beyond_limits(ctx: Context, job: Job, changed: Job) -> Reason | None:
     return reason("change_at_limit", more=more, left=left, team=team, qos=qos)
 
 
-def _no_place(ctx: Context, job: Job, changed: Job) -> Reason | None:
+def _no_place(ctx: Context, job: ClusterJob, changed: ClusterJob) -> Reason | None:
     """Why a gang would have no place if it left its nodes; None: it would."""
     found = place_as(ctx, job, changed)
     if isinstance(found, PlacementRefusal):
@@ -109,7 +109,7 @@ def _no_place(ctx: Context, job: Job, changed: Job) -> Reason | None:
     return None
 
 
-def place_as(ctx: Context, job: Job, changed: Job) -> Placement | PlacementRefusal:
+def place_as(ctx: Context, job: ClusterJob, changed: ClusterJob) -> Placement | PlacementRefusal:
     """Where a changed gang would stand if it left its nodes and came back."""
     placement, fleet = job.placement, ctx.fleet
     assert placement is not None
@@ -120,7 +120,7 @@ def place_as(ctx: Context, job: Job, changed: Job) -> Placement | PlacementRefus
     return found
 
 
-def _request(ctx: Context, job: Job, left: Placement) -> PlacementRequest:
+def _request(ctx: Context, job: ClusterJob, left: Placement) -> PlacementRequest:
     """What a job asks for that leaves its nodes and comes back.
 
     Others may have been promised these for the time when it ends, which it does not now.
@@ -134,7 +134,7 @@ def _request(ctx: Context, job: Job, left: Placement) -> PlacementRequest:
     )
 
 
-def _change_waiting(ctx: Context, job: Job) -> None:
+def _change_waiting(ctx: Context, job: ClusterJob) -> None:
     """A job that waits asks for something else from now on, and no promise fits."""
     queued = job.id in ctx.view.pending
     if queued:
@@ -145,17 +145,17 @@ def _change_waiting(ctx: Context, job: Job) -> None:
         ctx.look_at_queue()
 
 
-def _start_at_once(ctx: Context, job: Job, left: Placement, why: Reason) -> None:
+def _start_at_once(ctx: Context, job: ClusterJob, left: Placement, why: Reason) -> None:
     if job.id not in ctx.view.pending:
         return  # somebody holds it
     team, qos, gpus = job.spec.team, job.spec.qos, gpus_of(ctx.fleet, job)
     allowed = ctx.queue.limits.allowance(ctx.view, team, qos)
-    found = place(ctx.fleet, _request(ctx, job, left))
-    if isinstance(found, PlacementRefusal) or gpus > allowed:
+    placed = place(ctx.fleet, _request(ctx, job, left))
+    if isinstance(placed, PlacementRefusal) or gpus > allowed:
         limits = reason("change_at_limit", more=gpus, left=allowed, team=team, qos=qos)
-        because = found.reason if isinstance(found, PlacementRefusal) else limits
+        because = placed.reason if isinstance(placed, PlacementRefusal) else limits
         ctx.notify(reason("change_waits", why=str(because)), job=job.id, level="warning")
         return
-    ctx.queue.start_at_once(ctx.view, job, found)
-    start(ctx, job, found, why)
+    ctx.queue.start_at_once(ctx.view, job, placed)
+    start(ctx, job, placed, why)
     budget.watch(ctx, job)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.draining import drain
 from phalanx.cluster.jobs.departure import depart_safely, leave
-from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.jobs.lifecycle import blocked, end, keep_out, let_in
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Cancel, Hold, Requeue
 from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.units import SECOND_NS
 
 
 def cancel(ctx: Context, fact: Cancel) -> None:
@@ -20,18 +21,19 @@ def cancel(ctx: Context, fact: Cancel) -> None:
     if fact.array:
         members = _live_members(ctx, fact.job, fact.request)
         for member in reversed(members):  # those that wait first: none takes another's turn
-            _cancel(ctx, member)
+            end_job(ctx, member)
         if members:
             why = reason("array_cancelled", count=len(members))
             ctx.emit((), Accept(reason=why, request=fact.request, job=fact.job))
         return
     job = known(ctx, fact.job, fact.request)
     if job is not None:
-        why = _cancel(ctx, job)
+        why = end_job(ctx, job)
         ctx.emit((), Accept(reason=why, request=fact.request, job=job.id))
 
 
-def _cancel(ctx: Context, job: Job) -> Reason:
+def end_job(ctx: Context, job: ClusterJob) -> Reason:
+    """Ends a job as a person's order does; says how."""
     why, grace_ns = reason("cancelled"), ctx.policy.recovery.cancel_grace_ns
     gang = job.gang
     if job.placement is None:
@@ -44,7 +46,7 @@ def _cancel(ctx: Context, job: Job) -> Reason:
     return why
 
 
-def _live_members(ctx: Context, number: int, request: str) -> list[Job]:
+def _live_members(ctx: Context, number: int, request: str) -> list[ClusterJob]:
     """Jobs of an array that have not ended, by the number of any of them; [] is refused."""
     asked = ctx.view.jobs.get(number)
     if asked is None or asked.spec.array is None:
@@ -53,14 +55,14 @@ def _live_members(ctx: Context, number: int, request: str) -> list[Job]:
         return []
     numbers = range(asked.array_parent, asked.array_parent + asked.spec.array.count)
     kept = (ctx.view.jobs.get(each) for each in numbers)
-    found = [job for job in kept if job is not None and not job.ended]
-    if not found:
+    members = [job for job in kept if job is not None and not job.ended]
+    if not members:
         why = reason("array_ended", job=number)
         ctx.emit((), Refuse(reason=why, request=request, job=number))
-    return found
+    return members
 
 
-def _is_asked(job: Job) -> bool:
+def _is_asked(job: ClusterJob) -> bool:
     """Whether what runs is a program, which may have something to save or to tidy up."""
     return not job.spec.reports_steps
 
@@ -124,7 +126,7 @@ def _hold_array(ctx: Context, fact: Hold) -> None:
         ctx.emit((), Accept(reason=why, request=fact.request, job=fact.job))
 
 
-def _keep_or_let_in(ctx: Context, job: Job, fact: Hold) -> None:
+def _keep_or_let_in(ctx: Context, job: ClusterJob, fact: Hold) -> None:
     if fact.operator:
         job.operator_hold = reason("held") if fact.held else None
     changed, job.held = job.held != fact.held, fact.held
@@ -134,7 +136,7 @@ def _keep_or_let_in(ctx: Context, job: Job, fact: Hold) -> None:
         let_in(ctx, job)
 
 
-def refused_as_ending(ctx: Context, job: Job, request: str) -> bool:
+def refused_as_ending(ctx: Context, job: ClusterJob, request: str) -> bool:
     """Whether a job ends for good as soon as its state is safe: too late to keep it."""
     gang = job.gang
     if gang is None or gang.ending is None or gang.ending == JobState.PENDING:
@@ -144,7 +146,7 @@ def refused_as_ending(ctx: Context, job: Job, request: str) -> bool:
     return True
 
 
-def known(ctx: Context, number: int, request: str) -> Job | None:
+def known(ctx: Context, number: int, request: str) -> ClusterJob | None:
     """A job that has not ended; otherwise the request is refused."""
     job = ctx.view.jobs.get(number)
     if job is not None and not job.ended:

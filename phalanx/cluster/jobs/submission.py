@@ -8,22 +8,17 @@ from msgspec import structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang import fence
-from phalanx.cluster.job_relations import Array, Dependency
+from phalanx.cluster.job_relations import Array, Dependency, SweepTrial
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs.feasibility import admit, latest_start_ns, out_of_time
-from phalanx.cluster.jobs.job import (
-    LONGEST_NS,
-    MOST_PRIORITY,
-    SECOND_NS,
-    Job,
-    JobSpec,
-)
+from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, ClusterJob, JobSpec
 from phalanx.cluster.jobs.lifecycle import becomes_eligible
 from phalanx.cluster.placement.constraints import parse, unknown
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Submit, SubmitWorkflow
 from phalanx.cluster.protocol.timeouts import derive
 from phalanx.cluster.reasons import Reason, in_gpu_hours, reason
+from phalanx.cluster.units import SECOND_NS
 from phalanx.config import ConfigError
 from phalanx.config.rules.text import name_problems
 
@@ -31,7 +26,11 @@ MOST_WORD = 128  # characters of a name of somebody or something
 MOST_AFTER = 1_000
 MOST_TRAFFIC = 64
 MOST_INDEX = 10**9
-SIZES = ("time_limit_ns", "retries", "budget_gpu_seconds", "spares", "begin_ns", "deadline_ns")
+MOST_SETTINGS = 64  # of a trial, each with its key and value
+SIZES = (
+    *("time_limit_ns", "time_min_ns", "retries", "budget_gpu_seconds", "spares"),
+    *("begin_ns", "deadline_ns"),
+)
 
 
 def submit(ctx: Context, fact: Submit) -> None:
@@ -39,6 +38,11 @@ def submit(ctx: Context, fact: Submit) -> None:
     why = refusal(ctx, fact.spec)
     if why is not None:
         ctx.emit((), Refuse(reason=why, request=fact.request))
+        return
+    same = dependencies.same_trial(ctx, fact.spec)
+    if same:
+        why = reason("same_trial", job=same)
+        ctx.emit((), Accept(reason=why, request=fact.request, job=same))
         return
     first = create(ctx, fact.spec)
     ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=first))
@@ -81,9 +85,9 @@ def create(ctx: Context, spec: JobSpec) -> int:
     count = spec.array.count if spec.array else 1
     width = spec.array_width
     waiting_for, never = dependencies.awaited(ctx, spec)
-    queued: list[Job] = []
+    follows, queued = fence.predecessor(ctx, spec), list[ClusterJob]()
     for index in range(count):
-        job = Job(
+        job = ClusterJob(
             id=ctx.next_job,
             spec=spec,
             submitted_ns=ctx.now_ns,
@@ -94,11 +98,12 @@ def create(ctx: Context, spec: JobSpec) -> int:
             forced=spec.forced,
             held=spec.held,
             waiting_for=dict(waiting_for),
+            follows=follows,
         )
         ctx.next_job += 1
         ctx.view.jobs[job.id] = job
         dependencies.remember(ctx, job)
-        fence.inherit(ctx, job)
+        dependencies.remember_trial(ctx, job)
         if spec.deadline_ns:
             ctx.wake(latest_start_ns(spec), "deadline", job.id)
         if never is not None:
@@ -184,6 +189,9 @@ def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, s
                 yield prefix + name, value, f"must not be above {LONGEST_NS} (ten years)"
     if spec.time_limit_ns > LONGEST_NS:
         yield "time_limit_ns", spec.time_limit_ns, f"must not be above {LONGEST_NS} (ten years)"
+    if spec.time_min_ns > max(0, spec.time_limit_ns):
+        rule = "is the shortest time limit that a job accepts: set time_limit_ns above it"
+        yield "time_min_ns", spec.time_min_ns, rule
     if expected.step_ns < 1:
         yield "expected.step_ns", expected.step_ns, "must be at least 1"
     for name in ("exposed_ns", "bubble_ns"):
@@ -202,6 +210,10 @@ def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, s
             yield name, getattr(spec, name), "must not be negative"
     if spec.array is not None:
         yield from _bad_array(spec.array, most_array)
+    if spec.trial is not None:
+        yield from _bad_trial(spec.trial)
+        if spec.array is not None:
+            yield "array", spec.array.count, "a trial of a sweep is one job"
 
 
 def _bad_array(array: Array, most_array: int) -> Iterator[tuple[str, object, str]]:
@@ -214,6 +226,18 @@ def _bad_array(array: Array, most_array: int) -> Iterator[tuple[str, object, str
         yield "array.step", array.step, "must be at least 1"
     if array.first < 0 or array.index(array.count - 1) > MOST_INDEX:
         yield "array.first", array.first, f"indices are 0 to {MOST_INDEX}"
+
+
+def _bad_trial(trial: SweepTrial) -> Iterator[tuple[str, object, str]]:
+    words = (trial.sweep, trial.metric, *trial.settings, *trial.settings.values())
+    if any(len(word) > MOST_WORD or not word.isprintable() for word in words):
+        rule = f"its words must be printable, and have at most {MOST_WORD} characters"
+        yield "trial", ascii(trial.sweep[:MOST_WORD]), rule
+    if len(trial.settings) > MOST_SETTINGS:
+        yield "trial.settings", len(trial.settings), f"must have at most {MOST_SETTINGS} entries"
+    for name in ("number", "rung", "steps"):
+        if not 0 <= getattr(trial, name) <= MOST_INDEX:
+            yield f"trial.{name}", getattr(trial, name), f"must be 0 to {MOST_INDEX}"
 
 
 def _bad_fallbacks(spec: JobSpec) -> Iterator[tuple[str, object, str]]:

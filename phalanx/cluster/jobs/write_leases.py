@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import HOUR_NS, SECOND_NS, Job
-from phalanx.cluster.policy import MILLION
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.protocol.commands import Flush
 from phalanx.cluster.protocol.events import StorageSlow
 from phalanx.cluster.protocol.messages import FlushWanted
 from phalanx.cluster.reasons import reason
+from phalanx.cluster.units import HOUR_NS, MILLION, SECOND_NS
 
 SLOW_TIMES = 3  # as long as a job's checkpoints usually take is slow storage
 LEAST_SLOW_NS = 5 * SECOND_NS  # what is over sooner is not
@@ -48,18 +48,18 @@ def on_slow(ctx: Context, fact: StorageSlow) -> None:
     grant(ctx)
 
 
-def flushed(ctx: Context, job: Job, flush_ns: int) -> None:
+def flushed(ctx: Context, job: ClusterJob, flush_ns: int) -> None:
     """A checkpoint took so long to write: whoever wrote it sees how fast the storage is."""
-    usual_ns, told = job.usual_flush_ns, ctx.flush.bytes_per_second
+    usual_ns, allowed_rate = job.usual_flush_ns, ctx.flush.bytes_per_second
     if not usual_ns or flush_ns <= max(SLOW_TIMES * usual_ns, LEAST_SLOW_NS):
         job.usual_flush_ns = (3 * usual_ns + flush_ns) // 4 if usual_ns else flush_ns
-        if told > 0:
+        if allowed_rate > 0:
             ctx.notify(reason("storage_fast"), job=job.id)
             on_slow(ctx, StorageSlow(bytes_per_second=-1))
         return
     written = job.spec.expected.checkpoint_bytes * SECOND_NS // flush_ns
     seen = written * max(1, len(ctx.flush.writing))
-    if 0 < told <= 2 * seen:  # as fast as it was allowed to: the next one tries what storage gives
+    if 0 < allowed_rate <= 2 * seen:  # as fast as it might: the next one tries what storage gives
         on_slow(ctx, StorageSlow(bytes_per_second=-1))
         return
     why = reason("storage_slow", seconds=flush_ns // SECOND_NS, usual=usual_ns // SECOND_NS)
@@ -116,7 +116,7 @@ def _share(ctx: Context) -> int:
     return max(1, total // max(1, policy.flushes)) if total else 0
 
 
-def _end_ns(ctx: Context, job: Job) -> int:
+def _end_ns(ctx: Context, job: ClusterJob) -> int:
     """When a checkpoint that a job begins to write now will be written at the latest."""
     expected, timeouts, share = job.spec.expected, ctx.policy.timeouts, _share(ctx)
     usual = expected.checkpoint_bytes * 10**9 // share if share else expected.checkpoint_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from phalanx.cluster.causes import FormationCause
 from phalanx.cluster.ledger.buckets import Buckets
 from phalanx.cluster.ledger.usage import UsageOwner
 
@@ -31,7 +32,7 @@ class Account(Struct, kw_only=True, omit_defaults=True):
     unreported: bool = False  # what runs has never reported a step
     printed: int = 0  # the generation whose printed steps are settled; 0: none are
     bucket: str = "restart"  # of the time that passes while it is not running
-    cause: str = "start"
+    cause: str = FormationCause.START.value
     step: int = 0  # last one that was settled in this generation
     reached: int = 0  # last step that is kept
     kept_steps: int = 0  # whose time is in the buckets of training

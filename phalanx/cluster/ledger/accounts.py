@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.jobs.measured import waiting_parts_ns
 from phalanx.cluster.ledger.account import Account, Open
 from phalanx.cluster.ledger.buckets import (
@@ -69,7 +69,7 @@ class Ledger:
             if gpus:
                 self.idle[bucket] = self.idle.get(bucket, 0) + gpus * passed
 
-    def start(self, job: Job, gpus: int, spare_gpus: int, cause: str) -> None:
+    def start(self, job: ClusterJob, gpus: int, spare_gpus: int, cause: str) -> None:
         """A job was given nodes."""
         account = self.accounts.setdefault(job.id, Account(**owner_of(job.spec)._asdict()))
         now = self.now_ns
@@ -124,7 +124,7 @@ class Ledger:
         self.roll_back(job, step)
         account.step = account.reached = step
 
-    def printed(self, job: Job, fact: StepsPrinted) -> None:
+    def printed(self, job: ClusterJob, fact: StepsPrinted) -> None:
         """A program that reports nothing prints a step: the time since the last one is known.
 
         What comes before the first line of a start, and after its last, stays unreported.
@@ -169,7 +169,7 @@ class Ledger:
         if job in self.accounts:
             self.accounts[job].lost_steps += steps
 
-    def progress(self, job: Job, fact: Progress) -> None:
+    def progress(self, job: ClusterJob, fact: Progress) -> None:
         """Settles the time up to the end of a step."""
         account = self.accounts[job.id]
         if account.open is not None:
@@ -206,11 +206,11 @@ class Ledger:
 
     def usage(self) -> list[UsageRow]:
         """GPU time by day and owner until now, the oldest day first."""
-        found = Usage(self._usage.rows())
+        usage = Usage(self._usage.rows())
         for account in self.accounts.values():
             held = account.gpus + account.spare_gpus
-            found.add(account.owner, account.changed_ns, self.now_ns, held)
-        return found.rows()
+            usage.add(account.owner, account.changed_ns, self.now_ns, held)
+        return usage.rows()
 
     def retire(self, job: int) -> None:
         """Adds an ended job's account to its team's."""
@@ -249,25 +249,25 @@ class Ledger:
     def check(self, view: View) -> None:
         """Raises when time was lost or counted twice; costs a pass over all accounts."""
         total = sum(self.idle.values())
-        held = self.job_spare_gpus
+        spare_gpus = self.job_spare_gpus
         for number, account in self.accounts.items():
-            known = sum(account.buckets.values()) + sum(self.unsettled(account).values())
-            total += known
-            held += account.gpus
-            if known != self.used_gpu_ns(number):
-                raise LedgerError(f"job {number}: {known} of {self.used_gpu_ns(number)} GPU-ns")
+            booked = sum(account.buckets.values()) + sum(self.unsettled(account).values())
+            total += booked
+            spare_gpus += account.gpus
+            if booked != self.used_gpu_ns(number):
+                raise LedgerError(f"job {number}: {booked} of {self.used_gpu_ns(number)} GPU-ns")
         for team, account in self.retired.items():
-            known = sum(account.buckets.values())
-            total += known
-            if known != account.allocated_gpu_ns:
-                raise LedgerError(f"team {team}: {known} of {account.allocated_gpu_ns} GPU-ns")
+            booked = sum(account.buckets.values())
+            total += booked
+            if booked != account.allocated_gpu_ns:
+                raise LedgerError(f"team {team}: {booked} of {account.allocated_gpu_ns} GPU-ns")
         if total != self.fleet_gpu_ns:
             raise LedgerError(
                 f"{total} of the fleet's {self.fleet_gpu_ns} GPU-ns are accounted for"
             )
         fleet = view.fleet
-        if held != fleet.total_gpus - sum(fleet.idle_gpus) + self.job_spare_gpus:
-            raise LedgerError(f"{held} GPUs are charged to jobs, but others hold them")
+        if spare_gpus != fleet.total_gpus - sum(fleet.idle_gpus) + self.job_spare_gpus:
+            raise LedgerError(f"{spare_gpus} GPUs are charged to jobs, but others hold them")
 
     def dump(self) -> LedgerState:
         """Everything that a snapshot must keep."""
@@ -324,13 +324,15 @@ class Ledger:
             self._add(account, "detection", lost, span.cause)
             account.open = None
 
-    def _explain(self, account: Account, span: Open, job: Job, fact: Progress) -> None:
+    def _explain(self, account: Account, span: Open, job: ClusterJob, fact: Progress) -> None:
         until = min(max(fact.at_ns, span.from_ns), span.to_ns)
         self._steps(account, job, fact, until - span.from_ns, span.gpus)
         self._add(account, "detection", (span.to_ns - until) * span.gpus, span.cause)
         account.open = None
 
-    def _steps(self, account: Account, job: Job, fact: Progress, passed_ns: int, gpus: int) -> None:
+    def _steps(
+        self, account: Account, job: ClusterJob, fact: Progress, passed_ns: int, gpus: int
+    ) -> None:
         """Splits a time full of steps: measured parts first, then by step, the rest is residual."""
         left = passed_ns
         for bucket, part_ns in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.node import NodeState
 
 BUCKETS = (
     "productive",

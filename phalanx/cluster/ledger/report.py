@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from phalanx.cluster.jobs.job import HOUR_NS
 from phalanx.cluster.ledger.account import Account
 from phalanx.cluster.ledger.accounts import Ledger
 from phalanx.cluster.ledger.buckets import (
@@ -24,7 +23,8 @@ from phalanx.cluster.ledger.buckets import (
     Buckets,
     add,
 )
-from phalanx.cluster.policy import MILLION, PricePolicy
+from phalanx.cluster.policy import PricePolicy
+from phalanx.cluster.units import HOUR_NS, MILLION
 
 COMPUTING = ("productive", "exposed_communication", "bubble")
 # Buckets in which GPUs draw their idle power.
@@ -123,7 +123,7 @@ def _share(
     buckets: Buckets, causes: dict[str, Buckets], price: PricePolicy, lost_steps: int
 ) -> Share:
     total = sum(buckets.values())
-    held = total - sum(buckets.get(name, 0) for name in UNHELD)
+    held_gpu_ns = total - sum(buckets.get(name, 0) for name in UNHELD)
     training = sum(buckets.get(name, 0) for name in TRAINING)
     computing = sum(buckets.get(name, 0) for name in COMPUTING)
     resting = sum(buckets.get(name, 0) for name in RESTING)
@@ -132,7 +132,7 @@ def _share(
         gpu_ns=total,
         buckets={name: buckets.get(name, 0) for name in BUCKETS},
         by_cause={cause: causes[cause] for cause in sorted(causes)},
-        ettr_ppm=training * MILLION // held if held else 0,
+        ettr_ppm=training * MILLION // held_gpu_ns if held_gpu_ns else 0,
         goodput_ppm=computing * MILLION // total if total else 0,
         gpu_hours=total // HOUR_NS,
         micro_dollars=total * price.micro_dollars_per_gpu_hour // HOUR_NS,

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from phalanx.cluster.jobs.job import HOUR_NS, JobSpec
+from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.units import HOUR_NS
 
 DAY_NS = 24 * HOUR_NS
 DAYS_KEPT = 800  # of each owner: two years and some weeks

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import NodeClass, NodeState
 from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.node import NodeClass, NodeState
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.config import ConfigError
 from phalanx.hardware import Cluster, ClusterFile, Gpu, gpus_by_key, lookup, make_cluster
@@ -23,8 +23,8 @@ def planned_cluster(fleet: Fleet, spec: JobSpec, ranks: int, *, cpu: bool) -> Cl
         # Nodes do not say which of them share a machine: small jobs on CPUs mostly do.
         described = ClusterFile(gpu=CPU, gpus=ranks, gpus_per_node=1, domain_gpus=ranks)
         return make_cluster(f"{CPU}-{ranks}", described)
-    number, found = _most_common(fleet, spec)
-    device = _device(found.kind)
+    number, typical = _most_common(fleet, spec)
+    device = _device(typical.kind)
     slot = spec.gang.slot_gpus if spec.gang.slot_gpus and not ranks % spec.gang.slot_gpus else 1
     columns = fleet.columns
     own = columns.node_class == number
@@ -36,8 +36,8 @@ def planned_cluster(fleet: Fleet, spec: JobSpec, ranks: int, *, cpu: bool) -> Cl
         gpus=ranks,
         gpus_per_node=slot,
         domain_gpus=domain_nodes * slot,
-        nics_per_gpu=found.rails / found.gpus if found.rails > 1 else 0.0,
-        pod_gpus=int(pods.max()) * found.gpus if several else 0,
+        nics_per_gpu=typical.rails / typical.gpus if typical.rails > 1 else 0.0,
+        pod_gpus=int(pods.max()) * typical.gpus if several else 0,
     )
     return make_cluster(f"{device.key}-{ranks}", described)
 
@@ -74,9 +74,9 @@ def _most_common(fleet: Fleet, spec: JobSpec) -> tuple[int, NodeClass]:
 
 
 def _device(kind: str) -> Gpu:
-    found = lookup(kind) or gpus_by_key().get(kind.casefold())
-    if found is None:
+    gpu = lookup(kind) or gpus_by_key().get(kind.casefold())
+    if gpu is None:
         rule = "is no GPU of the catalogue" if kind else "the nodes name no kind of GPU"
         fix = "known: " + ", ".join(gpus_by_key())
         raise ConfigError("kind", kind or '""', rule, fix)
-    return found
+    return gpu

@@ -10,8 +10,8 @@ import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import lowest_bits
 from phalanx.cluster.jobs.job import GangShape, Placement
+from phalanx.cluster.node import lowest_bits
 from phalanx.cluster.placement.arrange import Cells, arrange, cells_of
 from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.placement.constraints import unknown
@@ -86,6 +86,16 @@ def place(fleet: Fleet, request: PlacementRequest) -> Placement | PlacementRefus
     return _placement(fleet, request, chosen, cost_ns, nodes)
 
 
+def nodes_with_capacity(fleet: Fleet, request: PlacementRequest) -> int:
+    """How many nodes have free GPUs for a slot; ``place`` refuses gangs that need more."""
+    free_index = free_index_of(fleet)
+    classes = free_index.suiting(
+        request.shape, request.constraint, request.partition, request.barred
+    )
+    closed = request.closed | set_of_nodes(request.avoid)
+    return _with_capacity(free_index, request, classes, closed).bit_count()
+
+
 def _with_memory(
     fleet: Fleet, request: PlacementRequest, nodes: Column, last: Column, count: int
 ) -> Column:
@@ -121,15 +131,15 @@ def _choose(
     shape, replicas = request.shape, request.replicas
     counts = np.bincount(cells.leaf)
     enough = np.flatnonzero(counts >= needed)
-    known = bool(shape.traffic)
+    has_traffic = bool(shape.traffic)
     if not len(enough):
         nodes, cost = arrange(fleet, request, cells)
-        return nodes, cost.time_ns if known else 0
+        return nodes, cost.time_ns if has_traffic else 0
     # The tightest leaf; of equals, the first.
     leaf = int(enough[np.argmin(counts[enough])])
     first = int(np.flatnonzero(cells.leaf == leaf)[0])
     nodes = cells.nodes[first : first + needed].reshape(-1)[: shape.slots(replicas)]
-    if not known:
+    if not has_traffic:
         return nodes, 0
     domains = fleet.columns.domain[nodes]
     if len(np.unique(domains)) == len(nodes) and not fleet.columns.rails_down[nodes].any():

@@ -16,7 +16,8 @@ import numpy as np
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.jobs.job import GangShape
-from phalanx.cluster.policy import MILLION, FabricPolicy
+from phalanx.cluster.policy import FabricPolicy
+from phalanx.cluster.units import MILLION
 from phalanx.plan.cost.traffic import AxisTraffic
 
 # What to assume of a gang that says nothing: gradients weigh more than activations.
@@ -188,11 +189,11 @@ class _Links:
         return spent + hops * self.fabric.hop_ns, crossing
 
 
-def _pairs_leaving(place: Column, slots: int) -> Column:
+def _pairs_leaving(domain: Column, slots: int) -> Column:
     """For each slot: the slots of its group that stand in another place."""
-    group = np.arange(len(place), dtype=np.int64) // slots
-    width = int(place.max()) + 1
-    _, inverse, here = np.unique(group * width + place, return_inverse=True, return_counts=True)
+    group = np.arange(len(domain), dtype=np.int64) // slots
+    width = int(domain.max()) + 1
+    _, inverse, here = np.unique(group * width + domain, return_inverse=True, return_counts=True)
     return np.asarray(slots - here[inverse], np.int64)
 
 
@@ -220,16 +221,16 @@ def _ring(shape: GangShape, replicas: int, axis: AxisTraffic) -> Flows:
         "pipeline": (t * c * d, p),
     }[axis.axis]
     rank = np.arange(t * c * d * p, dtype=np.int64)
-    place = rank // stride % size
+    position = rank // stride % size
     sent = int(axis.sent_bytes)
     if axis.axis == "pipeline":
         # Activations to the next stage, gradients to the one before: half of the bytes each.
-        onward, back = rank[place < size - 1], rank[place > 0]
+        onward, back = rank[position < size - 1], rank[position > 0]
         source = np.concatenate((onward, back))
         target = np.concatenate((onward + stride, back - stride))
         sent //= 2
     else:
-        source, target = rank, rank + np.where(place < size - 1, stride, -stride * (size - 1))
+        source, target = rank, rank + np.where(position < size - 1, stride, -stride * (size - 1))
     source, target = source // shape.slot_gpus, target // shape.slot_gpus
     leaving = source != target
     slots = shape.slots(replicas)

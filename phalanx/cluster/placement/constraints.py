@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.node import WORD
+from phalanx.cluster.node import WORD
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
 
@@ -59,12 +59,12 @@ def parse(text: str) -> Constraint:
         tokens.pop()
 
 
-def unknown(constraint: Constraint, known: list[str]) -> list[str]:
+def unknown(constraint: Constraint, features: list[str]) -> list[str]:
     """For each feature that no node of the fleet has: the word and the nearest known one."""
     wanted = dict.fromkeys(term.feature for clause in constraint for term in clause)
-    there = dict.fromkeys(known)
+    there = dict.fromkeys(features)
     missing = [word for word in wanted if word not in there]
-    return [f'"{word[:SHOWN]}": {did_you_mean(word[:SHOWN], known)}' for word in missing[:NAMED]]
+    return [f'"{word[:SHOWN]}": {did_you_mean(word[:SHOWN], features)}' for word in missing[:NAMED]]
 
 
 def _clause(text: str, tokens: list[str]) -> Clause:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.constraints import parse
 from phalanx.cluster.placement.free_index import FreeIndex, Nodes, free_index_of
 from phalanx.cluster.placement.request import barred_from
@@ -23,11 +23,11 @@ SPARSE_PPM = 250_000  # a leaf with at most this share of its nodes in use is wo
 Move = tuple[int, int, int]
 
 
-def _nothing(_job: Job) -> Nodes:
+def _nothing(_job: ClusterJob) -> Nodes:
     return 0
 
 
-def defragment(view: View, kept_from: Callable[[Job], Nodes] = _nothing) -> tuple[Move, ...]:
+def defragment(view: View, kept_from: Callable[[ClusterJob], Nodes] = _nothing) -> tuple[Move, ...]:
     """Moves (job, from node, to node) that would make whole nodes and leaves free.
 
     ``kept_from``: nodes that are kept for others before a running job will have ended.
@@ -43,7 +43,7 @@ def defragment(view: View, kept_from: Callable[[Job], Nodes] = _nothing) -> tupl
 class _Plan:
     """The fleet as it would be after the moves so far."""
 
-    def __init__(self, view: View, kept_from: Callable[[Job], Nodes]) -> None:
+    def __init__(self, view: View, kept_from: Callable[[ClusterJob], Nodes]) -> None:
         self._view, self._fleet = view, view.fleet
         self._kept_from = kept_from
         self._free_index: FreeIndex = free_index_of(view.fleet)
@@ -98,19 +98,19 @@ class _Plan:
                     self.moves, self._targets, self._free, self._closed = kept
                     return
 
-    def _move(self, job: Job, source: int) -> bool:
+    def _move(self, job: ClusterJob, source: int) -> bool:
         shape, spec = job.spec.gang, job.spec
         barred = barred_from(self._view.policy.queue, spec)
         classes = self._free_index.suiting(shape, parse(spec.constraint), spec.partition, barred)
-        held = self._fleet.held[source][job.id]
-        gpus = held.gpus.bit_count()
+        gpus_held = self._fleet.held[source][job.id]
+        gpus = gpus_held.gpus.bit_count()
         kept = self._kept_from(job)
         for index in range(bisect_left(self._targets, (gpus, -1)), len(self._targets)):
             free, node = self._targets[index]
             free_host = self._free.get(
                 node, (free, self._fleet.free_cpus(node), self._fleet.free_memory(node))
             )
-            fits = free_host[1] >= held.cpus and free_host[2] >= held.memory_bytes
+            fits = free_host[1] >= gpus_held.cpus and free_host[2] >= gpus_held.memory_bytes
             suits = int(self._fleet.columns.node_class[node]) in classes
             if node in self._closed or not fits or not suits or job.id in self._fleet.held[node]:
                 continue
@@ -121,8 +121,8 @@ class _Plan:
                 insort(self._targets, (free - gpus, node))
             self._free[node] = (
                 free - gpus,
-                free_host[1] - held.cpus,
-                free_host[2] - held.memory_bytes,
+                free_host[1] - gpus_held.cpus,
+                free_host[2] - gpus_held.memory_bytes,
             )
             self.moves.append((job.id, source, node))
             return True

@@ -12,9 +12,10 @@ import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Change, NodeState
-from phalanx.cluster.jobs.job import HOUR_NS, GangShape
+from phalanx.cluster.jobs.job import GangShape
+from phalanx.cluster.node import Change, NodeState
 from phalanx.cluster.placement.constraints import Constraint, matches
+from phalanx.cluster.units import HOUR_NS
 
 Nodes = int  # a set of nodes: bit n is node n
 
@@ -65,13 +66,13 @@ class FreeIndex:
         if classes is None:
             classes = self._suiting[key] = tuple(
                 number
-                for number, known in enumerate(self._fleet.classes)
-                if (not partition or known.partition == partition)
-                and known.partition not in barred
-                and matches(constraint, known.features)
-                and known.gpus >= shape.slot_gpus
-                and known.cpus >= shape.slot_cpus
-                and known.memory_bytes >= shape.slot_memory_bytes
+                for number, node_class in enumerate(self._fleet.classes)
+                if (not partition or node_class.partition == partition)
+                and node_class.partition not in barred
+                and matches(constraint, node_class.features)
+                and node_class.gpus >= shape.slot_gpus
+                and node_class.cpus >= shape.slot_cpus
+                and node_class.memory_bytes >= shape.slot_memory_bytes
             )
         return classes
 
@@ -120,7 +121,7 @@ class FreeIndex:
         fleet, bit = self._fleet, 1 << node
         if node >= len(self._bucket):
             self._grow(node)
-        held, state = fleet.held[node], fleet.state(node)
+        gpus_held, state = fleet.held[node], fleet.state(node)
         old, new = self._bucket[node], None
         if state is NodeState.HEALTHY:
             new = (fleet.class_of(node), fleet.free_mask(node).bit_count())
@@ -132,7 +133,7 @@ class FreeIndex:
                 self.free[new[0]][new[1]] |= bit
             self._bucket[node] = new
         # Large integers are touched only where something changed.
-        idle = new is not None and not held
+        idle = new is not None and not gpus_held
         bad = bool(fleet.rails_down(node)) or is_lemon(fleet.history.get(node, ()))
         flags = (new is not None) | idle << 1 | bad << 2
         turned = flags ^ self._flags[node]

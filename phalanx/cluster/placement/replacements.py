@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.communication import Flows, flows_of
 from phalanx.cluster.placement.free_index import array_of, free_index_of, with_host_capacity
 from phalanx.cluster.placement.request import PlacementRequest, tensor_slots
-from phalanx.cluster.policy import MILLION
+from phalanx.cluster.units import MILLION
 
 Wanted = tuple[int, tuple[int, ...]]  # a slot, and nodes whose failure domains it had better avoid
 

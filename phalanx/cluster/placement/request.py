@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Held
-from phalanx.cluster.jobs.job import GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, JobSpec
+from phalanx.cluster.node import Held
 from phalanx.cluster.placement.constraints import Constraint, parse
 from phalanx.cluster.placement.free_index import Nodes
 from phalanx.cluster.policy import FabricPolicy, Partition, Policy, QueuePolicy
@@ -39,7 +39,9 @@ class PlacementRefusal(Struct, frozen=True):
     reason: Reason
 
 
-def request_of(job: Job, replicas: int = 0, policy: Policy | None = None) -> PlacementRequest:
+def request_of(
+    job: ClusterJob, replicas: int = 0, policy: Policy | None = None
+) -> PlacementRequest:
     """What a job asks for."""
     spec = job.spec
     return PlacementRequest(
@@ -88,7 +90,7 @@ def tensor_slots(shape: GangShape) -> int:
     return 0
 
 
-def gpus_of(fleet: Fleet, job: Job, replicas: int = 0) -> int:
+def gpus_of(fleet: Fleet, job: ClusterJob, replicas: int = 0) -> int:
     """GPUs that a job will hold, spares included."""
     shape = job.spec.gang
     node = max((known.gpus for known in fleet.classes), default=shape.slot_gpus)

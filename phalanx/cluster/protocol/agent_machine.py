@@ -123,7 +123,7 @@ class Agent:
 
     def inventory(self) -> Inventory:
         """What runs here, and what is kept."""
-        held = [
+        snapshots_held = [
             Holding(
                 job,
                 local.generation,
@@ -136,7 +136,7 @@ class Agent:
         ]
         kept = [(job, max(kept.committed, kept.ward)) for job, kept in self.memory.items()]
         known = tuple((job, step) for job, step in kept if step >= 0)
-        return Inventory(self.incarnation, tuple(held), known)
+        return Inventory(self.incarnation, tuple(snapshots_held), known)
 
     def committed(self, job: int) -> int:
         """The newest step of a job that every rank here has committed; -1: none."""
@@ -206,11 +206,11 @@ class Agent:
         if local is not None and local.generation > order.generation:
             return []
         self.jobs.pop(order.job, None)
-        known = local is not None or order.job in self.memory
+        is_here = local is not None or order.job in self.memory
         last = local.say_last() if local is not None else []
         if not order.keep_snapshots:
             self.memory.pop(order.job, None)
-        return [*last, order] if known or order.confirm else []
+        return [*last, order] if is_here or order.confirm else []
 
     # Facts.
 

@@ -179,11 +179,15 @@ class Flush(Order, frozen=True, tag=True):
 
 
 class Accept(Order, frozen=True, tag=True):
+    """An order of somebody is taken."""
+
     request: str
     job: int = 0
 
 
 class Refuse(Order, frozen=True, tag=True):
+    """An order of somebody is not taken; the reason says why."""
+
     request: str
     job: int = 0
 

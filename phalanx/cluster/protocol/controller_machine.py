@@ -14,9 +14,8 @@ from typing import Generic
 from msgspec import Struct, structs
 
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.fleet.membership import refusal
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Expected
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.absence import AbsentNodes
 from phalanx.cluster.protocol.commands import Command, Form, job_of
 from phalanx.cluster.protocol.controller_outputs import (
@@ -42,6 +41,7 @@ from phalanx.cluster.protocol.events import (
 from phalanx.cluster.protocol.gather import Gather
 from phalanx.cluster.protocol.hang_diagnosis import HangDiagnosis
 from phalanx.cluster.protocol.liveness import Liveness, newcomers
+from phalanx.cluster.protocol.message_rights import refusal
 from phalanx.cluster.protocol.messages import (
     Activity,
     AgentMessage,
@@ -263,13 +263,13 @@ class ControllerMachine(Generic[Connection]):
 
     def _follow(self, number: int, now_ns: int) -> list[Output[Connection]]:
         """A gang's steps are watched for as long as it runs."""
-        job, known = self._view.jobs.get(number), self.watch.gangs.get(number)
+        job, watched = self._view.jobs.get(number), self.watch.gangs.get(number)
         if job is None or job.placement is None or job.gang is None or job.gang.phase != "running":
-            if known is None:
+            if watched is None:
                 return []
             self.watch.end(number)
             return [GangOver(number)]
-        if known is not None and known.generation == job.generation:
+        if watched is not None and watched.generation == job.generation:
             return []
         self.watch.follow(job, self._view.policy.timeouts, now_ns)
         return [GangRuns(number)]

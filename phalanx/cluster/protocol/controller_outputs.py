@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.membership import MessageRefusal
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import EventBody
+from phalanx.cluster.protocol.message_rights import MessageRefusal
 from phalanx.cluster.protocol.messages import AgentMessage, InspectGang
 
 Connection = TypeVar("Connection")

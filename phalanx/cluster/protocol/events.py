@@ -7,14 +7,15 @@ or one worker is an event as it is: such facts stand in ``messages``.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from phalanx.cluster.detectors.straggler import SlowPart
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.job_relations import After
 from phalanx.cluster.jobs.job import JobSpec, SpecChange
+from phalanx.cluster.node import Node
+from phalanx.cluster.pipelines.events import TaskResult
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.messages import (
     CheckResult,
@@ -39,6 +40,8 @@ class Body(Struct, frozen=True, kw_only=True, tag_field="kind", gc=False, omit_d
 
 
 class Submit(Body, frozen=True, tag=True):
+    """A job for the queue."""
+
     spec: JobSpec
     request: str = ""
 
@@ -58,7 +61,48 @@ class SubmitWorkflow(Body, frozen=True, tag=True):
     request: str = ""
 
 
+class SubmitPipeline(Body, frozen=True, tag=True):
+    """A run of a pipeline; files that no step makes were hashed by whoever asks."""
+
+    user: str
+    team: str
+    folder: str  # that holds all of it, shared by all nodes
+    pipeline: dict[str, Any]  # the table of its file
+    inputs: dict[str, str]  # hashes of raw files by pattern, and of job files
+    version: str  # of Phalanx there
+    parallel: int
+    # Jobs by task; what they run has places for what is known when they start. Each tells the
+    # result of its step, which it does itself or takes over from the ranks.
+    work: dict[str, JobSpec]
+    ranks: dict[str, JobSpec] = {}  # of a trainer or a program: they work before
+    results: dict[str, TaskResult] = {}  # by key: what earlier runs made, and is still there
+    manifest: JobSpec | None = None  # writes down what the run did, once it has ended
+    request: str = ""
+
+
+class AnswerPipeline(Body, frozen=True, tag=True):
+    """A person decides what a step asks."""
+
+    pipeline: int
+    task: str
+    approved: bool
+    by: str = ""
+    request: str = ""
+    why: str = ""  # in that person's words
+
+
+class CancelPipeline(Body, frozen=True, tag=True):
+    """A person ends a run."""
+
+    pipeline: int
+    by: str = ""
+    request: str = ""
+    why: str = ""  # in that person's words
+
+
 class Cancel(Body, frozen=True, tag=True):
+    """End a job."""
+
     job: int
     request: str = ""
     array: bool = False  # all of its array that have not ended
@@ -123,9 +167,12 @@ class ReadmitNode(Body, frozen=True, tag=True):
     node: int
     tested: bool = False  # a person vouches for it
     request: str = ""
+    why: str = ""  # in the words of whoever wants it
 
 
 class QuarantineNode(Body, frozen=True, tag=True):
+    """Keep a node away from work until it passes a test."""
+
     node: int
     request: str = ""
 
@@ -158,6 +205,7 @@ class Answer(Body, frozen=True, tag=True):
     question: int
     approve: bool
     by: str = ""
+    why: str = ""  # in that person's words
 
 
 class Defragment(Body, frozen=True, tag=True):
@@ -280,6 +328,7 @@ class JobFinished(Body, frozen=True, tag=True):
     generation: int
     step: int
     not_archived: str = ""  # checkpoints that the archive lacks, and why
+    result: str = ""  # what a program left as that
 
 
 # What detectors found in the records of a gang.
@@ -305,6 +354,8 @@ class NoProgress(Body, frozen=True, tag=True):
 
 
 class SlowRank(Body, frozen=True, tag=True):
+    """A rank holds the others up."""
+
     job: int
     generation: int
     node: int
@@ -314,6 +365,8 @@ class SlowRank(Body, frozen=True, tag=True):
 
 
 class ThroughputRegression(Body, frozen=True, tag=True):
+    """Steps take longer than they did."""
+
     job: int
     generation: int
     step: int
@@ -321,12 +374,16 @@ class ThroughputRegression(Body, frozen=True, tag=True):
 
 
 class DataStarved(Body, frozen=True, tag=True):
+    """A gang waits for data."""
+
     job: int
     generation: int
     share_ppm: int  # of the time waits for data
 
 
 class LossSpike(Body, frozen=True, tag=True):
+    """The loss jumped, or is no number."""
+
     job: int
     generation: int
     step: int
@@ -371,10 +428,12 @@ class Tick(Body, frozen=True, tag=True):
 
 
 JobOrder = Submit | SubmitWorkflow | Cancel | Requeue | Hold | Scale | Replan | RaiseBudget
+PipelineOrder = SubmitPipeline | AnswerPipeline | CancelPipeline
 NodeOrder = DrainNode | ReadmitNode | QuarantineNode
 SiteOrder = SetQuota | SetReservation | Answer | Defragment
 EventBody = (
     JobOrder
+    | PipelineOrder
     | NodeOrder
     | SiteOrder
     | NodeJoined

@@ -48,6 +48,7 @@ class KeeperState(Struct, kw_only=True):
     durable: int = 0
     sealed_generation: int = 0  # of what was restored, and waits for "go"
     sealed: KeptSteps = KeptSteps()
+    begun: tuple[int, int] = (0, -1)  # a generation and the step it was told to restore, on a spare
 
     @property
     def committed(self) -> int:
@@ -94,19 +95,28 @@ class KeeperState(Struct, kw_only=True):
         """A spare holds a step of a gang that has one node.
 
         It hears of no "go": what it holds of a generation counts when it learns that that one ran.
+        One that goes back has restored again: later copies are of the branch it gave up.
         """
         if generation == self.kept_generation:
             self.seal_ward(step)
         elif generation > self.kept_generation:
             known = self.sealed.ward if generation == self.sealed_generation else ()
-            self.sealed_generation, self.sealed = generation, KeptSteps.newest((), (*known, step))
+            before = (each for each in known if each < step)
+            self.sealed_generation, self.sealed = generation, KeptSteps.newest((), (*before, step))
 
     def still_backs_up(self, generation: int, step: int) -> None:
-        """A generation goes on from a step: of a spare's copies only that one is of its branch."""
-        if generation > self.kept_generation:
-            self.sealed_generation, self.sealed = 0, KeptSteps()
-            if step in self.steps.ward:
-                self.back_up(generation, step)
+        """A generation is told to go on from a step: a spare's copy of that is of its branch too.
+
+        The order may come after copies that the generation made since, which stay good, unless it
+        is told to restore another step: then nobody knows which of them it made before.
+        """
+        if generation <= self.kept_generation or self.begun == (generation, step):
+            return
+        again, self.begun = self.begun[0] == generation, (generation, step)
+        made = self.sealed.ward if generation == self.sealed_generation and not again else ()
+        restored = (step,) if step in self.steps.ward else ()
+        self.sealed = KeptSteps.newest((), (*made, *restored))
+        self.sealed_generation = generation if self.sealed.ward else 0
 
     def adopt(self, committed: int, ward: int) -> None:
         """Workers that outlived their agent say what they have all committed.

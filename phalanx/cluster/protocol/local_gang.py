@@ -70,6 +70,7 @@ class LocalGang(Struct, kw_only=True):
     unsaid: Steps | None = None
     complaints: list[WorkerExited | ReplicasDiffer] = []  # said again to the next controller
     not_archived: str = ""  # what a rank that did all its steps says is missing
+    result: str = ""  # what the first rank of a program left as that
     early: Restore | None = None  # came before the workers: the gang was further than this agent
 
     # Orders.
@@ -153,6 +154,7 @@ class LocalGang(Struct, kw_only=True):
                     generation=generation,
                     step=kept.reached,
                     not_archived=self.not_archived,
+                    result=self.result,
                 )
                 return [finished]
             case "aborted":
@@ -280,6 +282,7 @@ class LocalGang(Struct, kw_only=True):
             self.complaints.append(exited)
             return [*self.say_steps(), exited]
         self.not_archived = self.not_archived or fact.detail
+        self.result = self.result or fact.result
         if not all(each.left for each in self.ranks.values()):
             return []
         if self.phase not in ("draining", "running"):
@@ -294,12 +297,12 @@ class LocalGang(Struct, kw_only=True):
 
         A program that has just begun knows less than it is to restore, which is safe all the same.
         """
-        known = self.ranks.get(fact.rank, LocalRank())
+        rank = self.ranks.get(fact.rank, LocalRank())
         self.ranks[fact.rank] = LocalRank(
             up=True,
             restored=True,
-            step=max(known.step, fact.step),
-            committed=max(known.committed, fact.committed),
+            step=max(rank.step, fact.step),
+            committed=max(rank.committed, fact.committed),
         )
         kept = self.kept
         if not fact.running:

@@ -100,6 +100,7 @@ class WorkerExited(Message, frozen=True, tag=True):
     cause: str  # a key of the table of causes; "": it had done all steps, or was asked to leave
     step: int = -1
     detail: str = ""
+    result: str = ""  # of a program that ended well: what it left as that
 
 
 class RestoreFailed(Message, frozen=True, tag=True):
@@ -195,6 +196,7 @@ class Finished(Message, frozen=True, tag=True):
     generation: int
     step: int
     not_archived: str = ""  # checkpoints that the archive lacks, and why
+    result: str = ""  # what a program left as that
 
 
 class Steps(Message, frozen=True, tag=True):

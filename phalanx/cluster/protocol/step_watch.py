@@ -23,7 +23,7 @@ from phalanx.cluster.detectors import (
     starved,
 )
 from phalanx.cluster.detectors.robust import Ints
-from phalanx.cluster.jobs.job import GangShape, Job, Placement
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, Placement
 from phalanx.cluster.jobs.measured import reports_steps
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.protocol.events import (
@@ -34,8 +34,8 @@ from phalanx.cluster.protocol.events import (
     SlowRank,
     ThroughputRegression,
 )
-from phalanx.cluster.protocol.hang_limits import HangLimits, Limit, hang_limits
 from phalanx.cluster.protocol.messages import Activity, Busy
+from phalanx.cluster.protocol.timeouts import HangLimits, Limit, hang_limits
 
 WINDOW = 12  # steps that one judgement of ranks is made on
 EVERY = 4  # steps between two judgements
@@ -97,7 +97,7 @@ class StepWatch:
     def __init__(self) -> None:
         self.gangs: dict[int, WatchedGang] = {}
 
-    def follow(self, job: Job, policy: TimeoutPolicy, now_ns: int) -> None:
+    def follow(self, job: ClusterJob, policy: TimeoutPolicy, now_ns: int) -> None:
         """A job's gang runs from now on, or a controller that took over hears of it again."""
         assert job.placement is not None and job.gang is not None
         limits_of = partial(hang_limits, policy, job.spec, job.step_ns, job.first_step_ns)

@@ -6,24 +6,30 @@ push it back, however often the queue is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.fleet.columns import Column
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.horizon import earliest, length_ns
-from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.horizon import earliest, leave_ns, length_ns
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.jobs.leave_cause import LeaveCause
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.placement.request import PlacementRequest
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.queue import windows
-from phalanx.cluster.queue.decisions import Reserved
+from phalanx.cluster.queue.decisions import Preempt, Reserved
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.limits import Saved
-from phalanx.cluster.queue.pending import PendingJobs, Priorities, base_parts, starves
+from phalanx.cluster.queue.pending import (
+    PendingJobs,
+    Priorities,
+    base_parts,
+    given_priority,
+    starves,
+)
 from phalanx.cluster.queue.preemption import Eviction, PreemptionOffer, choose
 from phalanx.cluster.reasons import Reason, reason, span_of
 from phalanx.cluster.state import View
@@ -34,7 +40,7 @@ MOST_DOUBLED = 40  # times: more would be longer than anything lasts
 def promise_start(
     index: QueueIndex,
     view: View,
-    job: Job,
+    job: ClusterJob,
     request: PlacementRequest,
     others: Iterable[int],
     firm: bool,
@@ -78,7 +84,7 @@ def promise_start(
     return new
 
 
-def _limited(job: Job) -> bool:
+def _limited(job: ClusterJob) -> bool:
     return job.spec.time_limit_ns > 0
 
 
@@ -100,18 +106,18 @@ def _pushes(index: QueueIndex, view: View, promise: Reserved) -> int:
     mine_ns = promise.start_ns + _length_ns(index, view, promise.job)
     mine = set_of_nodes(promise.nodes)
     count = 0
-    for number, known in promises.by_job.items():
+    for number, other in promises.by_job.items():
         if number == promise.job or not mine & promises.nodes(number):
             continue
-        end_ns = known.start_ns + _length_ns(index, view, number)
-        count += known.start_ns < mine_ns and promise.start_ns < end_ns
+        end_ns = other.start_ns + _length_ns(index, view, number)
+        count += other.start_ns < mine_ns and promise.start_ns < end_ns
     return count
 
 
 def evict(
     index: QueueIndex,
     view: View,
-    job: Job,
+    job: ClusterJob,
     request: PlacementRequest,
     ranks: Priorities,
     gpus: int,
@@ -129,8 +135,8 @@ def evict(
         return None
     policy, now = view.policy.queue, view.now_ns
     mine = _rank(view, job)
-    stoppable: list[Job] = []
-    shrinkable: list[tuple[Job, int]] = []
+    stoppable: list[ClusterJob] = []
+    shrinkable: list[tuple[ClusterJob, int]] = []
     asked = leaving | dict.fromkeys(
         who for one in index.promises.by_job.values() for who in one.asked
     )
@@ -154,7 +160,7 @@ def evict(
 def why_leave(
     index: QueueIndex,
     view: View,
-    job: Job,
+    job: ClusterJob,
     offer: PreemptionOffer,
     ranks: Priorities,
     gpus: int,
@@ -173,6 +179,30 @@ def why_leave(
         waited_ns = job.waited_ns + view.now_ns - job.queued_ns
         return LeaveCause.TURN.because(span=span_of(waited_ns), **loan)
     return LeaveCause.PREEMPTED.because(job=job.id)
+
+
+def leave_for_windows(index: QueueIndex, view: View, leaving: dict[int, None]) -> Iterator[Preempt]:
+    """Jobs that would still be there when a window opens leave before it does; notes who does."""
+    grace = view.policy.queue.grace_ns
+    for window in windows.running(view):
+        if view.now_ns < windows.emptied_from_ns(view, window):
+            continue
+        seen: dict[int, None] = {}
+        for node in index.windows.members(view, window.name):
+            seen.update(dict.fromkeys(view.fleet.held[node]))
+        for number in seen:
+            job = view.jobs.get(number)
+            if job is None or job.state == JobState.DRAINING or number in leaving:
+                continue
+            end_ns = index.ends.gone_ns(view, number)
+            if not windows.shuts_out(window, job.spec.team, end_ns):
+                continue
+            if view.now_ns >= window.start_ns - leave_ns(view, job):
+                # Who is told late has its grace all the same.
+                left = max(window.start_ns - view.now_ns, grace)
+                why = LeaveCause.WINDOW.because(name=window.name)
+                leaving[number] = None
+                yield Preempt(number, 0, left, why, window.name)
 
 
 def collector(index: QueueIndex, view: View, saved: Saved) -> int:
@@ -200,7 +230,7 @@ def collected(waiting: PendingJobs, view: View, number: int) -> Nodes:
     return free_index.with_free(suiting, demand.request.shape.slot_gpus)
 
 
-def stays_until_ns(policy: QueuePolicy, job: Job) -> int:
+def stays_until_ns(policy: QueuePolicy, job: ClusterJob) -> int:
     """Until when nobody may send a running job away.
 
     Each time it was sent away the time doubles, so that it happens a bounded number of times;
@@ -237,22 +267,22 @@ def on_loan(held_by_team: dict[str, int], view: View, lender: str) -> dict[int, 
     """Jobs on what their teams do not own, the last that started; not of the lender itself."""
     over = {
         team: quota_gpus(view, team)
-        for team, held in held_by_team.items()
-        if team != lender and held > quota_gpus(view, team)
+        for team, gpus_held in held_by_team.items()
+        if team != lender and gpus_held > quota_gpus(view, team)
     }
     if not over:
         return {}
-    mine: dict[str, list[Job]] = {team: [] for team in over}
+    mine: dict[str, list[ClusterJob]] = {team: [] for team in over}
     for number in view.active:
         job = view.jobs[number]
         if job.spec.team in mine:
             mine[job.spec.team].append(job)
     loans: dict[int, None] = {}
     for team, jobs in mine.items():
-        held = 0
+        gpus_held = 0
         for job in sorted(jobs, key=lambda one: (one.started_ns, one.id)):
-            held += view.fleet.job_gpus.get(job.id, 0)
-            if held > over[team]:
+            gpus_held += view.fleet.job_gpus.get(job.id, 0)
+            if gpus_held > over[team]:
                 loans[job.id] = None
     return loans
 
@@ -263,7 +293,6 @@ def quota_gpus(view: View, team: str) -> int:
     return quota.gpus if quota else 0
 
 
-def _rank(view: View, job: Job) -> int:
+def _rank(view: View, job: ClusterJob) -> int:
     """What people gave a job; neither its size nor its patience lets it stop another."""
-    parts = base_parts(view.policy.queue, job)
-    return parts["job"] + parts["qos"] + parts["partition"]
+    return given_priority(base_parts(view.policy.queue, job))

@@ -10,15 +10,15 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.jobs.horizon import leave_ns
-from phalanx.cluster.jobs.job import Job, JobState, Placement
-from phalanx.cluster.jobs.leave_cause import LeaveCause
-from phalanx.cluster.placement.choose import place
+from phalanx.cluster.jobs.job import ClusterJob, Placement
+from phalanx.cluster.placement.choose import nodes_with_capacity, place
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.claims import (
     collected,
     collector,
     evict,
+    leave_for_windows,
     promise_start,
     why_leave,
 )
@@ -31,10 +31,10 @@ from phalanx.cluster.queue.pending import (
     Lane,
     PriorityOrder,
     Stays,
-    starves,
 )
 from phalanx.cluster.queue.preemption import Eviction
-from phalanx.cluster.reasons import reason
+from phalanx.cluster.queue.promises import overtaken, yield_to_higher
+from phalanx.cluster.reasons import reason, span_of
 from phalanx.cluster.state import View
 
 MOST_STARTS = 1_000  # in one pass: the rest starts in the next, and others are heard between
@@ -53,6 +53,7 @@ class Pass:
         self.unfinished = False  # it stopped before it had come to all jobs
         self._decisions: list[Decision] = []
         self._leaving: dict[int, None] = {}  # jobs that were told to in this pass
+        yield_to_higher(view, self._waiting, self._promises)
         # Promises that bind in this pass: firm ones from the start, others when it comes to them.
         # One for which others were asked to leave is void when they should have been gone, and one
         # that waits for the rest of its nodes when it has waited long enough.
@@ -70,7 +71,7 @@ class Pass:
 
     def run(self) -> list[Decision]:
         """All decisions, in order."""
-        self._empty_windows()
+        self._decisions += leave_for_windows(self._index, self._view, self._leaving)
         self._complete()
         self._collect()
         self._in_order()
@@ -207,7 +208,7 @@ class Pass:
             self._kept[bound] = promised
         return promised
 
-    def _closed(self, job: Job, bound: int | None) -> Nodes:
+    def _closed(self, job: ClusterJob, bound: int | None) -> Nodes:
         """Nodes that are not for a job."""
         now, promises = self._view.now_ns, self._promises.by_job
         if job.id == self._collector:
@@ -217,7 +218,8 @@ class Pass:
         else:
             # Those who were promised a start never push each other back. Who has no limit counts
             # as long as the others' promises assume, or two of them could wait for each other.
-            end_ns, closed = now + self._waiting.where[job.id][1].length_ns, self._collected
+            length_ns = self._waiting.where[job.id][1].length_ns if bound is None else bound
+            end_ns, closed = now + length_ns, self._collected
             for number, promise in promises.items():
                 if number != job.id and end_ns > promise.empty_ns:
                     closed |= self._promises.nodes(number)
@@ -234,20 +236,26 @@ class Pass:
         else:
             self._bind.pop(job, None)
 
-    def _try(self, job: Job, lane: Lane, demand: Demand, *, backfilled: bool = False) -> bool:
+    def _try(
+        self, job: ClusterJob, lane: Lane, demand: Demand, *, backfilled: bool = False
+    ) -> bool:
         """Starts a job if there is room for it."""
-        closed = self._closed(job, demand.bound_ns)
-        failed = self._without_capacity.setdefault(demand.group, [])
-        if any(known & ~closed == 0 for known in failed):
-            return False
-        placement = self._place(job, demand, closed)
-        if placement is None:
-            failed.append(closed)
+        bounds = [demand.bound_ns, *(self._shorter(demand) if backfilled else ())]
+        for bound in bounds:
+            placement = self._fitting(job, demand, bound)
+            if placement is not None:
+                break
+        else:
             return False
         where = str(placement.reason)
+        if bound != demand.bound_ns and bound is not None:
+            job.granted_ns = bound - leave_ns(self._view, job) + job.ran_ns
         if placement.replicas < demand.request.replicas:
             wanted = demand.request.replicas
             why = reason("elastic_start", replicas=placement.replicas, wanted=wanted, where=where)
+        elif job.granted_ns:
+            limit = span_of(job.granted_ns)
+            why = reason("backfilled_shorter", limit=limit, where=where)
         elif backfilled:
             why = reason("backfilled", where=where)
         else:
@@ -259,18 +267,39 @@ class Pass:
         self._decisions.append(Start(job.id, placement, why))
         return True
 
-    def _place(self, job: Job, demand: Demand, closed: Nodes) -> Placement | None:
+    def _shorter(self, demand: Demand) -> list[int]:
+        """Bounds that jobs accept below their own, longest first: up to a promise or a window."""
+        now, longest = self._view.now_ns, demand.bound_ns or 0
+        due = [self._promises.by_job[number].empty_ns - now for number in self._bind]
+        due += [window.start_ns - now for window in windows.running(self._view)]
+        return sorted({at for at in due if demand.held_ns <= at < longest}, reverse=True)
+
+    def _fitting(self, job: ClusterJob, demand: Demand, bound: int | None) -> Placement | None:
+        """A place for a job that would hold it so long; None: there is none."""
+        closed = self._closed(job, bound)
+        failed = self._without_capacity.setdefault(demand.group, [])
+        if any(known & ~closed == 0 for known in failed):
+            return None
+        placement = self._place(job, demand, closed)
+        if placement is None:
+            failed.append(closed)
+        return placement
+
+    def _place(self, job: ClusterJob, demand: Demand, closed: Nodes) -> Placement | None:
         """A place for all replicas, or for as many as there is room for, if it is elastic."""
         most = self._index.limits.most_replicas(self._view, job, demand)
         holders = set_of_nodes(job.kept.holders) if job.kept is not None else 0
         request = structs.replace(
             demand.request, job=job.id, closed=closed, replicas=most, holders=holders
         )
+        shape = request.shape
+        if nodes_with_capacity(self._view.fleet, request) < shape.slots(min(shape.floor, most)):
+            return None  # so nearly always; why there is no place is not asked
         placement = place(self._view.fleet, request)
         if isinstance(placement, Placement):
             return placement
         best: Placement | None = None
-        low, high = request.shape.floor, request.replicas - 1
+        low, high = shape.floor, request.replicas - 1
         while low <= high:
             # First whether the fewest fit; then how many more do.
             middle = (low + high + 1) // 2 if best else low
@@ -283,7 +312,7 @@ class Pass:
                 high = middle - 1
         return best
 
-    def _reserve(self, job: Job, demand: Demand, *, firm: bool) -> bool:
+    def _reserve(self, job: ClusterJob, demand: Demand, *, firm: bool) -> bool:
         """Promises a blocked job its start. False: nobody can say when there will be room."""
         old = self._promises.by_job.get(job.id)
         if old is not None and (old.firm or not firm) and self._promises.hold(self._view, old):
@@ -300,17 +329,15 @@ class Pass:
         return True
 
     def _starving(self) -> None:
-        """Jobs that waited too long get a promise that nobody overrides, a few on the same nodes.
+        """Jobs overtaken for too long get a promise that nobody overrides, few on the same nodes.
 
         Who has not run for the longest comes first, however long others waited before they ran.
         """
         waiting, jobs, fleet = self._waiting, self._view.jobs, self._view.fleet
         free_index, classes = free_index_of(fleet), len(fleet.classes)
-        first = [lane.entries[0] for lane in waiting.lanes.values()]
-        oldest = sorted(entry for entry in first if starves(self._view, jobs[entry[1]]))
         left: dict[tuple[int, ...], int] = {}  # by classes of nodes: promises that may be made
         hopeless = 0
-        for _, number in oldest:
+        for _, number in overtaken(self._view, waiting):
             lane, demand, _ = waiting.where[number]
             wanted = demand.group.suiting(free_index, classes)
             left.setdefault(wanted, self._policy.starving_reservations)
@@ -324,7 +351,7 @@ class Pass:
                 if hopeless == MOST_HOPELESS:
                     return
 
-    def _claims(self, job: Job, demand: Demand) -> bool:
+    def _claims(self, job: ClusterJob, demand: Demand) -> bool:
         """Whether others leave for a job; asks them to, if it has the right."""
         tried_ns, now = self._index.state.tried_ns, self._view.now_ns
         old = self._promises.by_job.get(job.id)
@@ -350,7 +377,7 @@ class Pass:
         self._ask(job, eviction, demand.gpus)
         return True
 
-    def _ask(self, job: Job, eviction: Eviction, gpus: int) -> None:
+    def _ask(self, job: ClusterJob, eviction: Eviction, gpus: int) -> None:
         grace, now = self._policy.grace_ns, self._view.now_ns
         for offer in eviction.offers:
             self._leaving[offer.job] = None
@@ -370,26 +397,3 @@ class Pass:
             )
         )
         self._binds(job.id)
-
-    def _empty_windows(self) -> None:
-        """Jobs that would still be there when a window opens leave before it does."""
-        view, grace = self._view, self._policy.grace_ns
-        for window in windows.running(view):
-            if view.now_ns < windows.emptied_from_ns(view, window):
-                continue
-            seen: dict[int, None] = {}
-            for node in self._index.windows.members(view, window.name):
-                seen.update(dict.fromkeys(view.fleet.held[node]))
-            for number in seen:
-                job = view.jobs.get(number)
-                if job is None or job.state == JobState.DRAINING or number in self._leaving:
-                    continue
-                end_ns = self._index.ends.gone_ns(view, number)
-                if not windows.shuts_out(window, job.spec.team, end_ns):
-                    continue
-                if view.now_ns >= window.start_ns - leave_ns(view, job):
-                    # Who is told late has its grace all the same.
-                    left = max(window.start_ns - view.now_ns, grace)
-                    why = LeaveCause.WINDOW.because(name=window.name)
-                    self._decisions.append(Preempt(number, 0, left, why, window.name))
-                    self._leaving[number] = None

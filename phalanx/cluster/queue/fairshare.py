@@ -37,20 +37,20 @@ def half_to(steps: int) -> int:
 
 
 def accrue(
-    usage: dict[str, int], held: dict[str, int], since_ns: int, now_ns: int, half_life_ns: int
+    usage: dict[str, int], held_gpus: dict[str, int], since_ns: int, now_ns: int, half_life_ns: int
 ) -> None:
     """Adds what teams held since then (GPU-milliseconds) and lets the past decay.
 
-    Decay happens at fixed times, and time is counted in whole milliseconds: a period gives the
-    same in one piece as in many.
+    Decay happens at fixed times, and time is counted in whole milliseconds, so that a period adds
+    the same whether it is counted in one call or in many.
     """
     since_ms, now_ms = since_ns // MS, now_ns // MS
     if since_ms >= now_ms:
         return
     step_ms = max(1, half_life_ns // STEPS // MS)
     last, factor = now_ms // step_ms, half_to(1)  # last: when it decays last, in steps
-    for team in dict.fromkeys([*usage, *held]):
-        gpus, used, at_ms = held.get(team, 0), usage.get(team, 0), since_ms
+    for team in dict.fromkeys([*usage, *held_gpus]):
+        gpus, used, at_ms = held_gpus.get(team, 0), usage.get(team, 0), since_ms
         for step in range(since_ms // step_ms + 1, last + 1):
             passed, at_ms = step * step_ms - at_ms, step * step_ms
             before, used = used, (used + gpus * passed) * factor >> 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from phalanx.cluster.jobs.job import Job, Placement
+from phalanx.cluster.jobs.job import ClusterJob, Placement
 from phalanx.cluster.queue import fairshare
 from phalanx.cluster.queue.decisions import QueueState
 from phalanx.cluster.state import View
@@ -72,7 +72,7 @@ class Holdings:
         for number in view.fleet.changed_jobs:
             self._count(view, number)
 
-    def add_spares(self, view: View, job: Job, placement: Placement) -> None:
+    def add_spares(self, view: View, job: ClusterJob, placement: Placement) -> None:
         """Counts the spares of a job that starts: the core writes its placement down later."""
         assert self._jobs is not None
         spares = sum(view.fleet.nodes[node].gpus for node in placement.spares)
@@ -84,13 +84,13 @@ class Holdings:
     def _count(self, view: View, number: int) -> None:
         """Counts the GPUs that a job holds for its team and class of service."""
         assert self._jobs is not None
-        known = view.jobs.get(number)
-        if known is None:
+        job = view.jobs.get(number)
+        if job is None:
             return
         gpus = view.fleet.job_gpus.get(number, 0)
-        if known.placement is not None:
-            gpus += sum(view.fleet.nodes[node].gpus for node in known.placement.spares)
-        team, qos, before = self._jobs.get(number, (known.spec.team, known.spec.qos, 0))
+        if job.placement is not None:
+            gpus += sum(view.fleet.nodes[node].gpus for node in job.placement.spares)
+        team, qos, before = self._jobs.get(number, (job.spec.team, job.spec.qos, 0))
         self._book(number, team, qos, gpus, before)
 
     def _book(self, number: int, team: str, qos: str, gpus: int, before: int) -> None:

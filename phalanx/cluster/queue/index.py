@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.horizon import RunningEnds
-from phalanx.cluster.jobs.job import Job, Placement
+from phalanx.cluster.jobs.job import ClusterJob, Placement
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.request import held_by
 from phalanx.cluster.queue.decisions import QueueState
 from phalanx.cluster.queue.holdings import Holdings
@@ -75,7 +75,7 @@ class QueueIndex:
         self.promises.drop(job)
         self.state.tried_ns.pop(job, None)
 
-    def start(self, view: View, job: Job, placement: Placement) -> None:
+    def start(self, view: View, job: ClusterJob, placement: Placement) -> None:
         """Takes the nodes of a job that starts."""
         self.ends.started(view, job)
         self.forget(job.id)
@@ -84,7 +84,7 @@ class QueueIndex:
         self.holdings.add_spares(view, job, placement)
 
 
-def take(view: View, job: Job, placement: Placement) -> None:
+def take(view: View, job: ClusterJob, placement: Placement) -> None:
     """Gives a job the nodes of its placement."""
     fleet, shape = view.fleet, job.spec.gang
     masks = placement.gpus or tuple((1 << shape.slot_gpus) - 1 for _ in placement.nodes)

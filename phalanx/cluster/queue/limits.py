@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.placement.request import gpus_of
 from phalanx.cluster.queue.holdings import Holdings, Limited
@@ -111,7 +111,7 @@ class Limits:
                     left -= gpus
         return max(0, left)
 
-    def most_replicas(self, view: View, job: Job, demand: Demand) -> int:
+    def most_replicas(self, view: View, job: ClusterJob, demand: Demand) -> int:
         """Replicas that a job may start with: an elastic one takes what its limits leave."""
         wanted = demand.request.replicas
         if demand.least_gpus == demand.gpus:

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
-from phalanx.cluster.jobs.horizon import bound_ns, length_ns
-from phalanx.cluster.jobs.job import SECOND_NS, GangShape, Job
+from phalanx.cluster.jobs.horizon import bound_ns, least_bound_ns, length_ns
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.placement.free_index import FreeIndex
 from phalanx.cluster.placement.request import PlacementRequest, barred_from, gpus_of, request_of
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.queue.fairshare import ONE, factors
 from phalanx.cluster.state import View
+from phalanx.cluster.units import SECOND_NS
 
 LARGEST_BITS = 17  # a gang of 100,000 GPUs has the whole of ``size_weight``
 SHORTEST_NS = 60 * SECOND_NS  # a limit of this and less has the whole of ``short_weight``
@@ -28,7 +29,7 @@ SHORT_BITS = 17  # so often may that double until nothing is left of it
 
 Entry = tuple[int, int]  # (queued_ns, job)
 T = TypeVar("T", Entry, int)
-Key = tuple[GangShape, int, str, str, tuple[str, ...], int, int | None, int]
+Key = tuple[GangShape, int, str, str, tuple[str, ...], int, int | None, int | None, int]
 GroupKey = tuple[GangShape, int, str, str, tuple[str, ...], int]
 UNBOUNDED_NS = 2**62  # how long a job holds its nodes of which nobody says it
 
@@ -36,9 +37,10 @@ UNBOUNDED_NS = 2**62  # how long a job holds its nodes of which nobody says it
 class Lane:
     """Where a job waits: only jobs of other lanes can overtake those before it."""
 
-    def __init__(self, team: str, qos: str, base: int) -> None:
+    def __init__(self, team: str, qos: str, base: int, given: int = 0) -> None:
         self.team, self.qos = team, qos
         self.base = base  # priority that does not change with time
+        self.given = given  # what of it people gave
         self.entries: list[Entry] = []  # sorted
 
 
@@ -51,8 +53,9 @@ class Demand:
         self.request = group.request
         self.gpus = gpus
         self.least_gpus = least_gpus  # of the fewest replicas that they start with
-        self.bound_ns = key[-2]  # the longest that they hold nodes; None: nobody says
-        self.held_ns = UNBOUNDED_NS if self.bound_ns is None else self.bound_ns  # the same
+        self.bound_ns = key[-3]  # the longest that they hold nodes; None: nobody says
+        # The same, or less where they accept a shorter limit.
+        self.held_ns = UNBOUNDED_NS if key[-2] is None else key[-2]
         self.length_ns = key[-1]  # how long they hold them as far as one can tell
         self.lanes: dict[Lane, list[Entry]] = {}  # sorted
 
@@ -83,23 +86,25 @@ class PendingJobs:
     """All pending jobs, by lane and by demand."""
 
     def __init__(self) -> None:
-        self.lanes: dict[tuple[str, str, int], Lane] = {}
+        self.lanes: dict[tuple[str, str, int, int], Lane] = {}
         self.demands: dict[Key, Demand] = {}
         self.groups: dict[GroupKey, DemandGroup] = {}
         self.where: dict[int, tuple[Lane, Demand, int]] = {}  # by job; the last: queued_ns
         self.held_ns: dict[int, int] = {}  # by job: ``held_ns`` of its demand
+        self.gpu_ns = 0  # that all of them will hold, as far as one can tell
         self._node_gpus = -1  # of the largest node when demands were counted
 
     def __len__(self) -> int:
         return len(self.where)
 
-    def add(self, view: View, *jobs: Job) -> None:
+    def add(self, view: View, *jobs: ClusterJob) -> None:
         """Jobs became eligible that differ in nothing but their numbers."""
         for job in jobs:
             self.remove(job.id)
         lane, demand = self._kept_under(view, jobs[0])
         group, held_ns = demand.group, demand.held_ns
         entries = [(job.queued_ns, job.id) for job in jobs]
+        self.gpu_ns += demand.gpus * demand.length_ns * len(jobs)
         _insert(lane.entries, entries)
         _insert(demand.lanes.setdefault(lane, []), entries)
         _insert(group.lanes.setdefault(lane, []), entries)
@@ -108,13 +113,13 @@ class PendingJobs:
             self.where[number] = (lane, demand, queued_ns)
             self.held_ns[number] = held_ns
 
-    def _kept_under(self, view: View, job: Job) -> tuple[Lane, Demand]:
+    def _kept_under(self, view: View, job: ClusterJob) -> tuple[Lane, Demand]:
         """The lane and the demand of a job, made where it is the first."""
         spec = job.spec
-        bound, length = bound_ns(view, job), length_ns(view, job)
+        bounds = (bound_ns(view, job), least_bound_ns(view, job))
         where = (spec.constraint, spec.partition, barred_from(view.policy.queue, spec))
         shared = (spec.gang, job.wanted_replicas, *where, spec.spares)
-        key = (*shared, bound, length)
+        key = (*shared, *bounds, length_ns(view, job))
         demand = self.demands.get(key)
         if demand is None:
             group = self.groups.get(shared)
@@ -124,7 +129,8 @@ class PendingJobs:
             least = min(spec.gang.floor, job.wanted_replicas)
             gpus, least_gpus = gpus_of(view.fleet, job), gpus_of(view.fleet, job, least)
             demand = self.demands[key] = Demand(key, group, gpus, least_gpus)
-        place = (spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
+        parts = base_parts(view.policy.queue, job)
+        place = (spec.team, spec.qos, sum(parts.values()), given_priority(parts))
         lane = self.lanes.get(place)
         if lane is None:
             lane = self.lanes[place] = Lane(*place)
@@ -147,11 +153,12 @@ class PendingJobs:
         if known is None:
             return
         lane, demand, queued_ns = known
+        self.gpu_ns -= demand.gpus * demand.length_ns
         del self.held_ns[job]
         entry, group = (queued_ns, job), demand.group
         del lane.entries[bisect_left(lane.entries, entry)]
         if not lane.entries:
-            del self.lanes[(lane.team, lane.qos, lane.base)]
+            del self.lanes[(lane.team, lane.qos, lane.base, lane.given)]
         for lanes in (demand.lanes, group.lanes):
             entries = lanes[lane]
             del entries[bisect_left(entries, entry)]
@@ -176,13 +183,17 @@ def _insert(ordered: list[T], new: list[T]) -> None:
         ordered.sort()  # two sorted runs: merged, not sorted
 
 
-def starves(view: View, job: Job) -> bool:
-    """Whether a pending job has waited too long, all its time in the queue together."""
-    waited_ns = job.waited_ns + view.now_ns - job.queued_ns
-    return waited_ns >= view.policy.queue.starving_ns
+def starves(view: View, job: ClusterJob) -> bool:
+    """Whether a pending job has waited too long."""
+    return waited_ns(view, job) >= view.policy.queue.starving_ns
 
 
-def base_parts(policy: QueuePolicy, job: Job) -> dict[str, int]:
+def waited_ns(view: View, job: ClusterJob) -> int:
+    """How long a pending job has waited, all its time in the queue together."""
+    return job.waited_ns + view.now_ns - job.queued_ns
+
+
+def base_parts(policy: QueuePolicy, job: ClusterJob) -> dict[str, int]:
     """The parts of a job's priority that do not change while it waits."""
     spec = job.spec
     qos, partition = policy.qos.get(spec.qos), policy.partitions.get(spec.partition)
@@ -194,6 +205,11 @@ def base_parts(policy: QueuePolicy, job: Job) -> dict[str, int]:
         "size": policy.size_weight * bits // LARGEST_BITS,
         "short": policy.short_weight * _short_bits(spec.time_limit_ns) // SHORT_BITS,
     }
+
+
+def given_priority(parts: dict[str, int]) -> int:
+    """What people gave a job, of its base parts: neither its size nor its limit counts."""
+    return parts["job"] + parts["qos"] + parts["partition"]
 
 
 def _short_bits(limit_ns: int) -> int:
@@ -288,9 +304,10 @@ class PriorityOrder:
         ``held_ns``: how long they stay, the shortest first; where even that is too long, none of
         them is looked at.
         """
+        source = len(self._sources)
         self._sources.append((lane, entries, stays, held_ns))
         self._last.append(entries[0])
-        found = self._from(len(self._sources) - 1, 0)
+        found = self._entry(source, entries[0]) if stays is None else self._from(source, 0)
         if found is not None:
             self._heap.append(found)
             self._ordered = False
@@ -302,11 +319,11 @@ class PriorityOrder:
             self._ordered = True
         while self._heap:
             negative, queued_ns, job, source = heappop(self._heap)
-            known = self._where.get(job)
-            if known is None:  # another source had it, too, and it started
+            entry = self._where.get(job)
+            if entry is None:  # another source had it, too, and it started
                 self.go_on(source)
                 continue
-            lane, demand, _ = known
+            lane, demand, _ = entry
             if self._ranks.settled:
                 return job, lane, demand, source
             weight = self._ranks.of(lane, queued_ns, demand.gpus)
@@ -328,7 +345,7 @@ class PriorityOrder:
 
     def _from(self, source: int, position: int) -> tuple[int, int, int, int] | None:
         """The first job of a source from there on that does not stay too long."""
-        lane, entries, stays, shortest = self._sources[source]
+        _, entries, stays, shortest = self._sources[source]
         if stays is not None:
             held_ns, longest_ns = self._held_ns, stays.longest_ns
             if not shortest or shortest[0] > longest_ns:
@@ -337,6 +354,11 @@ class PriorityOrder:
                 position += 1
         if position == len(entries):
             return None
-        self._last[source] = queued_ns, job = entries[position]
+        self._last[source] = entries[position]
+        return self._entry(source, entries[position])
+
+    def _entry(self, source: int, entry: Entry) -> tuple[int, int, int, int]:
+        """A job of a source as it stands in the heap."""
+        queued_ns, job = entry
         gpus = 0 if self._ranks.settled else self._where[job][1].gpus
-        return -self._ranks.of(lane, queued_ns, gpus), queued_ns, job, source
+        return -self._ranks.of(self._sources[source][0], queued_ns, gpus), queued_ns, job, source

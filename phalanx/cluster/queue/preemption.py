@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.gang.layout import column_replicas, column_slots, grid
-from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, numbers
 from phalanx.cluster.placement.request import PlacementRequest, tensor_slots
 from phalanx.cluster.state import View
@@ -38,7 +38,7 @@ class Eviction(Struct, frozen=True):
     nodes: tuple[int, ...]
 
 
-def lost_gpu_ns(view: View, job: Job) -> int:
+def lost_gpu_ns(view: View, job: ClusterJob) -> int:
     """Work that is lost if a job is stopped: its restart, and what no checkpoint in time saves."""
     expected, policy = job.expected, view.policy.queue
     again = expected.start_ns + expected.form_ns + expected.restore_remote_ns
@@ -50,7 +50,7 @@ def lost_gpu_ns(view: View, job: Job) -> int:
     return again * view.fleet.job_gpus.get(job.id, 0)
 
 
-def shrinks(job: Job, floor: int) -> list[tuple[int, tuple[int, ...]]]:
+def shrinks(job: ClusterJob, floor: int) -> list[tuple[int, tuple[int, ...]]]:
     """(replicas left, nodes freed) for every number of last columns that a job can give up."""
     shape, placement = job.spec.gang, job.placement
     if placement is None or job.state != JobState.RUNNING or placement.replicas <= floor:
@@ -71,7 +71,7 @@ def shrinks(job: Job, floor: int) -> list[tuple[int, tuple[int, ...]]]:
     return steps
 
 
-def shrink_lost_gpu_ns(view: View, job: Job) -> int:
+def shrink_lost_gpu_ns(view: View, job: ClusterJob) -> int:
     """Work that is lost if a job gives up replicas: everybody pauses while it forms anew."""
     expected = job.expected
     pause = expected.form_ns + expected.restore_peer_ns
@@ -79,7 +79,10 @@ def shrink_lost_gpu_ns(view: View, job: Job) -> int:
 
 
 def choose(
-    view: View, request: PlacementRequest, shrinkable: list[tuple[Job, int]], stoppable: list[Job]
+    view: View,
+    request: PlacementRequest,
+    shrinkable: list[tuple[ClusterJob, int]],
+    stoppable: list[ClusterJob],
 ) -> Eviction | None:
     """Offers that make room for a gang with little lost; None: not even all of them do.
 
@@ -139,13 +142,13 @@ class _Frame:
     def __init__(self, fleet: Fleet, request: PlacementRequest) -> None:
         self._fleet, self._shape = fleet, request.shape
         free_index = free_index_of(fleet)
-        self._classes = free_index.suiting(
+        classes = free_index.suiting(
             request.shape, request.constraint, request.partition, request.barred
         )
-        self._usable: Nodes = free_index.healthy & ~request.closed
+        self._suiting: Nodes = free_index.sound(classes) & ~request.closed
         for node in request.avoid:
-            self._usable &= ~(1 << node)
-        free = free_index.with_free(self._classes, request.shape.slot_gpus) & self._usable
+            self._suiting &= ~(1 << node)
+        free = free_index.with_free(classes, request.shape.slot_gpus) & self._suiting
         if request.shape.whole_nodes:
             free &= free_index.idle
         self._free: dict[int, None] = dict.fromkeys(numbers(free))
@@ -153,8 +156,7 @@ class _Frame:
         self._wide = tensor_slots(request.shape)
 
     def _suits(self, node: int) -> bool:
-        number = int(self._fleet.columns.node_class[node])
-        return bool(self._usable >> node & 1) and number in self._classes
+        return bool(self._suiting >> node & 1)
 
     def helps(self, offer: PreemptionOffer) -> bool:
         """Whether any of its nodes could hold a slot."""
@@ -227,13 +229,13 @@ class _Frame:
     def _has_capacity(self, node: int, jobs: Collection[int]) -> bool:
         if not self._suits(node):
             return False
-        held, shape = self._fleet.held[node], self._shape
-        if shape.whole_nodes and len(held) > len(jobs):
+        shares, shape = self._fleet.held[node], self._shape
+        if shape.whole_nodes and len(shares) > len(jobs):
             return False
         gpus = self._fleet.free_mask(node).bit_count()
         cpus, memory = self._fleet.free_cpus(node), self._fleet.free_memory(node)
         for job in jobs:
-            part = held[job]
+            part = shares[job]
             gpus += part.gpus.bit_count()
             cpus += part.cpus
             memory += part.memory_bytes

@@ -1,9 +1,19 @@
-"""The promised starts of blocked jobs, and the nodes kept for them."""
+"""The promised starts of blocked jobs, and the nodes kept for them.
+
+Short jobs go first, and long ones wait for them. A site may bound that (``firm_after_ns``) by about
+the wait in order of arrival, which is as long as all that waits would fill the fleet: then a job
+has a firm promise, as the head of EASY's queue has one. What people decided comes first: a job to
+which they gave a higher priority still goes before, and where teams own GPUs, ownership orders.
+Only who has waited ``starving_ns`` yields to nobody.
+"""
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.queue.decisions import QueueState, Reserved
+from phalanx.cluster.queue.pending import Entry, PendingJobs, starves, waited_ns
 from phalanx.cluster.state import View
 
 
@@ -50,3 +60,46 @@ class Promises:
         mine = set_of_nodes(nodes)
         starts = [one.start_ns for number, one in self.by_job.items() if mine & self.nodes(number)]
         return min(starts, default=None)
+
+
+def firm_after_ns(view: View, waiting: PendingJobs) -> int:
+    """How long a job may be overtaken by others of its priority."""
+    policy = view.policy.queue
+    if view.quotas:
+        return policy.starving_ns
+    work_ns = waiting.gpu_ns // max(1, view.fleet.total_gpus)
+    return min(policy.starving_ns, max(policy.firm_after_ns, work_ns))
+
+
+def overtaken(view: View, waiting: PendingJobs) -> list[Entry]:
+    """Of each lane the first job, where others were before it for too long; the oldest first."""
+    after_ns, highest = firm_after_ns(view, waiting), _highest(waiting)
+    found = []
+    for lane in waiting.lanes.values():
+        job = view.jobs[lane.entries[0][1]]
+        due = lane.given == highest and waited_ns(view, job) >= after_ns
+        if due or starves(view, job):
+            found.append(lane.entries[0])
+    return sorted(found)
+
+
+def yield_to_higher(view: View, waiting: PendingJobs, promises: Promises) -> None:
+    """Promises of those who do not starve are firm among jobs of their own priority alone."""
+    highest: int | None = None
+    for number, promise in list(promises.by_job.items()):
+        if not promise.firm or unmoved(view, promise) or number not in waiting.where:
+            continue
+        highest = _highest(waiting) if highest is None else highest
+        if waiting.where[number][0].given < highest:
+            promises.make(structs.replace(promise, firm=False))
+
+
+def unmoved(view: View, promise: Reserved) -> bool:
+    """Whether no priority moves a promise: others left or wait for it, or its job starves."""
+    kept = bool(promise.asked) or promise.waits
+    return promise.firm and (kept or starves(view, view.jobs[promise.job]))
+
+
+def _highest(waiting: PendingJobs) -> int:
+    """The highest priority that people gave any job that waits."""
+    return max((lane.given for lane in waiting.lanes.values()), default=0)

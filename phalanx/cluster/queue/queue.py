@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.jobs.horizon import NEVER_NS, leave_ns
-from phalanx.cluster.jobs.job import Job, Placement
+from phalanx.cluster.jobs.job import ClusterJob, Placement
 from phalanx.cluster.placement.free_index import Nodes
 from phalanx.cluster.placement.request import request_of
 from phalanx.cluster.queue import wakes
@@ -23,7 +23,13 @@ from phalanx.cluster.queue.claims import collected, collector
 from phalanx.cluster.queue.cycle import Pass
 from phalanx.cluster.queue.decisions import Decision, QueueState, Reserved
 from phalanx.cluster.queue.index import QueueIndex
-from phalanx.cluster.queue.pending import Lane, PriorityOrder, base_parts
+from phalanx.cluster.queue.pending import (
+    Lane,
+    PriorityOrder,
+    base_parts,
+    given_priority,
+)
+from phalanx.cluster.queue.promises import unmoved
 from phalanx.cluster.state import View
 
 
@@ -47,7 +53,7 @@ class Queue:
         """Makes what the next decision would have to wait for: the ends of all that runs."""
         self._index.ends.horizon(view)
 
-    def on_pending(self, view: View, *jobs: Job) -> None:
+    def on_pending(self, view: View, *jobs: ClusterJob) -> None:
         """A job became eligible, or came back after a preemption or failure.
 
         Several at once are jobs of one array: they differ in their numbers alone.
@@ -55,22 +61,22 @@ class Queue:
         self.sync(view)
         self.waiting.add(view, *jobs)
 
-    def on_stopped(self, view: View, job: Job) -> None:
+    def on_stopped(self, view: View, job: ClusterJob) -> None:
         """A job gave its nodes back."""
         self._index.ends.forget(job.id)
         self.sync(view)
 
-    def on_remapped(self, view: View, job: Job) -> None:
+    def on_remapped(self, view: View, job: ClusterJob) -> None:
         """A job goes on with another mapping on some of its nodes, and with another end."""
         self._index.ends.forget(job.id)
         self.sync(view)
 
-    def on_withdrawn(self, view: View, job: Job) -> None:
+    def on_withdrawn(self, view: View, job: ClusterJob) -> None:
         """A pending job was cancelled or held."""
         self.sync(view)
         self._index.forget(job.id)
 
-    def start_at_once(self, view: View, job: Job, placement: Placement) -> None:
+    def start_at_once(self, view: View, job: ClusterJob, placement: Placement) -> None:
         """A pending job has a place before the others are looked at. Takes its nodes."""
         self.sync(view)
         self._index.start(view, job, placement)
@@ -94,7 +100,7 @@ class Queue:
         """What may be asked about the future without changing anything that is logged."""
         return self._index.copy_to_ask(view)
 
-    def priority(self, view: View, job: Job, since_ns: int) -> int:
+    def priority(self, view: View, job: ClusterJob, since_ns: int) -> int:
         """The priority of a job if it had waited since then."""
         self.sync(view)
         spec = job.spec
@@ -109,14 +115,16 @@ class Queue:
             front.add(lane, lane.entries)
         return front.first_priority()
 
-    def wait_for_rest(self, view: View, job: Job, nodes: tuple[int, ...], until_ns: int) -> None:
+    def wait_for_rest(
+        self, view: View, job: ClusterJob, nodes: tuple[int, ...], until_ns: int
+    ) -> None:
         """Keeps nodes for a pending job that lacks some others, for a time."""
         promise = Reserved(
             job=job.id, start_ns=until_ns, nodes=nodes, made_ns=view.now_ns, firm=True, waits=True
         )
         self.promises.make(promise)
 
-    def free_ns(self, view: View, job: Job, count: int) -> int | None:
+    def free_ns(self, view: View, job: ClusterJob, count: int) -> int | None:
         """When so many more slots of a job will be free, by the ends of what runs; None: never."""
         closed = self.kept_from(view, job)
         request = structs.replace(request_of(job, 0, view.policy), closed=closed)
@@ -128,7 +136,7 @@ class Queue:
         at_ns = int(np.partition(times, count - 1)[count - 1])
         return at_ns if at_ns < NEVER_NS else None
 
-    def closed_to(self, view: View, job: Job | None) -> Nodes:
+    def closed_to(self, view: View, job: ClusterJob | None) -> Nodes:
         """Nodes promised to others than a job (None: to anybody): not for it to grow on.
 
         Nor are those that are being collected for somebody who has waited far too long.
@@ -142,7 +150,7 @@ class Queue:
                 closed |= self.promises.nodes(other)
         return closed
 
-    def kept_from(self, view: View, job: Job) -> Nodes:
+    def kept_from(self, view: View, job: ClusterJob) -> Nodes:
         """Nodes that a running job may not take to replace others: promised, or in a window.
 
         A promise that is not firm yields to a job that would come before the promised one.
@@ -152,16 +160,18 @@ class Queue:
         closed = self.windows.closed_to(view, job.spec.team, end_ns)
         ranks = self._index.ranks(view)
         mine = self.priority(view, job, job.queued_ns)
+        given = given_priority(base_parts(view.policy.queue, job))
         for other, promise in self.promises.by_job.items():
             in_time = end_ns is not None and end_ns <= promise.empty_ns
             if in_time or other not in self.waiting.where:
                 continue
             lane, demand, queued_ns = self.waiting.where[other]
-            if promise.firm or mine < ranks.of(lane, queued_ns, demand.gpus):
+            firm = promise.firm and given <= lane.given
+            if firm or unmoved(view, promise) or mine < ranks.of(lane, queued_ns, demand.gpus):
                 closed |= self.promises.nodes(other)
         return closed
 
-    def shut_now(self, view: View, job: Job) -> Nodes:
+    def shut_now(self, view: View, job: ClusterJob) -> Nodes:
         """Nodes of windows that a running job would have to leave at once."""
         if not view.reservations:
             return 0

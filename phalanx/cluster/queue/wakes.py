@@ -8,6 +8,7 @@ from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.claims import first_askable_ns
 from phalanx.cluster.queue.index import QueueIndex
+from phalanx.cluster.queue.promises import firm_after_ns
 from phalanx.cluster.queue.window_nodes import WindowNodes
 from phalanx.cluster.state import View
 
@@ -18,7 +19,9 @@ def next_wake_ns(index: QueueIndex, view: View) -> int | None:
     times = [windows.next_edge_ns(view), *_leaving_times(index.windows, view)]
     if waiting.lanes:
         oldest = (lane.entries[0] for lane in waiting.lanes.values())
-        times += [at + policy.starving_ns - view.jobs[job].waited_ns for at, job in oldest]
+        limits_ns = dict.fromkeys((policy.starving_ns, firm_after_ns(view, waiting)))
+        since_ns = [at - view.jobs[job].waited_ns for at, job in oldest]
+        times += [at + limit_ns for at in since_ns for limit_ns in limits_ns]
         for promise in index.promises.by_job.values():
             times += [promise.start_ns, promise.start_ns + policy.grace_ns]
     if index.state.tried_ns:

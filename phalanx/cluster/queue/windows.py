@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import HOUR_NS
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.state import Reservation, View
+from phalanx.cluster.units import HOUR_NS
 
 LONGEST_LEAVE_NS = HOUR_NS  # that a job is given to save its state before a window opens
 LOST = (NodeState.DEAD, NodeState.QUARANTINED, NodeState.DRAINING)

@@ -6,10 +6,11 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs.departure import leave
-from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.jobs.lifecycle import keep_out
 from phalanx.cluster.protocol.events import GangJoined
 from phalanx.cluster.reasons import reason
+from phalanx.cluster.units import SECOND_NS
 
 PROGRAM_NS = 10 * SECOND_NS  # a program tells of no steps: once it has run for so long it started
 
@@ -53,11 +54,11 @@ def judged(ctx: Context, fact: GangJoined) -> bool:
     return False
 
 
-def _may_have_stepped(job: Job) -> bool:
+def _may_have_stepped(job: ClusterJob) -> bool:
     return job.spec.reports_steps and gang_of(job).phase == "running"
 
 
-def _started(ctx: Context, job: Job, at_ns: int) -> bool:
+def _started(ctx: Context, job: ClusterJob, at_ns: int) -> bool:
     """Whether a gang had just been ordered at a time, and has made no step since."""
     gang, account = gang_of(job), ctx.ledger.accounts[job.id]
     if gang.phase not in ("joining", "restoring", "running") or gang.ending is not None:
@@ -70,7 +71,7 @@ def _started(ctx: Context, job: Job, at_ns: int) -> bool:
     return 0 <= at_ns - gang.since_ns <= within
 
 
-def _quarantine(ctx: Context, job: Job) -> None:
+def _quarantine(ctx: Context, job: ClusterJob) -> None:
     names = dict.fromkeys(ctx.fleet.nodes[node].name for _, node in job.agent_ends)
     why = reason("ends_agents", nodes=", ".join(names))
     job.held, job.operator_hold, job.agent_ends = True, why, ()

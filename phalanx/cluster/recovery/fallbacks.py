@@ -12,7 +12,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.node_rates import rated
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import FallbackMapping, Gang, Job
+from phalanx.cluster.jobs.job import ClusterJob, FallbackMapping, Gang
 from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.placement.request import tensor_slots
 from phalanx.cluster.protocol.messages import Source
@@ -35,7 +35,7 @@ class PricedFallback(Struct, frozen=True, kw_only=True):
 
 
 def best_fallback(
-    ctx: Context, job: Job, gone: tuple[int, ...], missing_by_ns: int | None
+    ctx: Context, job: ClusterJob, gone: tuple[int, ...], missing_by_ns: int | None
 ) -> PricedFallback | None:
     """The mapping on the nodes that are left that loses least; None: there is none.
 
@@ -54,11 +54,11 @@ def best_fallback(
         if mapping.slots > len(left):
             continue
         nodes = _kept(gang, slots, left, mapping.slots)
-        found = _source(ctx, job, nodes)
+        source = _source(ctx, job, nodes)
         # No committed step is given up for it that waiting would keep.
-        if found[0] < newest or not _in_domains(ctx, mapping, nodes):
+        if source[0] < newest or not _in_domains(ctx, mapping, nodes):
             continue
-        loss = _loss(ctx, job, mapping, nodes, found, missing_by_ns)
+        loss = _loss(ctx, job, mapping, nodes, source, missing_by_ns)
         if best is None or loss < best.loss_gpu_ns:
             best = PricedFallback(mapping=mapping, nodes=nodes, loss_gpu_ns=loss)
     return best
@@ -69,7 +69,7 @@ def _kept(gang: Gang, slot: dict[int, int], left: tuple[int, ...], count: int) -
 
     Given up first are those whose snapshots others have, and who have no others' alone.
     """
-    held = {slot[node]: None for node in left if node in slot and node not in gang.lost}
+    slots_kept = {slot[node]: None for node in left if node in slot and node not in gang.lost}
     given_up: dict[int, None] = {}
     for node in reversed(left):
         if len(left) - len(given_up) == count:
@@ -77,12 +77,12 @@ def _kept(gang: Gang, slot: dict[int, int], left: tuple[int, ...], count: int) -
         if node in slot and gang.buddy_shift:
             shifts, count_kept = (gang.buddy_shift, -gang.buddy_shift), len(gang.keepers)
             beside = [(slot[node] + by) % count_kept for by in shifts]
-            if not all(each in held for each in beside):
+            if not all(each in slots_kept for each in beside):
                 continue
         elif node in slot:
             continue
         given_up[node] = None
-        held.pop(slot.get(node, -1), None)
+        slots_kept.pop(slot.get(node, -1), None)
     rest = [node for node in left if node not in given_up]
     return tuple(rest[:count])
 
@@ -97,7 +97,7 @@ def _in_domains(ctx: Context, mapping: FallbackMapping, nodes: tuple[int, ...]) 
     return wide > 1 and all(len({int(domain[n]) for n in group}) == 1 for group in groups)
 
 
-def _source(ctx: Context, job: Job, nodes: tuple[int, ...]) -> tuple[int, Source]:
+def _source(ctx: Context, job: ClusterJob, nodes: tuple[int, ...]) -> tuple[int, Source]:
     """The step that some nodes would go on from, and where it is."""
     whole = _whole(ctx, gang_of(job), nodes)
     return choose_source(ctx, job, job.committed if whole else -1)
@@ -116,7 +116,7 @@ def _whole(ctx: Context, gang: Gang, nodes: tuple[int, ...]) -> bool:
 
 def _loss(
     ctx: Context,
-    job: Job,
+    job: ClusterJob,
     mapping: FallbackMapping,
     nodes: tuple[int, ...],
     found: tuple[int, Source],
@@ -140,7 +140,7 @@ def _loss(
     return loss + to_come_gpu_ns(ctx, job, on, gpus, slow_ns)
 
 
-def return_ns(job: Job) -> int:
+def return_ns(job: ClusterJob) -> int:
     """How long a gang stands still that saves its state and starts with its own mapping."""
     usual = job.expected
     saved = usual.checkpoint_ns + usual.flush_ns

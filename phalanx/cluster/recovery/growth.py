@@ -11,16 +11,17 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct, structs
 
+from phalanx.cluster.causes import FormationCause
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.layout import column_replicas, grid, with_columns
 from phalanx.cluster.gang.node_rates import rated, rates_of
 from phalanx.cluster.gang.orders import form_order, stop_on
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import write_leases as storage
-from phalanx.cluster.jobs.job import SECOND_NS, Job, Placement
+from phalanx.cluster.jobs.job import ClusterJob, Placement
 from phalanx.cluster.jobs.lifecycle import held_gpus, spare_gpus
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.choose import PlacementRefusal, place, request_of
 from phalanx.cluster.placement.free_index import Nodes, set_of_nodes
 from phalanx.cluster.placement.replacements import POOL, candidates
@@ -35,6 +36,7 @@ from phalanx.cluster.recovery.prices import (
     until_failure_ns,
 )
 from phalanx.cluster.recovery.reshape import occupy, prepare, wake_when_ready
+from phalanx.cluster.units import SECOND_NS
 
 
 class Growth(Struct, frozen=True, kw_only=True):
@@ -52,7 +54,7 @@ class Growth(Struct, frozen=True, kw_only=True):
         return self.faster_gpu_ns - self.pause_gpu_ns - self.failures_gpu_ns
 
 
-def grow(ctx: Context, job: Job, replicas: int, *, early: bool = False) -> None:
+def grow(ctx: Context, job: ClusterJob, replicas: int, *, early: bool = False) -> None:
     """Adds as many whole columns as pay, or has the nodes for them start workers first.
 
     ``early``: it was reshaped so lately that nodes may only start.
@@ -72,12 +74,12 @@ def grow(ctx: Context, job: Job, replicas: int, *, early: bool = False) -> None:
         _take_in(ctx, job, best)
 
 
-def _starts_slowly(ctx: Context, job: Job) -> bool:
+def _starts_slowly(ctx: Context, job: ClusterJob) -> bool:
     """Whether a gang does not wait for workers to start."""
     return job.expected.start_ns > ctx.policy.recovery.start_wait_ns
 
 
-def _growths(ctx: Context, job: Job, replicas: int) -> Iterator[Growth]:
+def _growths(ctx: Context, job: ClusterJob, replicas: int) -> Iterator[Growth]:
     """What a gang could grow to: without nodes that fail more often than others, and with all."""
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
@@ -95,7 +97,7 @@ def _growths(ctx: Context, job: Job, replicas: int) -> Iterator[Growth]:
             yield _priced(ctx, job, placement.replicas + columns * together, nodes)
 
 
-def _risky(ctx: Context, job: Job) -> Nodes:
+def _risky(ctx: Context, job: ClusterJob) -> Nodes:
     """Nodes that would cost a gang more by their failures than the best of its own kind."""
     assert job.placement is not None
     prices, classes = node_prices(ctx, job), ctx.fleet.columns.node_class
@@ -105,7 +107,7 @@ def _risky(ctx: Context, job: Job) -> Nodes:
     return set_of_nodes(np.flatnonzero(more_ns >= prices.alike_ns).tolist())
 
 
-def _priced(ctx: Context, job: Job, replicas: int, nodes: tuple[int, ...]) -> Growth:
+def _priced(ctx: Context, job: ClusterJob, replicas: int, nodes: tuple[int, ...]) -> Growth:
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
     on, gpus = rated(ctx, placement.nodes, incoming=nodes), shape.gpus(replicas)
@@ -124,7 +126,7 @@ def _priced(ctx: Context, job: Job, replicas: int, nodes: tuple[int, ...]) -> Gr
     )
 
 
-def _tell_declined(ctx: Context, job: Job, best: Growth) -> None:
+def _tell_declined(ctx: Context, job: ClusterJob, best: Growth) -> None:
     """Says once that a gang stays small for the failures that more nodes would bring."""
     gang = gang_of(job)
     if best.faster_gpu_ns <= best.pause_gpu_ns or gang.declined_ns > gang.reshaped_ns:
@@ -133,7 +135,7 @@ def _tell_declined(ctx: Context, job: Job, best: Growth) -> None:
     ctx.notify(_worth("stays_small", job, best), job=job.id)
 
 
-def _worth(code: str, job: Job, growth: Growth) -> Reason:
+def _worth(code: str, job: ClusterJob, growth: Growth) -> Reason:
     assert job.placement is not None
     return reason(
         code,
@@ -144,7 +146,7 @@ def _worth(code: str, job: Job, growth: Growth) -> Reason:
     )
 
 
-def _start_first(ctx: Context, job: Job, cold: list[int]) -> None:
+def _start_first(ctx: Context, job: ClusterJob, cold: list[int]) -> None:
     """Nodes stand by until their workers have started; the gang runs on meanwhile."""
     placement = job.placement
     assert placement is not None
@@ -157,11 +159,11 @@ def _start_first(ctx: Context, job: Job, cold: list[int]) -> None:
     wake_when_ready(ctx, job, max(warm_from_ns(ctx, job, node) for node in cold))
 
 
-def _take_in(ctx: Context, job: Job, growth: Growth) -> None:
+def _take_in(ctx: Context, job: ClusterJob, growth: Growth) -> None:
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
     nodes, old, why = growth.nodes, placement.replicas, _worth("grow", job, growth)
-    ctx.ledger.fail(job.id, "resize")
+    ctx.ledger.fail(job.id, FormationCause.RESIZE)
     taken = [occupy(ctx, job, node) for node in nodes]
     masks = placement.gpus or (0,) * len(placement.nodes)  # 0: the whole node
     whole = not placement.gpus and not any(_shared(ctx, node) for node in nodes)
@@ -179,7 +181,7 @@ def _take_in(ctx: Context, job: Job, growth: Growth) -> None:
     reform(ctx, job, why)
 
 
-def _give_back(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
+def _give_back(ctx: Context, job: ClusterJob, nodes: tuple[int, ...]) -> None:
     """Nodes that stood by for a gang that has all its replicas again are for everybody."""
     for node in nodes:
         why = reason("stands_by_no_more")
@@ -189,11 +191,11 @@ def _give_back(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
         ctx.look_at_queue(capacity=True)
 
 
-def reform(ctx: Context, job: Job, why: Reason) -> None:
+def reform(ctx: Context, job: ClusterJob, why: Reason) -> None:
     """A gang that ran forms with the nodes that it has now."""
     assert job.placement is not None
     gang = gang_of(job)
-    gang.cause, gang.culprit, gang.micro_batches = "resize", -1, ()
+    gang.cause, gang.culprit, gang.micro_batches = FormationCause.RESIZE, -1, ()
     gang.reshaped_ns = ctx.now_ns
     gang.stood_by = {n: at for n, at in gang.stood_by.items() if n in job.placement.spares}
     ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
@@ -201,7 +203,7 @@ def reform(ctx: Context, job: Job, why: Reason) -> None:
     form(ctx, job, why)
 
 
-def _within_limits(ctx: Context, job: Job, columns: int, needed: int) -> int:
+def _within_limits(ctx: Context, job: ClusterJob, columns: int, needed: int) -> int:
     """How many of some columns the ceilings of a job's team and class of service allow."""
     assert job.placement is not None
     ctx.queue.sync(ctx.view)
@@ -220,7 +222,7 @@ def _shared(ctx: Context, node: int) -> bool:
 
 
 def _most_columns(
-    ctx: Context, job: Job, wanted: int, needed: int, shunned: Nodes
+    ctx: Context, job: ClusterJob, wanted: int, needed: int, shunned: Nodes
 ) -> tuple[int, tuple[int, ...]]:
     """The most columns, up to some, that there are nodes for, and these nodes by slot."""
     least = 0
@@ -236,7 +238,7 @@ def _most_columns(
 
 
 def _nodes_for(
-    ctx: Context, job: Job, columns: int, needed: int, shunned: Nodes
+    ctx: Context, job: ClusterJob, columns: int, needed: int, shunned: Nodes
 ) -> tuple[int, ...] | None:
     """Nodes by slot for more columns: a job's spares, the pool's where it lost nodes, free ones.
 
@@ -273,7 +275,7 @@ def _safest_first(ctx: Context, nodes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(nodes, key=rates.__getitem__))
 
 
-def _pool(ctx: Context, job: Job, shut: Nodes) -> tuple[int, ...]:
+def _pool(ctx: Context, job: ClusterJob, shut: Nodes) -> tuple[int, ...]:
     """Spares of the fleet that suit a job: they are there to replace what it lost."""
     assert job.placement is not None
     request = structs.replace(request_of(job, 0, ctx.policy), keep=job.placement.nodes)
@@ -282,7 +284,7 @@ def _pool(ctx: Context, job: Job, shut: Nodes) -> tuple[int, ...]:
 
 
 def free_nodes(
-    ctx: Context, job: Job, count: int, *, whole: bool, shunned: Nodes = 0
+    ctx: Context, job: ClusterJob, count: int, *, whole: bool, shunned: Nodes = 0
 ) -> tuple[int, ...] | None:
     """So many free nodes on which a slot of a job could stand; None: there are fewer."""
     base = request_of(job, 0, ctx.policy)

@@ -12,7 +12,7 @@ from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.gang.remembered import Dispute
 from phalanx.cluster.jobs.departure import drain_limit_ns, leave
-from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.jobs.leave_cause import FOR_OTHERS, LeaveCause
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.protocol.events import (
@@ -28,6 +28,7 @@ from phalanx.cluster.protocol.messages import KeeperSilent, WorkerExited
 from phalanx.cluster.reasons import Fact, Reason, reason
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, ReportedFailure, own_failure
 from phalanx.cluster.recovery.recover import broken, give_up, slow, wait_for_answers
+from phalanx.cluster.units import SECOND_NS
 
 CLAIMS_KEPT = 1024  # about a disputed step
 SLOW_CAUSES: dict[SlowPart, Cause] = {
@@ -70,7 +71,7 @@ def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:
         health.suspect(ctx, fact.node, fact.cause)
 
 
-def _may_follow_from_a_loss(job: Job, fact: WorkerExited) -> bool:
+def _may_follow_from_a_loss(job: ClusterJob, fact: WorkerExited) -> bool:
     """Whether a program's error may only say that another node is gone.
 
     Its ranks end by that, with an error like any other, before anybody misses the node.
@@ -83,7 +84,7 @@ def _may_follow_from_a_loss(job: Job, fact: WorkerExited) -> bool:
     return len(dict.fromkeys(placement.nodes)) > 1 and (gang.phase == "running" or open_yet)
 
 
-def _withheld(ctx: Context, job: Job) -> bool:
+def _withheld(ctx: Context, job: ClusterJob) -> bool:
     """A gang that lost a peer confirms the silence of nodes that the breaker kept."""
     assert job.placement is not None
     if not ctx.health.withheld:
@@ -163,7 +164,7 @@ def on_stuck(ctx: Context, fact: GangStuck) -> None:
         no_answer(ctx, job, known)
 
 
-def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
+def no_answer(ctx: Context, job: ClusterJob, nodes: tuple[int, ...]) -> None:
     """The deadline of a phase has passed. ``nodes``: who is missing; (): nobody said."""
     gang, placement = gang_of(job), job.placement
     assert placement is not None
@@ -208,7 +209,7 @@ def _stuck_before(ctx: Context, node: int) -> bool:
     return sum(at > since and cause == Cause.STUCK for at, cause in known) > 1
 
 
-def _drains_on(ctx: Context, job: Job) -> bool:
+def _drains_on(ctx: Context, job: ClusterJob) -> bool:
     """Whether a gang that has not left in time is given more, since only its memory has some steps.
 
     Not where others were promised its nodes.
@@ -271,26 +272,26 @@ def on_corruption(ctx: Context, fact: Corruption) -> None:
         _accused(ctx, job, node)
 
 
-def _accused(ctx: Context, job: Job, node: int) -> None:
+def _accused(ctx: Context, job: ClusterJob, node: int) -> None:
     health.incident(ctx, node, Cause.SILENT_CORRUPTION)
     if job.placement is not None and node in job.placement.nodes:
         broken(ctx, job, node, Cause.SILENT_CORRUPTION, lost=False)
     health.suspect(ctx, node, Cause.SILENT_CORRUPTION)
 
 
-def _heard(job: Job, fact: Corruption) -> Dispute:
+def _heard(job: ClusterJob, fact: Corruption) -> Dispute:
     """What was ever said of this step, with what is said of it now."""
     assert job.placement is not None
-    known, now = job.dispute, (fact.step, fact.block, job.placement.replicas)
-    if known is None or (known.step, known.block, known.replicas) != now:
-        known = Dispute(step=now[0], block=now[1], replicas=now[2])
-    known.claims = (*known.claims[-CLAIMS_KEPT:], *fact.claims)
-    known.times += 1
-    job.dispute = known
-    return known
+    dispute, now = job.dispute, (fact.step, fact.block, job.placement.replicas)
+    if dispute is None or (dispute.step, dispute.block, dispute.replicas) != now:
+        dispute = Dispute(step=now[0], block=now[1], replicas=now[2])
+    dispute.claims = (*dispute.claims[-CLAIMS_KEPT:], *fact.claims)
+    dispute.times += 1
+    job.dispute = dispute
+    return dispute
 
 
-def _disputed(ctx: Context, job: Job, dispute: Dispute, fact: Corruption) -> None:
+def _disputed(ctx: Context, job: ClusterJob, dispute: Dispute, fact: Corruption) -> None:
     """Word stands against word. Made again, the step tells who was wrong, if it was by chance.
 
     Where the same step is disputed again, somebody is wrong every time: one of them gives way to

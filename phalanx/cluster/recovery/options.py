@@ -11,16 +11,15 @@ from msgspec import Struct, structs
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.layout import column_of, column_replicas, column_slots
 from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.node_rates import RatedNodes, rated
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
-from phalanx.cluster.jobs.job import FallbackMapping, Job
+from phalanx.cluster.jobs.job import ClusterJob, FallbackMapping
 from phalanx.cluster.jobs.measured import waiting_parts_ns
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.choose import PlacementRefusal, place, request_of
-from phalanx.cluster.policy import MILLION
 from phalanx.cluster.recovery.fallbacks import best_fallback
 from phalanx.cluster.recovery.incoming import Pairs, can_stand_by, incoming, is_warm
 from phalanx.cluster.recovery.prices import (
@@ -38,6 +37,7 @@ from phalanx.cluster.recovery.prices import (
     to_come_gpu_ns,
 )
 from phalanx.cluster.recovery.shares import rebalanced
+from phalanx.cluster.units import MILLION
 
 
 class Rung(StrEnum):
@@ -74,7 +74,7 @@ class Option(Struct, frozen=True, kw_only=True):
     nodes: tuple[int, ...] = ()
 
 
-def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
+def options(ctx: Context, job: ClusterJob, *, saves: bool = False) -> list[Option]:
     """Every way out of the current failure of a job, cheapest first.
 
     ``saves``: nothing has failed yet, so it can write a checkpoint before it is queued again.
@@ -90,16 +90,16 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
     for gone in dict.fromkeys(((*must, *may), must)):
         if not gone:
             continue
-        found = incoming(ctx, job, gone) if allowed.swap else ()
-        if len(found) == len(gone):
-            way = _reshaped(ctx, job, gone, found, ())
+        replacements = incoming(ctx, job, gone) if allowed.swap else ()
+        if len(replacements) == len(gone):
+            way = _reshaped(ctx, job, gone, replacements, ())
             ways.append(way)
             if way.cold and not saves:
-                ways += _goes_on_without(ctx, job, gone, found)
+                ways += _goes_on_without(ctx, job, gone, replacements)
             continue
-        missing_by_ns = missing_ns(ctx, job, gone, len(gone) - len(found))
+        missing_by_ns = missing_ns(ctx, job, gone, len(gone) - len(replacements))
         back_ns = None if missing_by_ns is None else max(missing_by_ns, allowed.grow_after_ns)
-        for partly in dict.fromkeys((found, ())) if allowed.shrink else ():
+        for partly in dict.fromkeys((replacements, ())) if allowed.shrink else ():
             ways += _shrunk(ctx, job, gone, partly, back_ns)
     if (must or may) and not ways and not saves and allowed.order == "predicted":
         ways += _waiting(ctx, job, (*must, *may), missing_by_ns)
@@ -112,7 +112,7 @@ def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
     return sorted(ways, key=lambda option: option.loss_gpu_ns)  # stable: a tie keeps the order
 
 
-def leaving(ctx: Context, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def leaving(ctx: Context, job: ClusterJob) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Nodes of a gang that must leave it, and those that had better."""
     assert job.placement is not None
     gang = gang_of(job)
@@ -140,7 +140,7 @@ def leaving(ctx: Context, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(must), tuple(may)
 
 
-def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
+def _in_place(ctx: Context, job: ClusterJob, suspects: tuple[int, ...]) -> Option:
     gang = gang_of(job)
     assert job.placement is not None
     gpus = ctx.ledger.accounts[job.id].gpus
@@ -154,7 +154,7 @@ def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
 
 def _reshaped(
     ctx: Context,
-    job: Job,
+    job: ClusterJob,
     gone: tuple[int, ...],
     taken: Pairs,
     columns: tuple[int, ...],
@@ -189,7 +189,9 @@ def _reshaped(
     )
 
 
-def _rated_with(ctx: Context, job: Job, taken: Pairs, columns: tuple[int, ...]) -> RatedNodes:
+def _rated_with(
+    ctx: Context, job: ClusterJob, taken: Pairs, columns: tuple[int, ...]
+) -> RatedNodes:
     """The nodes of a gang with others in some slots, and without some columns."""
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
@@ -205,7 +207,7 @@ def _rated_with(ctx: Context, job: Job, taken: Pairs, columns: tuple[int, ...]) 
 
 
 def _shrunk(
-    ctx: Context, job: Job, gone: tuple[int, ...], taken: Pairs, back_ns: int | None
+    ctx: Context, job: ClusterJob, gone: tuple[int, ...], taken: Pairs, back_ns: int | None
 ) -> list[Option]:
     """Going on without the replicas that lost nodes, but for those that ``taken`` ones fill."""
     placement, shape = job.placement, job.spec.gang
@@ -229,12 +231,14 @@ def _shrunk(
     return [_reshaped(ctx, job, gone, useful, columns, back_ns)]
 
 
-def _goes_on_without(ctx: Context, job: Job, gone: tuple[int, ...], found: Pairs) -> list[Option]:
+def _goes_on_without(
+    ctx: Context, job: ClusterJob, gone: tuple[int, ...], replacements: Pairs
+) -> list[Option]:
     """Shrinking at once, where replacements need long to start, and growing when they have."""
     allowed, expected = ctx.policy.recovery, job.expected
     if not allowed.shrink or gang_of(job).ending is not None:
         return []
-    nodes = tuple(node for _, node in found)
+    nodes = tuple(node for _, node in replacements)
     if expected.start_ns <= allowed.start_wait_ns or not can_stand_by(ctx, job, nodes):
         return []
     ways = _shrunk(ctx, job, gone, (), expected.start_ns)
@@ -245,25 +249,25 @@ def _goes_on_without(ctx: Context, job: Job, gone: tuple[int, ...], found: Pairs
 
 
 def _remapped(
-    ctx: Context, job: Job, gone: tuple[int, ...], missing_by_ns: int | None
+    ctx: Context, job: ClusterJob, gone: tuple[int, ...], missing_by_ns: int | None
 ) -> list[Option]:
     """Going on with another mapping until the missing nodes are there."""
-    found = best_fallback(ctx, job, gone, missing_by_ns)
-    if found is None:
+    fallback = best_fallback(ctx, job, gone, missing_by_ns)
+    if fallback is None:
         return []
     way = Option(
         rung=Rung.REMAP,
-        loss_gpu_ns=found.loss_gpu_ns,
+        loss_gpu_ns=fallback.loss_gpu_ns,
         leaving=gone,
-        replicas=found.mapping.gang.replicas,
-        fallback=found.mapping,
-        nodes=found.nodes,
+        replicas=fallback.mapping.gang.replicas,
+        fallback=fallback.mapping,
+        nodes=fallback.nodes,
     )
     return [way]
 
 
 def _waiting(
-    ctx: Context, job: Job, gone: tuple[int, ...], missing_by_ns: int | None
+    ctx: Context, job: ClusterJob, gone: tuple[int, ...], missing_by_ns: int | None
 ) -> list[Option]:
     """Leaving, with all that the other nodes have in memory, until the missing ones are there."""
     gang, expected, placement = gang_of(job), job.expected, job.placement
@@ -282,7 +286,7 @@ def _waiting(
     return [Option(rung=Rung.WAIT, loss_gpu_ns=down * gpus, leaving=gone)]
 
 
-def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> list[Option]:
+def ways_without(ctx: Context, job: ClusterJob, nodes: tuple[int, ...], cause: str) -> list[Option]:
     """What a job can do that must be off some nodes some time from now, cheapest first."""
     gang = gang_of(job)
     without = structs.replace(gang, broken={**gang.broken, **dict.fromkeys(nodes, cause)})
@@ -290,7 +294,7 @@ def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> 
 
 
 def _requeued(
-    ctx: Context, job: Job, best: int | None, missing_by_ns: int | None, *, saves: bool
+    ctx: Context, job: ClusterJob, best: int | None, missing_by_ns: int | None, *, saves: bool
 ) -> Option:
     expected, shape, on = job.expected, job.spec.gang, as_it_is(ctx, job)
     gpus = shape.gpus(shape.replicas)
@@ -301,19 +305,21 @@ def _requeued(
     # Whether there is room elsewhere is worth finding out only if that could decide.
     if best is not None and down * gpus >= best - best // WORTH_LEAVING:
         return Option(rung=Rung.REQUEUE, loss_gpu_ns=max(best, down * gpus))
-    found = place(ctx.fleet, request_of(job, 0, ctx.policy))
-    if isinstance(found, PlacementRefusal):
+    placed = place(ctx.fleet, request_of(job, 0, ctx.policy))
+    if isinstance(placed, PlacementRefusal):
         repair_ns = ctx.policy.recovery.repair_ns
         down += repair_ns if missing_by_ns is None else min(missing_by_ns, repair_ns)
         return Option(rung=Rung.REQUEUE, loss_gpu_ns=down * gpus)
     loss = down * gpus
-    loss += to_come_gpu_ns(ctx, job, rated(ctx, found.nodes), gpus, horizon_ns(ctx, job))
+    loss += to_come_gpu_ns(ctx, job, rated(ctx, placed.nodes), gpus, horizon_ns(ctx, job))
     if best is not None and loss >= best - best // WORTH_LEAVING:
         loss = max(best, loss)
     return Option(rung=Rung.REQUEUE, loss_gpu_ns=loss)
 
 
-def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) -> list[Option]:
+def slow_ways(
+    ctx: Context, job: ClusterJob, node: int, cause: str, slowdown_ppm: int
+) -> list[Option]:
     """What can be done about a slow node while the gang runs on, cheapest first."""
     assert job.placement is not None
     gpus, horizon = ctx.ledger.accounts[job.id].gpus, horizon_ns(ctx, job)
@@ -334,7 +340,7 @@ def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) 
     return sorted(ways, key=lambda option: option.loss_gpu_ns)
 
 
-def degraded_ways(ctx: Context, job: Job, node: int) -> list[Option]:
+def degraded_ways(ctx: Context, job: ClusterJob, node: int) -> list[Option]:
     """What can be done about a node with dead rails; []: it has no network left."""
     assert job.placement is not None
     rails, down = ctx.fleet.nodes[node].rails, ctx.fleet.rails_down(node)
@@ -352,7 +358,7 @@ def degraded_ways(ctx: Context, job: Job, node: int) -> list[Option]:
     return sorted(found, key=lambda option: option.loss_gpu_ns)
 
 
-def _swapped(ctx: Context, job: Job, node: int) -> list[Option]:
+def _swapped(ctx: Context, job: ClusterJob, node: int) -> list[Option]:
     if not ctx.policy.recovery.swap:
         return []
     found = incoming(ctx, job, (node,))

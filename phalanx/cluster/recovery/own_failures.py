@@ -12,10 +12,11 @@ from typing import NamedTuple
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.jobs.measured import reports_steps
 from phalanx.cluster.reasons import Code, Reason, reason
+from phalanx.cluster.units import SECOND_NS
 
 EVIDENCE_KEPT = 5
 # Not the job's own, but nothing can be done without it.
@@ -53,7 +54,7 @@ class ReportedFailure(NamedTuple):
         return f"{self.cause}: {self.alike or self.detail}"[:ERROR_CHARS]
 
 
-def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | None:
+def own_failure(ctx: Context, job: ClusterJob, failure: ReportedFailure) -> Reason | None:
     """Counts a failure, unless it is not the job's own. The reason if it was one too many.
 
     Otherwise the gang may have to wait before it forms again: ``gang.retry_ns``.
@@ -63,8 +64,10 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
         return None  # one incident, however many workers it took
     if cause.domain == "hardware" or cause.node == "replace" or failure.cause == Cause.LOST_PEER:
         return None
-    here = max(ctx.ledger.accounts[job.id].step, failure.step)
-    sentence = failure.cause + (f" at step {here}" if here or reports_steps(job) else "")
+    step_reached = max(ctx.ledger.accounts[job.id].step, failure.step)
+    sentence = failure.cause + (
+        f" at step {step_reached}" if step_reached or reports_steps(job) else ""
+    )
     sentence += f": {failure.detail}" if failure.detail else ""
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], sentence)
     if not cause.blames_job:
@@ -82,19 +85,19 @@ def own_failure(ctx: Context, job: Job, failure: ReportedFailure) -> Reason | No
     if storage:
         job.storage_failures += 1
         wait = _disk_full if failure.cause == Cause.DISK_FULL else _storage_away
-        return wait(ctx, job, here, failure.detail or sentence)
+        return wait(ctx, job, step_reached, failure.detail or sentence)
     if cause.domain == "software" and gang.phase in ("joining", "restoring"):
         # The step was not even tried: whatever disturbs the formation may pass.
         job.failed_formations += 1
     else:
-        _count(ctx, job, failure, here)
+        _count(ctx, job, failure, step_reached)
     why = _too_many(ctx, job, failure, sentence)
     if why is None and failure.waits:
         _back_off(ctx, job, sentence)
     return why
 
 
-def progressed(ctx: Context, job: Job) -> None:
+def progressed(ctx: Context, job: ClusterJob) -> None:
     """Steps may have become safe since the job failed: then what was before counts no more."""
     secured = _secured(ctx, job)
     if secured > job.failed_from:
@@ -104,7 +107,7 @@ def progressed(ctx: Context, job: Job) -> None:
         job.failures_there, job.failed_step = 0, -1
 
 
-def restored(ctx: Context, job: Job) -> None:
+def restored(ctx: Context, job: ClusterJob) -> None:
     """A gang runs again: what it restored tells whether steps became safe before it failed.
 
     Reports are seconds old when a worker dies; the keepers know.
@@ -116,13 +119,13 @@ def restored(ctx: Context, job: Job) -> None:
     job.failed_formations = 0
 
 
-def _secured(ctx: Context, job: Job) -> int:
+def _secured(ctx: Context, job: ClusterJob) -> int:
     """The newest step that a failure now would not cost."""
     kept = ctx.policy.recovery.peer_memory and job.spec.expected.snapshot_steps > 0
     return max(job.committed if kept else 0, job.durable)
 
 
-def clear_if_sound(ctx: Context, job: Job, cause: str) -> None:
+def clear_if_sound(ctx: Context, job: ClusterJob, cause: str) -> None:
     """A gang that ran well for long enough has used none of its retries; an interval ends, too."""
     policy, gang = ctx.policy.recovery, gang_of(job)
     ran_ns = ctx.now_ns - gang.since_ns if gang.phase in ("running", "draining") else 0
@@ -134,12 +137,12 @@ def clear_if_sound(ctx: Context, job: Job, cause: str) -> None:
         job.retries_used = 0
 
 
-def _count(ctx: Context, job: Job, failure: ReportedFailure, here: int) -> None:
+def _count(ctx: Context, job: ClusterJob, failure: ReportedFailure, step: int) -> None:
     alike = failure.error == job.failed_error or 0 <= failure.rank == job.failed_rank
-    there = job.failed_step >= 0 and abs(here - job.failed_step) <= SKEW_STEPS
+    there = job.failed_step >= 0 and abs(step - job.failed_step) <= SKEW_STEPS
     again = there and alike and job.failures_there > 0
     job.failures_there = job.failures_there + 1 if again else 1
-    job.failed_step = job.failed_step if again else here
+    job.failed_step = job.failed_step if again else step
     job.failed_rank, job.failed_error = failure.rank, failure.error
     job.failed_formations = 0
     if not job.retries_used:
@@ -147,7 +150,9 @@ def _count(ctx: Context, job: Job, failure: ReportedFailure, here: int) -> None:
     job.retries_used += 1
 
 
-def _too_many(ctx: Context, job: Job, failure: ReportedFailure, sentence: str) -> Reason | None:
+def _too_many(
+    ctx: Context, job: ClusterJob, failure: ReportedFailure, sentence: str
+) -> Reason | None:
     policy = ctx.policy.recovery
     if failure.cause == Cause.CONFIGURATION and job.generation <= 1:
         # Later a single node may differ from those that it ran on.
@@ -165,7 +170,7 @@ def _too_many(ctx: Context, job: Job, failure: ReportedFailure, sentence: str) -
     return None
 
 
-def _back_off(ctx: Context, job: Job, sentence: str) -> None:
+def _back_off(ctx: Context, job: ClusterJob, sentence: str) -> None:
     """The first failure is recovered from at once; each further one waits twice as long."""
     times = max(job.retries_used, job.failed_formations)
     wait_ns = back_off_ns(ctx, times)
@@ -176,7 +181,7 @@ def _back_off(ctx: Context, job: Job, sentence: str) -> None:
         job.why = told
 
 
-def _pause_between_kills(ctx: Context, job: Job) -> None:
+def _pause_between_kills(ctx: Context, job: ClusterJob) -> None:
     """Ends from outside never end a job; without progress it takes a breath after some of them."""
     gang, secured = gang_of(job), _secured(ctx, job)
     ran_ns = ctx.now_ns - gang.since_ns if gang.phase in ("running", "draining") else 0
@@ -198,7 +203,7 @@ def back_off_ns(ctx: Context, times: int) -> int:
     return min(policy.back_off_ns << min(times - 2, 30), policy.most_back_off_ns)
 
 
-def _storage_away(ctx: Context, job: Job, step: int, sentence: str) -> Reason | None:
+def _storage_away(ctx: Context, job: ClusterJob, step: int, sentence: str) -> Reason | None:
     """Its folder cannot be used: tried again soon and then less often, for it may come back."""
     policy, times = ctx.policy.recovery, job.storage_failures
     if times >= policy.storage_tries:
@@ -214,7 +219,7 @@ def _storage_away(ctx: Context, job: Job, step: int, sentence: str) -> Reason | 
     return None
 
 
-def _disk_full(ctx: Context, job: Job, step: int, _words: str) -> Reason | None:
+def _disk_full(ctx: Context, job: ClusterJob, step: int, _words: str) -> Reason | None:
     """A checkpoint found no room: memory holds it until there is some, or nobody makes any."""
     policy, times = ctx.policy.recovery, job.storage_failures
     facts: dict[str, int | str] = {"step": step, "steps": step - job.durable, "times": times}

@@ -5,15 +5,15 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.node_rates import rated
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.departure import depart_safely
-from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, Placement, SpecChange
+from phalanx.cluster.jobs.job import ClusterJob, JobState, Placement, SpecChange
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.jobs.lifecycle import spare_gpus
 from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.jobs.replan import beyond_limits, place_as
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.choose import PlacementRefusal
 from phalanx.cluster.recovery.fallbacks import return_ns
 from phalanx.cluster.recovery.prices import (
@@ -23,9 +23,10 @@ from phalanx.cluster.recovery.prices import (
     until_through_ns,
 )
 from phalanx.cluster.recovery.reshape import prepare
+from phalanx.cluster.units import SECOND_NS
 
 
-def return_to_own(ctx: Context, job: Job) -> None:
+def return_to_own(ctx: Context, job: ClusterJob) -> None:
     """Has a job save its state and start as it was submitted, if there is a place and it pays."""
     own, placement = job.own, job.placement
     assert own is not None and placement is not None
@@ -35,13 +36,13 @@ def return_to_own(ctx: Context, job: Job) -> None:
     changed = structs.replace(job, spec=own, own=None)
     if gain <= 0 or beyond_limits(ctx, job, changed) is not None:
         return
-    found = place_as(ctx, job, changed)
-    if isinstance(found, PlacementRefusal):
+    placed = place_as(ctx, job, changed)
+    if isinstance(placed, PlacementRefusal):
         return
-    gain -= _failures_gpu_ns(ctx, job, found)
+    gain -= _failures_gpu_ns(ctx, job, placed)
     if gain <= 0:
         return
-    _hold(ctx, job, found)
+    _hold(ctx, job, placed)
     why = LeaveCause.OWN_MAPPING.because(
         before=job.spec.mapping, after=own.mapping, gain=gain // SECOND_NS
     )
@@ -50,7 +51,7 @@ def return_to_own(ctx: Context, job: Job) -> None:
     depart_safely(ctx, job, JobState.PENDING, why)
 
 
-def _gain_gpu_ns(ctx: Context, job: Job) -> int:
+def _gain_gpu_ns(ctx: Context, job: ClusterJob) -> int:
     """What faster steps are worth until the horizon, less the pause."""
     own, now = job.own, job.spec
     assert own is not None
@@ -62,23 +63,23 @@ def _gain_gpu_ns(ctx: Context, job: Job) -> int:
     return gpus * (horizon_ns(ctx, job) * (before - after) // before - return_ns(job))
 
 
-def _failures_gpu_ns(ctx: Context, job: Job, found: Placement) -> int:
+def _failures_gpu_ns(ctx: Context, job: ClusterJob, placed: Placement) -> int:
     """What failures cost more on the nodes of its own mapping: during the pause, and after it."""
     own = job.own
     assert own is not None
-    on, gpus, pause_ns = rated(ctx, found.nodes), own.gang.gpus(found.replicas), return_ns(job)
+    on, gpus, pause_ns = rated(ctx, placed.nodes), own.gang.gpus(placed.replicas), return_ns(job)
     again_ns = until_through_ns(pause_ns, failures_ppm(on, gpus, pause_ns)) - pause_ns
     return gpus * again_ns + to_come_gpu_ns(ctx, job, on, gpus, horizon_ns(ctx, job))
 
 
-def _hold(ctx: Context, job: Job, found: Placement) -> None:
+def _hold(ctx: Context, job: ClusterJob, placed: Placement) -> None:
     """Keeps the free nodes of its future place for a job that is still saving its state."""
     placement = job.placement
     assert placement is not None
     mine = dict.fromkeys(placement.nodes + placement.spares)
     free = [
         node
-        for node in found.nodes + found.spares
+        for node in placed.nodes + placed.spares
         if node not in mine
         and ctx.fleet.state(node) is NodeState.HEALTHY
         and not ctx.fleet.held[node]

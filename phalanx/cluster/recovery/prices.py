@@ -11,41 +11,42 @@ from collections.abc import Callable
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import returns
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.node_rates import RatedNodes, by_node, rated
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.gang.seen_failures import NODE_GPUS
-from phalanx.cluster.jobs.job import LONGEST_NS, Expected, Job
+from phalanx.cluster.jobs.job import LONGEST_NS, ClusterJob, Expected
 from phalanx.cluster.jobs.measured import shared_step_ns
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.free_index import free_index_of
 from phalanx.cluster.placement.replacements import NodePrices
 from phalanx.cluster.placement.request import request_of, tensor_slots
-from phalanx.cluster.policy import DAY_NS, MILLION
+from phalanx.cluster.policy import DAY_NS
 from phalanx.cluster.protocol.messages import Source
+from phalanx.cluster.units import MILLION
 
 MOST_FAILURES_PPM = 16 * MILLION  # during one pause: such a gang would never run again
 ALIKE_PARTS = 100  # nodes whose prices differ by less than this part of a failure are alike
 
 
-def horizon_ns(ctx: Context, job: Job) -> int:
+def horizon_ns(ctx: Context, job: ClusterJob) -> int:
     """How long a loss of speed lasts: until a node is repaired, or the job is done."""
     return min(ctx.policy.recovery.repair_ns, left_ns(job))
 
 
-def left_ns(job: Job) -> int:
+def left_ns(job: ClusterJob) -> int:
     """How long a job still runs; where nobody said how many steps it has, as long as any does."""
     steps = job.spec.expected.steps
     return max(0, (steps - job.step) * step_ns(job)) if steps else LONGEST_NS
 
 
-def step_ns(job: Job) -> int:
+def step_ns(job: ClusterJob) -> int:
     """A step's time: measured, else expected."""
     return job.step_ns or job.spec.expected.step_ns
 
 
-def slower_gpu_ns(job: Job, replicas: int, span_ns: int) -> int:
+def slower_gpu_ns(job: ClusterJob, replicas: int, span_ns: int) -> int:
     """What other numbers of replicas lose within a time, of the GPUs that the gang has now.
 
     They share a batch that stays: where its micro-batches do not divide, one replica less may cost
@@ -58,7 +59,7 @@ def slower_gpu_ns(job: Job, replicas: int, span_ns: int) -> int:
     return gpus * span_ns * (then - now) // then
 
 
-def as_it_is(ctx: Context, job: Job) -> RatedNodes:
+def as_it_is(ctx: Context, job: ClusterJob) -> RatedNodes:
     """The nodes that a gang has."""
     assert job.placement is not None
     return rated(ctx, job.placement.nodes)
@@ -85,7 +86,7 @@ def until_through_ns(span_ns: int, often_ppm: int) -> int:
     return total
 
 
-def missing_ns(ctx: Context, job: Job, gone: tuple[int, ...], count: int) -> int | None:
+def missing_ns(ctx: Context, job: ClusterJob, gone: tuple[int, ...], count: int) -> int | None:
     """Until so many nodes are likely to be there for a gang that lost some; None: nobody can say.
 
     Some come back that are away, or what runs on others ends, whichever is sooner. A tensor group
@@ -111,7 +112,7 @@ def missing_ns(ctx: Context, job: Job, gone: tuple[int, ...], count: int) -> int
 
 def pause_ns(
     ctx: Context,
-    job: Job,
+    job: ClusterJob,
     on: RatedNodes,
     gpus: int,
     *,
@@ -141,7 +142,7 @@ def restore_ns(expected: Expected, source: Source) -> int:
 
 
 def through_ns(
-    ctx: Context, job: Job, on: RatedNodes, gpus: int, start_ns: int, again_ns: int
+    ctx: Context, job: ClusterJob, on: RatedNodes, gpus: int, start_ns: int, again_ns: int
 ) -> int:
     """A restart on some nodes and the steps made again, with the chance that it is interrupted.
 
@@ -152,7 +153,7 @@ def through_ns(
     return until_through_ns(start_ns, failures_ppm(on, gpus, start_ns)) + again_ns
 
 
-def grown_pause_ns(ctx: Context, job: Job, on: RatedNodes, *, cold: bool = False) -> int:
+def grown_pause_ns(ctx: Context, job: ClusterJob, on: RatedNodes, *, cold: bool = False) -> int:
     """How long a gang that runs stands still to take more nodes in; all others' workers live."""
     expected = job.expected
     started_ns = expected.join_ns(cold=True) if cold else expected.rejoin_ns
@@ -161,7 +162,7 @@ def grown_pause_ns(ctx: Context, job: Job, on: RatedNodes, *, cold: bool = False
     return through_ns(ctx, job, on, gpus, start_ns, 0)
 
 
-def to_come_gpu_ns(ctx: Context, job: Job, on: RatedNodes, gpus: int, span_ns: int) -> int:
+def to_come_gpu_ns(ctx: Context, job: ClusterJob, on: RatedNodes, gpus: int, span_ns: int) -> int:
     """What failures within a time cost a gang on some nodes more than as it is.
 
     Each costs a pause: a short one where another node has every slot's newest snapshot.
@@ -172,12 +173,12 @@ def to_come_gpu_ns(ctx: Context, job: Job, on: RatedNodes, gpus: int, span_ns: i
     return _to_come(ctx, job, on, gpus, span_ns) - now
 
 
-def _to_come(ctx: Context, job: Job, on: RatedNodes, gpus: int, span_ns: int) -> int:
+def _to_come(ctx: Context, job: ClusterJob, on: RatedNodes, gpus: int, span_ns: int) -> int:
     each_ns = failure_ns(job, copied=_copied(ctx, job, on.count))
     return gpus * each_ns * failures_ppm(on, gpus, span_ns) // MILLION
 
 
-def failure_ns(job: Job, *, copied: bool) -> int:
+def failure_ns(job: ClusterJob, *, copied: bool) -> int:
     """How long a gang stands still, and makes steps again, for one failure to come.
 
     ``copied``: another node has every slot's newest snapshot.
@@ -192,7 +193,7 @@ def failure_ns(job: Job, *, copied: bool) -> int:
     return each_ns + job.step * step_ns(job)
 
 
-def node_prices(ctx: Context, job: Job) -> NodePrices:
+def node_prices(ctx: Context, job: ClusterJob) -> NodePrices:
     """What each node of the fleet would cost a gang that takes it for a lost one."""
     assert job.placement is not None
     shape, span_ns, expected = job.spec.gang, horizon_ns(ctx, job), job.expected
@@ -217,7 +218,7 @@ def until_failure_ns(on: RatedNodes, gpus: int, most_ns: int) -> int:
     return min(most_ns, most_ns * MILLION // max(1, failures_ppm(on, gpus, most_ns)))
 
 
-def _copied(ctx: Context, job: Job, slots: int) -> bool:
+def _copied(ctx: Context, job: ClusterJob, slots: int) -> bool:
     """Whether a gang of so many slots has its newest steps in the memory of two nodes."""
     snapshots = job.spec.expected.snapshot_steps > 0 and ctx.policy.recovery.peer_memory
     return snapshots and slots > 1

@@ -7,16 +7,16 @@ from msgspec import structs
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health, spare_pool
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang import failure_rates
 from phalanx.cluster.gang.losses import unsaved
 from phalanx.cluster.gang.phases import gang_of, last_call_ns, timeouts_of, token
 from phalanx.cluster.gang.way_taken import WayTaken
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.departure import depart_safely, leave
-from phalanx.cluster.jobs.job import SECOND_NS, Job, JobState, SpecChange
+from phalanx.cluster.jobs.job import ClusterJob, JobState, SpecChange
 from phalanx.cluster.jobs.leave_cause import STORAGE_GONE, LeaveCause
 from phalanx.cluster.jobs.lifecycle import drop_spare
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Abort, Rebalance
 from phalanx.cluster.protocol.messages import WorkerExited
 from phalanx.cluster.reasons import Reason, reason
@@ -30,11 +30,12 @@ from phalanx.cluster.recovery.own_failures import (
     own_failure,
 )
 from phalanx.cluster.recovery.reshape import doubtful, remap, reshape, settle_nodes
+from phalanx.cluster.units import SECOND_NS
 
 MORE_SAVES = 1  # times that a gang which is to leave forms again to save what it has
 
 
-def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None:
+def broken(ctx: Context, job: ClusterJob, node: int, cause: str, *, lost: bool) -> None:
     """Part of a gang no longer works. ``lost``: what the node kept in memory is gone too."""
     placement, gang = job.placement, job.gang
     if placement is None or gang is None:
@@ -82,7 +83,7 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     ctx.wake(settle_ns + grace_ns, "settle", job.id, token(job))
 
 
-def wait_for_answers(ctx: Context, job: Job, fact: WorkerExited) -> None:
+def wait_for_answers(ctx: Context, job: ClusterJob, fact: WorkerExited) -> None:
     """A program's error counts against its job only when all nodes have answered: see ``recover``.
 
     Until then it is as if a peer were lost.
@@ -94,13 +95,13 @@ def wait_for_answers(ctx: Context, job: Job, fact: WorkerExited) -> None:
     broken(ctx, job, fact.node, Cause.LOST_PEER, lost=False)
 
 
-def _misses_nodes(ctx: Context, job: Job) -> bool:
+def _misses_nodes(ctx: Context, job: ClusterJob) -> bool:
     """Whether some of its nodes are silent that the breaker does not give up."""
     assert job.placement is not None
     return any(node in ctx.health.withheld for node in job.placement.nodes)
 
 
-def _confirmed(ctx: Context, job: Job, fact: WorkerExited) -> None:
+def _confirmed(ctx: Context, job: ClusterJob, fact: WorkerExited) -> None:
     """No node is missing: the error was the program's own."""
     failure = ReportedFailure(fact.cause, fact.detail, rank=fact.rank, step=fact.step)
     why = own_failure(ctx, job, failure)
@@ -110,7 +111,7 @@ def _confirmed(ctx: Context, job: Job, fact: WorkerExited) -> None:
         broken(ctx, job, fact.node, fact.cause, lost=False)
 
 
-def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
+def give_up(ctx: Context, job: ClusterJob, node: int, cause: str, why: Reason) -> None:
     """A job failed once too often: it ends, and what only memory holds is made durable first.
 
     For that it forms once more, makes no step, writes its state and leaves: see ``on_ready``.
@@ -127,7 +128,7 @@ def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
     gang.ending, gang.ending_why = JobState.FAILED, why
 
 
-def _take_back(ctx: Context, job: Job, why: Reason) -> None:
+def _take_back(ctx: Context, job: ClusterJob, why: Reason) -> None:
     """A changed job has made no step: it becomes what it was, and goes on from its checkpoint.
 
     One that cannot run as a fallback waits for its nodes, which keep what is in memory.
@@ -143,7 +144,7 @@ def _take_back(ctx: Context, job: Job, why: Reason) -> None:
     leave(ctx, job, JobState.PENDING, told, keep_memory=on_fewer)
 
 
-def _saves_again(ctx: Context, job: Job) -> bool:
+def _saves_again(ctx: Context, job: ClusterJob) -> bool:
     """Whether a gang that broke while it was to leave forms once more, to save what it has.
 
     Not for ever, and only where its nodes still hold the steps and there is time.
@@ -166,7 +167,7 @@ def _saves_again(ctx: Context, job: Job) -> bool:
     return True
 
 
-def recover(ctx: Context, job: Job) -> None:
+def recover(ctx: Context, job: ClusterJob) -> None:
     """Everything that broke together is known: takes the cheapest way out."""
     gang = gang_of(job)
     unconfirmed, gang.unconfirmed = gang.unconfirmed, None
@@ -216,7 +217,7 @@ def recover(ctx: Context, job: Job) -> None:
         reshape(ctx, job, best, why)
 
 
-def _merely_emptied(ctx: Context, job: Job) -> bool:
+def _merely_emptied(ctx: Context, job: ClusterJob) -> bool:
     """Whether all that is wrong with a gang is that some of its nodes must be empty soon."""
     gang, fleet = gang_of(job), ctx.fleet
     if gang.ending is not None or not gang.broken or not unsaved(job):
@@ -231,7 +232,7 @@ def _merely_emptied(ctx: Context, job: Job) -> bool:
     )
 
 
-def _leave_in_order(ctx: Context, job: Job) -> None:
+def _leave_in_order(ctx: Context, job: ClusterJob) -> None:
     """What was to take the place of its nodes is gone: a gang forms there again.
 
     It goes on until it must leave, or saves what it has if that is now.
@@ -260,25 +261,27 @@ def _empty_by_ns(ctx: Context, nodes: tuple[int, ...]) -> int:
     return min((by_ns for by_ns in drained if by_ns), default=0)
 
 
-def _parted(ctx: Context, job: Job) -> None:
+def _parted(ctx: Context, job: ClusterJob) -> None:
     """Ranks lost each other, and all their nodes live.
 
     The network between them may be whole again; if not, those who complained are replaced, and the
     others wait longer each time. It is no fault of the job, which is not given up for it.
     """
-    gang, here = gang_of(job), ctx.ledger.accounts[job.id].step
-    job.partings = job.partings + 1 if here <= job.parted_step else 1
-    job.parted_step = here
+    gang, step_reached = gang_of(job), ctx.ledger.accounts[job.id].step
+    job.partings = job.partings + 1 if step_reached <= job.parted_step else 1
+    job.parted_step = step_reached
     names = ", ".join(ctx.fleet.nodes[node].name for node in list(gang.broken)[:EVIDENCE_KEPT])
-    sentence = f"step {here}: ranks on {names} lost a peer, and every node answers"
+    sentence = f"step {step_reached}: ranks on {names} lost a peer, and every node answers"
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], sentence)
     wait_ns = back_off_ns(ctx, job.partings - 1)
     if wait_ns:
         gang.retry_ns = ctx.now_ns + wait_ns
         seconds = wait_ns // SECOND_NS
-        told = reason("parted", step=here, times=job.partings, seconds=seconds, evidence=sentence)
-        ctx.notify(told, job=job.id, level="error")
-        job.why = told
+        why = reason(
+            "parted", step=step_reached, times=job.partings, seconds=seconds, evidence=sentence
+        )
+        ctx.notify(why, job=job.id, level="error")
+        job.why = why
     if job.partings > 1:
         for node in list(gang.broken):
             health.incident(ctx, node, Cause.NETWORK_LINK)
@@ -288,14 +291,14 @@ def _parted(ctx: Context, job: Job) -> None:
                 health.suspect(ctx, node, Cause.NETWORK_LINK)
 
 
-def slow(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) -> None:
+def slow(ctx: Context, job: ClusterJob, node: int, cause: str, slowdown_ppm: int) -> None:
     """One node holds up a gang: the cheapest of bearing it, less work for it, a replacement."""
     assert job.placement is not None
     if node in job.placement.nodes:
         _without_stopping(ctx, job, node, cause, slow_ways(ctx, job, node, cause, slowdown_ppm))
 
 
-def degrade(ctx: Context, job: Job, node: int, cause: str) -> None:
+def degrade(ctx: Context, job: ClusterJob, node: int, cause: str) -> None:
     """A node lost part of its network: run on slower, or replace it."""
     assert job.placement is not None
     if node not in job.placement.nodes:
@@ -313,7 +316,9 @@ def _others(ways: list[Option]) -> str:
     return " or ".join(told) or "none"
 
 
-def _without_stopping(ctx: Context, job: Job, node: int, cause: str, ways: list[Option]) -> None:
+def _without_stopping(
+    ctx: Context, job: ClusterJob, node: int, cause: str, ways: list[Option]
+) -> None:
     best = ways[0]
     why = WayTaken.BEAR.because(
         rung=best.rung,

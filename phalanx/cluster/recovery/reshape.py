@@ -7,21 +7,21 @@ from collections.abc import Iterable
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
-from phalanx.cluster.fleet.node import NodeState, lowest_bits
 from phalanx.cluster.gang import left_memory
 from phalanx.cluster.gang.fence import fence_left
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.layout import column_slots, without_columns
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import Job, Placement
+from phalanx.cluster.jobs.job import ClusterJob, Placement
 from phalanx.cluster.jobs.lifecycle import held_gpus, spare_gpus
+from phalanx.cluster.node import NodeState, lowest_bits
 from phalanx.cluster.placement.choose import held_by
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.recovery.options import Option
 
 
-def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
+def reshape(ctx: Context, job: ClusterJob, option: Option, why: Reason) -> None:
     """Gives a gang its new nodes and forms the next generation on them."""
     placement = job.placement
     assert placement is not None
@@ -69,7 +69,7 @@ def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
     ctx.look_at_queue(capacity=True)
 
 
-def remap(ctx: Context, job: Job, option: Option, why: Reason) -> None:
+def remap(ctx: Context, job: ClusterJob, option: Option, why: Reason) -> None:
     """A gang forms with another mapping, on those of its nodes that are left.
 
     What these keep in memory is read whatever mapping made it. Healthy nodes that the mapping has
@@ -89,14 +89,14 @@ def remap(ctx: Context, job: Job, option: Option, why: Reason) -> None:
     job.former = job.own  # should it make no step as this
     job.spec = job.own.on_fewer_nodes(fallback)
     job.forget_measurements()
-    told = reason(
+    warning = reason(
         "remapped",
         before=job.own.mapping,
         after=job.spec.mapping,
         nodes=len(option.nodes),
         of=job.own.gang.slots(job.own.gang.replicas),
     )
-    ctx.notify(told, job=job.id, level="warning")
+    ctx.notify(warning, job=job.id, level="warning")
     job.placement = Placement(
         nodes=option.nodes,
         gpus=tuple(masks[node] for node in option.nodes) if masks else (),
@@ -115,7 +115,7 @@ def remap(ctx: Context, job: Job, option: Option, why: Reason) -> None:
     ctx.look_at_queue(capacity=True)
 
 
-def _stop_left(ctx: Context, job: Job, nodes: Iterable[int]) -> None:
+def _stop_left(ctx: Context, job: ClusterJob, nodes: Iterable[int]) -> None:
     """Nodes that a gang leaves end it; one that counts as dead may be alive and run a program."""
     nodes = tuple(nodes)
     fence_left(ctx, job, nodes)
@@ -123,13 +123,13 @@ def _stop_left(ctx: Context, job: Job, nodes: Iterable[int]) -> None:
     stop_on(ctx, job, tuple(told), keep_snapshots=True)
 
 
-def doubtful(ctx: Context, job: Job, nodes: tuple[int, ...]) -> tuple[int, ...]:
+def doubtful(ctx: Context, job: ClusterJob, nodes: tuple[int, ...]) -> tuple[int, ...]:
     """Nodes that a gang leaves; those that are merely kept for others need no test."""
-    known = gang_of(job).broken
+    broken = gang_of(job).broken
     return tuple(
         node
         for node in nodes
-        if known.get(node) != Cause.HOST_MAINTENANCE
+        if broken.get(node) != Cause.HOST_MAINTENANCE
         or ctx.fleet.state(node) is not NodeState.HEALTHY
     )
 
@@ -141,7 +141,7 @@ def settle_nodes(ctx: Context, nodes: tuple[int, ...]) -> None:
             health.examine(ctx, node)
 
 
-def _cut(job: Job, option: Option, nodes: list[int]) -> list[int]:
+def _cut(job: ClusterJob, option: Option, nodes: list[int]) -> list[int]:
     """Nodes of the columns that are cut out."""
     placement = job.placement
     assert placement is not None
@@ -152,7 +152,7 @@ def _cut(job: Job, option: Option, nodes: list[int]) -> list[int]:
     ]
 
 
-def occupy(ctx: Context, job: Job, node: int) -> int:
+def occupy(ctx: Context, job: ClusterJob, node: int) -> int:
     """Gives a job a slot on a free node; returns the mask of its GPUs."""
     if ctx.fleet.state(node) is NodeState.SPARE:
         ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("swapped_in", job=job.id))
@@ -163,7 +163,7 @@ def occupy(ctx: Context, job: Job, node: int) -> int:
     return mask
 
 
-def _stand_by(ctx: Context, job: Job, nodes: list[int]) -> list[int]:
+def _stand_by(ctx: Context, job: ClusterJob, nodes: list[int]) -> list[int]:
     """Healthy nodes of a replica that is gone wait for it to come back."""
     waiting = []
     for node in nodes:
@@ -175,7 +175,7 @@ def _stand_by(ctx: Context, job: Job, nodes: list[int]) -> list[int]:
     return waiting
 
 
-def prepare(ctx: Context, job: Job, nodes: list[int]) -> list[int]:
+def prepare(ctx: Context, job: ClusterJob, nodes: list[int]) -> list[int]:
     """Nodes stand by for a job: they are told to start its workers, if they have none."""
     for node in nodes:
         why = reason("spare_of_job", job=job.id)
@@ -183,7 +183,7 @@ def prepare(ctx: Context, job: Job, nodes: list[int]) -> list[int]:
     return nodes
 
 
-def wake_when_ready(ctx: Context, job: Job, ready_ns: int) -> None:
+def wake_when_ready(ctx: Context, job: ClusterJob, ready_ns: int) -> None:
     """Looks at a gang again that can grow as soon as nodes have started their workers."""
     gang = gang_of(job)
     if gang.ready_ns != ready_ns:

@@ -5,11 +5,11 @@ Pure: reads the job, changes nothing.
 
 from __future__ import annotations
 
-from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.policy import MILLION
+from phalanx.cluster.jobs.job import ClusterJob
+from phalanx.cluster.units import MILLION
 
 
-def rebalanced(job: Job, node: int, slowdown_ppm: int) -> tuple[tuple[int, ...], int]:
+def rebalanced(job: ClusterJob, node: int, slowdown_ppm: int) -> tuple[tuple[int, ...], int]:
     """Micro-batches by replica with which a slow one holds up the others least."""
     placement, shape = job.placement, job.spec.gang
     assert placement is not None

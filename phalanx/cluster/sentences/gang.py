@@ -6,8 +6,9 @@ SENTENCES = {
     # draining
     "bare": "it leaves before a checkpoint was made: it begins anew, unless it keeps its own",
     # failure_rates
-    "failure_rate": "{failures} failures in {days} days of nodes with eight GPUs like its own "
-    "({nodes}): {rate} in a thousand are expected, and the interval between checkpoints follows",
+    "failure_rate": "{rate} failures in 1,000 days of a node with eight GPUs are expected of nodes "
+    "like its own ({nodes}; seen: {failures} in {days} days); the interval between checkpoints "
+    "follows",
     # formation
     "from_nothing": "nothing is left to restore: it begins again, after {steps} steps",
     # orders
@@ -16,7 +17,7 @@ SENTENCES = {
     "go": "all ranks have restored step {step}",
     "go_program": "all ranks of its program may start",
     "drain": "it must leave: {why}",
-    "stop": "it has no business there any more",
+    "stop": "the job no longer runs there",
     # the agent's machine
     "lease_over": "no controller has spoken to the node for {seconds} s",
     # progress

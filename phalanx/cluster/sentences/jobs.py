@@ -15,6 +15,18 @@ SENTENCES = {
     "over_budget": "{steps} steps would take about {needed} GPU-hours and the budget is "
     "{budget}: lower the steps, raise the budget, or force it",
     "not_planned": "its times are defaults until they are measured: {problem}",
+    # pipelines
+    "bad_pipeline": "{problem}",
+    "pipeline_accepted": "pipeline run {pipeline} has begun",
+    "pipeline_too_large": "the pipeline makes {tasks} tasks, and {most} is the most that a server"
+    " takes: make its lists shorter",
+    "pipeline_runs": "run {pipeline} uses {folder}: wait for its end, or cancel it",
+    "pipeline_incomplete": "the submission lacks {what}",
+    "pipeline_path": "{path}: a path on a server must be printable, without quotes and backslashes",
+    "pipeline_is": "run {pipeline} of {name} is {state}",
+    "no_such_pipeline": "there is no pipeline run {pipeline}",
+    "pipeline_ended": "pipeline run {pipeline} is {state} already",
+    "nothing_asked": "pipeline run {pipeline} asks nothing called {task}",
     # budget
     "budget_raised": "its budget was raised while it stopped",
     "budget_used": "job {job} stops because it has used {used} GPU-seconds: set a budget above"
@@ -115,6 +127,7 @@ SENTENCES = {
     "drained": "stopped by a person, and held until it is resumed",
     # submission
     "accepted": "accepted",
+    "same_trial": "this trial of its sweep is job {job} already",
     # user_limits
     "priority_limited": "its priority is {most} instead of {asked}, the highest that users set"
     " (policy: users.most_priority)",

@@ -6,6 +6,7 @@ SENTENCES = {
     # cycle
     "first_in_line": "it was the first in line, with priority {priority}; {where}",
     "backfilled": "it is in nobody's way; {where}",
+    "backfilled_shorter": "it is in nobody's way with a limit of {limit}, as it accepts; {where}",
     "elastic_start": "there is room for {replicas} of {wanted} replicas; {where}",
     "shrunk_for": "job {job} needs nodes, and {replicas} replicas are enough for this one",
     # limits

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from phalanx.cluster.fleet.fleet import Fleet, FleetState
-from phalanx.cluster.fleet.node import Held, Node, NodeState, lowest_bits
+from phalanx.cluster.node import Held, Node, NodeState, lowest_bits
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import NodeJoined
 from phalanx.cluster.protocol.messages import Inventory

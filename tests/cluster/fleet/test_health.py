@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.cluster.causes import CAUSES, Cause
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import Node, NodeState
+from phalanx.cluster.node import Node, NodeState
 from phalanx.cluster.policy import HealthPolicy, Policy
 from phalanx.cluster.protocol.commands import Accept, Ask, Check, Form, Go, Notify, Refuse, Stop
 from phalanx.cluster.protocol.events import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.jobs.job import GangShape
+from phalanx.cluster.node import Node, NodeState
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Check, Form, Stop
 from phalanx.cluster.protocol.events import (

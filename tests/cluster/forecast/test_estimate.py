@@ -11,11 +11,11 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.forecast.why import explain, explainer
 from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.jobs.horizon import length_ns
-from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, Expected, GangShape, JobSpec
+from phalanx.cluster.node import Node
 from phalanx.cluster.policy import Partition, Policy, Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.events import (
     Cancel,
@@ -59,17 +59,17 @@ def nodes(count: int) -> GangShape:
     return structs.replace(NODE, replicas=count)
 
 
-def why(drive: Drive, job: Job | int) -> Pending:
+def why(drive: Drive, job: ClusterJob | int) -> Pending:
     number = job if isinstance(job, int) else job.id
     return explain(drive.core.queue, drive.core.view, number)
 
 
-def ends(drive: Drive, job: Job) -> int:
+def ends(drive: Drive, job: ClusterJob) -> int:
     """When a running job will be gone at the latest."""
     return job.started_ns + length_ns(drive.core.view, job)
 
 
-def finish(drive: Drive, job: Job) -> None:
+def finish(drive: Drive, job: ClusterJob) -> None:
     if job.state == "forming":
         drive.run(job)
     drive.tell(JobFinished(job=job.id, generation=job.generation, step=job.step), SECOND)

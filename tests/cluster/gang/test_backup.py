@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.gang.losses import in_memory
-from phalanx.cluster.jobs.job import Expected, GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, Expected, GangShape
 from phalanx.cluster.protocol.commands import Form, Restore, Stop
 from phalanx.cluster.protocol.events import GangJoined, NodeSilent, Requeue
 from phalanx.cluster.protocol.messages import Inventory, NodeSeen, WorkerExited
@@ -16,7 +16,7 @@ ONE = GangShape(slot_gpus=8)
 STEPS = 150  # of which the last 50 are in no checkpoint
 
 
-def running(drive: Drive, spares: int = 1) -> Job:
+def running(drive: Drive, spares: int = 1) -> ClusterJob:
     return drive.running(STEPS, gang=ONE, spares=spares)
 
 

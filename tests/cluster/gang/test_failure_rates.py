@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.gang.seen_failures import SeenFailures, seen
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.policy import DAY_NS, HealthPolicy, Policy
 from phalanx.cluster.protocol.commands import FailureRate, Notify
 from phalanx.cluster.protocol.events import Cancel
@@ -22,7 +22,7 @@ def known(drive: Drive) -> SeenFailures:
     return one
 
 
-def break_and_recover(drive: Drive, job: Job, cause: str = "nccl_timeout") -> None:
+def break_and_recover(drive: Drive, job: ClusterJob, cause: str = "nccl_timeout") -> None:
     node = job.placement.nodes[0]
     fact = WorkerExited(
         node=node, job=job.id, generation=job.generation, rank=0, cause=cause, step=job.step
@@ -79,7 +79,7 @@ def test_a_running_gang_is_told_when_the_rate_has_changed_much() -> None:
     # The new generation, whose workers may not have heard it, is told as soon as it runs.
     assert drive.bodies(FailureRate)[-1].generation == job.generation
     told = [note.reason for note in drive.bodies(Notify) if note.reason.code == "failure_rate"]
-    assert len(told) <= 1 and "1 failures in 0 days" in str(order.reason)
+    assert len(told) <= 1 and "seen: 1 in 0 days" in str(order.reason)
 
 
 def test_without_failures_the_rate_falls_and_gangs_hear_of_it() -> None:

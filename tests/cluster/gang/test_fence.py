@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.protocol.commands import Go, Notify, Stop
 from phalanx.cluster.protocol.events import (
@@ -26,14 +26,14 @@ ONE = GangShape(slot_gpus=8)
 TIMES = derive(TimeoutPolicy(), EXPECTED)
 
 
-def started(drive: Drive, *, program: bool = True) -> Job:
+def started(drive: Drive, *, program: bool = True) -> ClusterJob:
     job = drive.submit(gang=ONE, reports_steps=not program)
     drive.run(job)
     drive.wait(60 * SECOND)
     return job
 
 
-def lose(drive: Drive, job: Job, *, heard_ns: int) -> int:
+def lose(drive: Drive, job: ClusterJob, *, heard_ns: int) -> int:
     """Its node is lost, and the next generation is ready a moment later; when that is."""
     (node,) = job.placement.nodes
     silent = NodeSilent(node=node, connection_lost=True, broke_ns=drive.now_ns, heard_ns=heard_ns)
@@ -100,7 +100,7 @@ def test_a_node_that_was_lost_before_anything_started_there_is_not_waited_for() 
     assert job.state == "running" and gone(drive) == [2]
 
 
-def requeued(drive: Drive, job: Job) -> int:
+def requeued(drive: Drive, job: ClusterJob) -> int:
     """It leaves its node by an order to stop, and is ready on another; the node that it left."""
     (node,) = job.placement.nodes
     drive.tell(Requeue(job=job.id))

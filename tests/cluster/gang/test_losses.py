@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Abort, Command, Drain, Notify, Stop
@@ -32,7 +32,7 @@ def told(drive: Drive) -> list[tuple[str, int, int]]:
     return [(each.code, each.facts["first"], each.facts["last"]) for each in notes]
 
 
-def killed(drive: Drive, job: Job, step: int = 160) -> None:
+def killed(drive: Drive, job: ClusterJob, step: int = 160) -> None:
     node = job.placement.nodes[0]
     exited = WorkerExited(
         job=job.id, generation=job.generation, node=node, rank=0, cause="worker_killed", step=step
@@ -40,7 +40,7 @@ def killed(drive: Drive, job: Job, step: int = 160) -> None:
     drive.tell(exited)
 
 
-def joins(drive: Drive, job: Job, step: int) -> None:
+def joins(drive: Drive, job: ClusterJob, step: int) -> None:
     """The survivors say how far they were, and join."""
     drive.wait(SECOND)
     fact = Progress(
@@ -55,12 +55,12 @@ def joins(drive: Drive, job: Job, step: int) -> None:
     drive.tell(GangJoined(job=job.id, generation=job.generation, step=step), SECOND)
 
 
-def ready(drive: Drive, job: Job) -> None:
+def ready(drive: Drive, job: ClusterJob) -> None:
     drive.tell(GangReady(job=job.id, generation=job.generation, step=job.gang.restored), SECOND)
     assert job.state == "running"
 
 
-def buddies_die(drive: Drive, job: Job) -> str:
+def buddies_die(drive: Drive, job: ClusterJob) -> str:
     """Both nodes of a job of two slots, with all that they kept; their names."""
     nodes = job.placement.nodes
     for node in nodes:
@@ -165,7 +165,7 @@ def test_what_a_job_lost_is_said_once_however_often_it_tries_to_go_on():
     assert told(drive) == [("given_up", 101, 150)]
 
 
-def alone() -> tuple[Drive, Job]:
+def alone() -> tuple[Drive, ClusterJob]:
     """A job that has to leave when a node dies, on a site that keeps no memory for it."""
     drive = Drive(2, Policy(recovery=RecoveryPolicy(keep_memory_ns=0)))
     job = drive.running(150)
@@ -173,7 +173,7 @@ def alone() -> tuple[Drive, Job]:
     return drive, job
 
 
-def last_words(job: Job, committed: int) -> GangStopped:
+def last_words(job: ClusterJob, committed: int) -> GangStopped:
     return GangStopped(
         job=job.id, generation=job.generation, step=committed + 1, committed=committed
     )

@@ -6,10 +6,10 @@ import pytest
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.gang import node_rates, risk_groups
 from phalanx.cluster.gang.seen_failures import NODE_DAY_GPU_SECONDS, SeenFailures
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
+from phalanx.cluster.node import Node
 from phalanx.cluster.policy import DAY_NS, HealthPolicy
 from phalanx.cluster.protocol.commands import FailureRate, Notify
 from phalanx.cluster.protocol.messages import WorkerExited
@@ -30,7 +30,7 @@ def two_kinds(each: int = 4) -> Fleet:
     )
 
 
-def breaks(drive: Drive, job: Job, slot: int = 0) -> None:
+def breaks(drive: Drive, job: ClusterJob, slot: int = 0) -> None:
     """A node interrupts a gang, which goes on where it was."""
     node = job.placement.nodes[slot]
     drive.tell(
@@ -48,7 +48,7 @@ def breaks(drive: Drive, job: Job, slot: int = 0) -> None:
     drive.train(job, 1)
 
 
-def interval_seconds(drive: Drive, job: Job) -> float:
+def interval_seconds(drive: Drive, job: ClusterJob) -> float:
     """Between the checkpoints of a job, as its workers reckon with what they were told."""
     told = [each for each in drive.bodies(FailureRate) if each.job == job.id]
     rate = told[-1].per_million_node_days if told else PRIOR
@@ -68,7 +68,7 @@ def test_a_job_on_the_model_that_fails_more_saves_more_often_and_the_log_says_wh
     assert interval_seconds(drive, bad) < 0.7 * interval_seconds(drive, good)
     told = [each.reason for each in drive.bodies(Notify) if each.job == bad.id]
     (why, *_) = [str(each) for each in reversed(told) if each.code == "failure_rate"]
-    assert "like its own (4 bad (older, failed more often))" in why
+    assert "like its own (4 bad (older, failed more often); seen: " in why
     assert "the interval between checkpoints follows" in why
 
 

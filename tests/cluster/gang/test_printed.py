@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.protocol.commands import Go
 from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.protocol.messages import StepsPrinted, WorkerExited
@@ -11,7 +11,7 @@ from tests.cluster.drive import SECOND, Drive
 ONE = GangShape(slot_gpus=8)
 
 
-def say(drive: Drive, job: Job, step: int, after_ns: int, **fields: int) -> None:
+def say(drive: Drive, job: ClusterJob, step: int, after_ns: int, **fields: int) -> None:
     drive.wait(after_ns)
     fact = StepsPrinted(
         node=job.placement.nodes[0],
@@ -24,13 +24,13 @@ def say(drive: Drive, job: Job, step: int, after_ns: int, **fields: int) -> None
     drive.tell(fact)
 
 
-def buckets(drive: Drive, job: Job) -> dict[str, int]:
+def buckets(drive: Drive, job: ClusterJob) -> dict[str, int]:
     drive.core.ledger.check(drive.core.view)
     account = drive.core.ledger.accounts[job.id]
     return {name: gpu_ns // 8 // SECOND for name, gpu_ns in account.buckets.items()}
 
 
-def started(drive: Drive) -> Job:
+def started(drive: Drive) -> ClusterJob:
     job = drive.submit(gang=ONE, reports_steps=False)
     drive.run(job)
     return job

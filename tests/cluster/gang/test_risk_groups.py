@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.gang.node_rates import down_ppm
 from phalanx.cluster.gang.seen_failures import GroupFailures, SeenFailures, seen
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
+from phalanx.cluster.node import Node, NodeState
 from phalanx.cluster.policy import DAY_NS, HealthPolicy, Policy, SparePolicy
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import NodeJoined, NodeRepaired
@@ -26,7 +26,7 @@ def ages(drive: Drive) -> dict[str, GroupFailures]:
     return {each.group: each for each in known(drive).ages}
 
 
-def breaks(drive: Drive, job: Job, cause: str = "hbm_ecc") -> None:
+def breaks(drive: Drive, job: ClusterJob, cause: str = "hbm_ecc") -> None:
     failed = WorkerExited(
         node=job.placement.nodes[0],
         job=job.id,

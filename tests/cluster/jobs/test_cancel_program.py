@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Accept, Drain, Stop
 from phalanx.cluster.protocol.events import Cancel, GangDrained, JobFinished, NodeSilent
@@ -14,7 +14,7 @@ from tests.cluster.drive import SECOND, Drive
 ONE = GangShape(slot_gpus=8)
 
 
-def cancelled(drive: Drive) -> Job:
+def cancelled(drive: Drive) -> ClusterJob:
     """A program that runs, and was cancelled just now."""
     job = drive.submit(gang=ONE, reports_steps=False)
     drive.run(job)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.job_relations import Array, Dependency
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.protocol.events import Cancel, JobFinished
 from tests.cluster.drive import SECOND, Drive
 
 ONE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
 
 
-def end(drive: Drive, job: Job, *, well: bool) -> None:
+def end(drive: Drive, job: ClusterJob, *, well: bool) -> None:
     if well:
         drive.run(job)
         drive.tell(JobFinished(job=job.id, generation=job.generation, step=job.step))

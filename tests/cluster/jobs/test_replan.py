@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import GangShape, Job, SpecChange
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, SpecChange
 from phalanx.cluster.plan_record import PlanInterval, PlanRecord
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.commands import Accept, Command, Drain, Form, Notify, Refuse
@@ -24,7 +24,7 @@ HOUR = 3600 * SECOND
 PIPELINE = structs.replace(SHAPE, replicas=1, pipeline=2)
 
 
-def change(job: Job, gang: GangShape = PIPELINE, **fields: object) -> SpecChange:
+def change(job: ClusterJob, gang: GangShape = PIPELINE, **fields: object) -> SpecChange:
     """From two replicas to two stages, unless said otherwise."""
     values: dict[str, object] = {
         "gang": gang,
@@ -42,7 +42,7 @@ def change(job: Job, gang: GangShape = PIPELINE, **fields: object) -> SpecChange
     )
 
 
-def ask(drive: Drive, job: Job, wanted: SpecChange) -> str:
+def ask(drive: Drive, job: ClusterJob, wanted: SpecChange) -> str:
     """What the core answers; "": it accepted."""
     commands = drive.tell(Replan(job=job.id, change=wanted, request="r"))
     (answer,) = [c.body for c in commands if isinstance(c.body, Accept | Refuse)]
@@ -50,7 +50,7 @@ def ask(drive: Drive, job: Job, wanted: SpecChange) -> str:
     return str(answer.reason) if isinstance(answer, Refuse) else ""
 
 
-def saved(drive: Drive, job: Job) -> list[Command]:
+def saved(drive: Drive, job: ClusterJob) -> list[Command]:
     drained = GangDrained(job=job.id, generation=job.generation, step=job.step)
     return drive.tell(drained, 2 * SECOND)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.cluster.job_relations import Array
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.protocol.commands import Accept, Form, Refuse
 from phalanx.cluster.protocol.events import Cancel, EventBody, Hold
 from tests.cluster.drive import SECOND, Drive
@@ -11,7 +11,7 @@ from tests.cluster.drive import SECOND, Drive
 ONE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
 
 
-def array(drive: Drive, count: int, width: int = 0, **fields: object) -> list[Job]:
+def array(drive: Drive, count: int, width: int = 0, **fields: object) -> list[ClusterJob]:
     first = drive.submit(gang=ONE, array=Array(count, width), **fields)
     return [drive.core.view.jobs[first.id + index] for index in range(count)]
 

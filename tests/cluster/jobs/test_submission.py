@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from phalanx.cluster.context import Context
 from phalanx.cluster.core import Core
-from phalanx.cluster.job_relations import Array
+from phalanx.cluster.gang import fence
+from phalanx.cluster.job_relations import Array, SweepTrial
 from phalanx.cluster.jobs.job import LONGEST_NS, Expected, GangShape, JobSpec
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Accept, Form, Refuse
-from phalanx.cluster.protocol.events import Event, EventBody, Submit, Tick
+from phalanx.cluster.protocol.events import Cancel, Event, EventBody, Submit, Tick
 from tests.cluster.fleets import fleet_of
 
 SECOND = 10**9
@@ -48,6 +52,24 @@ def test_an_array_that_is_held_is_not_in_the_queue() -> None:
     assert not core.view.pending and not len(core.queue.waiting)
 
 
+def test_all_jobs_of_an_array_together_look_once_at_those_that_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core, looks = Core(fleet_of(4), Policy()), list[JobSpec]()
+    submit(core, 50, reports_steps=False)
+    for number in list(core.view.jobs):
+        handle(core, Cancel(job=number))
+
+    def predecessor(ctx: Context, spec: JobSpec) -> int:
+        looks.append(spec)
+        return 7
+
+    monkeypatch.setattr(fence, "predecessor", predecessor)
+    submit(core, 50, reports_steps=False)
+    assert len(looks) == 1
+    assert {job.follows for job in core.view.jobs.values() if not job.ended} == {7}
+
+
 def test_a_restored_core_starts_the_rest_of_an_array_alike() -> None:
     core = Core(fleet_of(2), Policy())
     submit(core, 6)
@@ -71,3 +93,35 @@ def test_times_that_cannot_be_are_refused_by_name(expected: Expected, key: str) 
 def test_a_time_limit_of_more_than_ten_years_is_refused() -> None:
     (told,) = submit(Core(fleet_of(1), Policy()), time_limit_ns=LONGEST_NS + 1)
     assert isinstance(told, Refuse) and "time_limit_ns" in str(told.reason)
+
+
+def test_a_trial_of_a_sweep_is_one_job_until_it_fails_or_is_cancelled() -> None:
+    core = Core(fleet_of(4), Policy())
+    trial = SweepTrial(sweep="rates", number=3, steps=10)
+
+    def job_of(**spec: object) -> int:
+        (answer,) = submit(core, trial=trial, **spec)
+        assert isinstance(answer, Accept)
+        return answer.job
+
+    first = job_of()
+    core = Core.restore(core.snapshot())
+    assert job_of() == first and len(core.view.jobs) == 1
+    assert job_of(team="other") > first, "another team's sweep of this name"
+    handle(core, Cancel(job=first))
+    assert job_of() > first + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"trial": SweepTrial(sweep="a\x1b", number=0, steps=1)}, "trial"),
+        ({"trial": SweepTrial(sweep="a", number=-1, steps=1)}, "trial.number"),
+        ({"trial": SweepTrial(sweep="a", number=0, steps=1), "count": 2}, "array"),
+        ({"time_min_ns": 10}, "time_min_ns"),
+        ({"time_min_ns": -1}, "time_min_ns"),
+    ],
+)
+def test_senseless_trials_and_limits_are_refused(fields: dict[str, Any], key: str) -> None:
+    (answer,) = submit(Core(fleet_of(1), Policy()), **fields)
+    assert isinstance(answer, Refuse) and dict(answer.reason.facts)["key"] == key

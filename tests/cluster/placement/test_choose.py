@@ -13,10 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.fleet.spares import spare_nodes, spares_needed
 from phalanx.cluster.jobs.job import GangShape, Placement
-from phalanx.cluster.placement.choose import PlacementRefusal, PlacementRequest, place
+from phalanx.cluster.node import Node, NodeState
+from phalanx.cluster.placement.choose import (
+    PlacementRefusal,
+    PlacementRequest,
+    nodes_with_capacity,
+    place,
+)
 from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.placement.constraints import parse
 from phalanx.cluster.placement.free_index import FreeIndex, free_index_of
@@ -68,8 +73,9 @@ def test_a_placement_is_valid_or_there_was_no_room(data: st.DataObject) -> None:
         whole_nodes=data.draw(st.booleans()),
     )
     asked = request(shape, spares=data.draw(st.integers(0, 2)))
-    found = place(fleet, asked)
+    found, there = place(fleet, asked), nodes_with_capacity(fleet, asked)
     if isinstance(found, Placement):
+        assert there >= shape.slots(asked.replicas)
         check_valid(fleet, asked, found)
         return
     if asked.spares and slot < 8:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from phalanx.cluster.jobs.job import GangShape, Job, JobSpec, Placement
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, JobSpec, Placement
 from phalanx.cluster.placement.choose import place, request_of
 from phalanx.cluster.placement.defragment import defragment
 from phalanx.cluster.policy import Policy
@@ -16,7 +16,7 @@ from tests.cluster.fleets import fleet_of
 def start(view: View, gpus: int, avoid: tuple[int, ...] = ()) -> int:
     number = len(view.jobs) + 1
     shape = GangShape(replicas=gpus, slot_gpus=gpus)
-    job = Job(id=number, spec=JobSpec(name="j", gang=shape), submitted_ns=0, state="running")
+    job = ClusterJob(id=number, spec=JobSpec(name="j", gang=shape), submitted_ns=0, state="running")
     asked = request_of(job)
     closed = sum(1 << node for node in avoid)
     found = place(view.fleet, type(asked)(job=number, shape=shape, replicas=gpus, closed=closed))
@@ -67,7 +67,7 @@ def test_two_halves_become_one_node() -> None:
 
 def test_gangs_are_left_alone() -> None:
     view = View(fleet_of(3), Policy())
-    job = Job(
+    job = ClusterJob(
         id=1,
         spec=JobSpec(name="g", gang=GangShape(replicas=8, slot_gpus=4)),
         submitted_ns=0,

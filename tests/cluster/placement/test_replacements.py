@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.jobs.job import GangShape
+from phalanx.cluster.node import Node, NodeState
 from phalanx.cluster.placement.replacements import NodePrices, replacements
 from phalanx.cluster.placement.request import PlacementRequest
 from phalanx.cluster.policy import FabricPolicy

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from phalanx.cluster.fleet.membership import MessageRefusal
-from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
+from phalanx.cluster.node import Node
 from phalanx.cluster.policy import Policy, TimeoutPolicy
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.controller_machine import SEVERAL_NS, ControllerMachine
@@ -30,6 +29,7 @@ from phalanx.cluster.protocol.events import (
     Progress,
 )
 from phalanx.cluster.protocol.hang_diagnosis import LOOK_NS
+from phalanx.cluster.protocol.message_rights import MessageRefusal
 from phalanx.cluster.protocol.messages import (
     THIS_NODE,
     Applied,
@@ -66,7 +66,7 @@ class Played:
     def now_ns(self) -> int:
         return self.drive.now_ns
 
-    def running(self) -> Job:
+    def running(self) -> ClusterJob:
         """A gang on nodes 0 and 1, whose orders were all confirmed."""
         self.job = self.drive.running()
         assert self.job.placement is not None

@@ -9,9 +9,9 @@ import pytest
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.protocol.events import EventBody, NoProgress
 from phalanx.cluster.protocol.hang_diagnosis import LOOK_NS, HangDiagnosis
-from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.protocol.messages import Seen
 from phalanx.cluster.protocol.step_watch import StepWatch
+from phalanx.cluster.protocol.timeouts import fixed_limits
 
 SECOND = 1_000_000_000
 NOW = 5 * SECOND

@@ -61,3 +61,32 @@ def test_a_spares_copy_of_what_is_restored_counts_for_the_next_generation(
     assert state.steps == KeptSteps((), (9, 8))  # until it is known that the second one ran
     state.fence(2)
     assert state.steps == KeptSteps((), kept)
+
+
+def test_an_order_that_comes_late_to_a_spare_takes_no_copy_away() -> None:
+    state = KeeperState(steps=KeptSteps((), (9, 8)), kept_generation=1)
+    state.back_up(2, 15)
+    state.back_up(2, 16)
+    for _ in range(2):  # it may come twice
+        state.still_backs_up(2, 14)
+    state.fence(2)
+    assert state.steps == KeptSteps((), (16, 15))
+
+
+def test_an_order_to_restore_another_step_takes_copies_away_that_may_be_of_the_first() -> None:
+    state = KeeperState()
+    state.still_backs_up(1, 20)
+    state.back_up(1, 20)
+    state.still_backs_up(1, 10)
+    assert state.sealed == KeptSteps()
+    state.back_up(1, 11)
+    state.fence(1)
+    assert state.steps == KeptSteps((), (11,))
+
+
+def test_a_generation_that_goes_back_gives_up_its_later_copies() -> None:
+    state = KeeperState()
+    for step in (20, 10, 11):
+        state.back_up(1, step)
+    state.fence(1)
+    assert state.steps == KeptSteps((), (11, 10))

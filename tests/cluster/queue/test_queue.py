@@ -9,10 +9,10 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.feasibility import admit, policy_problems
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
+from phalanx.cluster.node import Node, NodeState
 from phalanx.cluster.policy import (
     FabricPolicy,
     HealthPolicy,
@@ -99,6 +99,34 @@ def test_only_what_ends_in_time_starts_on_promised_nodes(limit: int, first: bool
     assert (behind in site.started) is first
     site.play(10 * HOUR)
     assert site.started[head] == 2 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("least", "first"), [(0, False), (HOUR, True), (2 * HOUR, True), (3 * HOUR, False)]
+)
+def test_who_accepts_a_shorter_limit_starts_before_a_promise_with_what_fits(
+    least: int, first: bool
+) -> None:
+    site = Site(fleet_of(4), policy_of(**FIFO))
+    site.submit(16, run=2 * HOUR, time_limit_ns=2 * HOUR)
+    head = site.submit(32, time_limit_ns=HOUR)
+    behind = site.submit(8, run=2 * HOUR, time_limit_ns=9 * HOUR, time_min_ns=least)
+    site.look()
+    assert (behind in site.started) is first
+    assert site.view.jobs[behind].time_limit_ns == (2 * HOUR if first else 9 * HOUR)
+    if first:
+        why = next(each.reason for _, each in site.decisions if each.job == behind)
+        assert why.code == "backfilled_shorter" and "2 h" in str(why)
+    site.play(2 * HOUR)
+    assert site.started[head] == 2 * HOUR
+
+
+def test_a_shorter_limit_lets_a_job_run_up_to_a_maintenance() -> None:
+    site = Site(fleet_of(1), policy_of(grace_ns=MINUTE))
+    site.reserve("repair", 5 * HOUR, 6 * HOUR, (0,))
+    job = site.submit(run=20 * HOUR, time_limit_ns=20 * HOUR, time_min_ns=HOUR)
+    site.look()
+    assert site.view.jobs[job].time_limit_ns == 5 * HOUR - MINUTE
 
 
 def test_what_needs_no_promised_node_starts_however_long_it_runs() -> None:

@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota, SparePolicy
 from phalanx.cluster.protocol.commands import Accept, Notify, Refuse
 from phalanx.cluster.protocol.events import (
@@ -245,7 +245,7 @@ def test_a_core_is_not_made_with_rules_that_make_no_sense() -> None:
         Core(fleet_of(2), Policy(queue=rules))
 
 
-def stopped_for_its_budget(*, forming: bool = False) -> tuple[Drive, Job]:
+def stopped_for_its_budget(*, forming: bool = False) -> tuple[Drive, ClusterJob]:
     """A job that used its budget, and stops with its state safe; or forms for that only."""
     drive = Drive(4)
     job = drive.running(190, budget_gpu_seconds=16 * 1000)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.job_relations import Array
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import GangJoined, GangReady, Hold, NodeSilent
 from phalanx.cluster.protocol.messages import Inventory, NodeSeen
@@ -15,7 +15,7 @@ from tests.cluster.drive import SECOND, Drive
 ONE = GangShape(slot_gpus=8)
 
 
-def end_agent(drive: Drive, job: Job, slot: int = 0) -> int:
+def end_agent(drive: Drive, job: ClusterJob, slot: int = 0) -> int:
     """The agent of a slot ends a second after the order, and does not come back in time."""
     node = job.placement.nodes[slot]
     drive.wait(SECOND)

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import Expected, GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, Expected, GangShape
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import DAY_NS, HealthPolicy, Policy, RecoveryPolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Form, Notify
 from phalanx.cluster.protocol.events import NodeRepaired, NodeSilent, Scale
@@ -31,7 +31,7 @@ SLOW = Expected(
 )
 
 
-def lose(drive: Drive, job: Job, slot: int) -> int:
+def lose(drive: Drive, job: ClusterJob, slot: int) -> int:
     node = job.placement.nodes[slot]
     drive.tell(NodeSilent(node=node))
     drive.wait(SECOND)
@@ -158,7 +158,7 @@ def test_a_node_that_starts_and_is_lost_before_it_came_in_costs_the_gang_nothing
 CHEAP = Expected(step_ns=5 * SECOND, checkpoint_steps=100, micro_batches=10)
 
 
-def shrunk(drive: Drive) -> tuple[Job, int]:
+def shrunk(drive: Drive) -> tuple[ClusterJob, int]:
     job = drive.running(gang=EIGHT, expected=CHEAP)
     node = lose(drive, job, 1)
     drive.run(job)

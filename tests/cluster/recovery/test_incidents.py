@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import HealthPolicy, Policy
 from phalanx.cluster.protocol.commands import Abort
 from phalanx.cluster.protocol.events import GangJoined, GangReady, NodeSilent
@@ -15,13 +15,13 @@ from tests.cluster.drive import SECOND, Drive
 MINUTE = 60 * SECOND
 
 
-def program(retries: int = 0, policy: Policy | None = None) -> tuple[Drive, Job]:
+def program(retries: int = 0, policy: Policy | None = None) -> tuple[Drive, ClusterJob]:
     """A program on two nodes that has handed over a snapshot of step 150."""
     drive = Drive(policy=policy)
     return drive, drive.running(reports_steps=False, retries=retries)
 
 
-def fails(drive: Drive, job: Job, slot: int = 0, cause: str = "user_error") -> None:
+def fails(drive: Drive, job: ClusterJob, slot: int = 0, cause: str = "user_error") -> None:
     """A rank says that the connection to a peer is gone, as any error is said."""
     node = job.placement.nodes[slot]
     detail = "RuntimeError: Connection closed by peer"
@@ -38,7 +38,7 @@ def fails(drive: Drive, job: Job, slot: int = 0, cause: str = "user_error") -> N
     )
 
 
-def runs_again(drive: Drive, job: Job) -> None:
+def runs_again(drive: Drive, job: ClusterJob) -> None:
     """It forms, and starts when nothing of it can run on the lost node any more."""
     joined = GangJoined(job=job.id, generation=job.generation, step=job.committed)
     drive.tell(joined, SECOND)

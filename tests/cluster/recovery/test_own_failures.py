@@ -10,6 +10,7 @@ from phalanx.cluster.protocol.commands import Check, Notify
 from phalanx.cluster.protocol.events import (
     Corruption,
     NoProgress,
+    Progress,
 )
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.recovery.test_recover import DAY, exited
@@ -325,6 +326,23 @@ def test_checkpoints_that_are_due_and_missing_are_said_once_and_the_job_trains_o
     assert job.durable > 100
     drive.train(job, 4 * every, durable=job.durable)
     assert len([n for n in drive.bodies(Notify) if n.reason.code == "unsaved"]) == 2
+
+
+def test_steps_that_a_rollback_lost_do_not_count_as_unsaved() -> None:
+    drive = Drive()
+    job = drive.running(steps=100)
+    every = job.spec.expected.checkpoint_steps
+    job.step = 100 + 9 * every  # as far as it came before it went back
+    told = Progress(
+        job=job.id,
+        generation=job.generation,
+        step=100 + every // 2,
+        durable=100,
+        committed=100,
+        at_ns=drive.now_ns,
+    )
+    drive.tell(told)
+    assert not [n for n in drive.bodies(Notify) if n.reason.code == "unsaved"]
 
 
 def test_a_job_that_is_killed_again_and_again_without_progress_takes_a_breath_and_goes_on() -> None:

@@ -5,8 +5,8 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node, NodeState
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
+from phalanx.cluster.node import Node, NodeState
 from phalanx.cluster.policy import Policy, RecoveryPolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Abort, Form, Go, Notify, Rebalance, Stop
 from phalanx.cluster.protocol.events import (
@@ -608,7 +608,7 @@ def test_a_job_that_waits_for_a_node_goes_on_from_the_memory_of_the_others():
     assert (drive.last_restore().step, drive.last_restore().source) == (150, "peer")
 
 
-def waits_with_memory() -> tuple[Drive, Job, int, int]:
+def waits_with_memory() -> tuple[Drive, ClusterJob, int, int]:
     drive = Drive(2)
     job = drive.running()
     dead, lives = job.placement.nodes
@@ -618,7 +618,7 @@ def waits_with_memory() -> tuple[Drive, Job, int, int]:
     return drive, job, dead, lives
 
 
-def dropped(drive: Drive, job: Job, node: int) -> bool:
+def dropped(drive: Drive, job: ClusterJob, node: int) -> bool:
     """Whether the last word to a node about a job was to keep nothing of it."""
     stops = [c.body for c in drive.sent if isinstance(c.body, Stop) and node in c.target]
     return not [s for s in stops if s.job == job.id][-1].keep_snapshots

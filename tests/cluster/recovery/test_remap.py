@@ -7,8 +7,8 @@ from msgspec import structs
 from phalanx.cluster.context import FailureDay
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import FallbackMapping, GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, FallbackMapping, GangShape, JobSpec
+from phalanx.cluster.node import Node
 from phalanx.cluster.plan_record import PlanRecord
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Drain, Form, Notify, Refuse, Stop
@@ -38,7 +38,7 @@ TOMORROW = Policy()
 SOON = Policy(recovery=RecoveryPolicy(repair_ns=3 * MINUTE))
 
 
-def stages(drive: Drive, **fields: object) -> Job:
+def stages(drive: Drive, **fields: object) -> ClusterJob:
     """A job of two stages on two nodes that has made steps."""
     own = {"gang": STAGES, "payload": "two stages", "fallbacks": (ON_ONE,)}
     return drive.running(150, plan=PlanRecord(mapping="tensor 8, pipeline 2"), **{**own, **fields})

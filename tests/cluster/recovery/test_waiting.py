@@ -6,7 +6,7 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.events import (
     Cancel,
@@ -29,7 +29,7 @@ def comes_back(drive: Drive, node: int) -> None:
     drive.wait(SECOND)
 
 
-def lacks_a_node(drive: Drive, **fields: object) -> tuple[Job, int]:
+def lacks_a_node(drive: Drive, **fields: object) -> tuple[ClusterJob, int]:
     """A job on two nodes of which the second is gone, and no other is free."""
     job = drive.running(**fields)
     gone = job.placement.nodes[1]

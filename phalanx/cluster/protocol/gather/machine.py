@@ -190,10 +190,15 @@ class Gather:
             ]
         told = (a.not_archived for a in answers if isinstance(a, Finished))
         missing = next(filter(None, told), "")
-        return [
-            *events,
-            JobFinished(job=job, generation=generation, step=step, not_archived=missing),
-        ]
+        left = (a.result for a in answers if isinstance(a, Finished))
+        finished = JobFinished(
+            job=job,
+            generation=generation,
+            step=step,
+            not_archived=missing,
+            result=next(filter(None, left), ""),
+        )
+        return [*events, finished]
 
     def _newest(self, job: int, generation: int, now_ns: int) -> list[EventBody]:
         """Something happened to a gang: how far it was is said before, as far as all have told."""

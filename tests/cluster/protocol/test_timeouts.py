@@ -9,9 +9,9 @@ from phalanx.cluster.jobs.job import GangShape, JobSpec, JobTimeouts, Placement
 from phalanx.cluster.policy import Policy, TimeoutPolicy
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import NoProgress
-from phalanx.cluster.protocol.hang_limits import fixed_limits, hang_limits
 from phalanx.cluster.protocol.messages import Activity, Busy
 from phalanx.cluster.protocol.step_watch import StepWatch
+from phalanx.cluster.protocol.timeouts import fixed_limits, hang_limits
 from tests.cluster.drive import SECOND, Drive
 
 MINUTE = 60 * SECOND

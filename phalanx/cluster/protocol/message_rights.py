@@ -12,7 +12,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.protocol.messages import Inventory
 from phalanx.cluster.state import View
 
@@ -57,7 +57,7 @@ def refusal(view: View, node: int, message: Struct, *, last_word: bool) -> Messa
     return MessageRefusal.OVER if over else MessageRefusal.NOT_A_MEMBER
 
 
-def _kept_there(job: Job, node: int) -> bool:
+def _kept_there(job: ClusterJob, node: int) -> bool:
     """Whether a node that the job has left may still hold something of it."""
     gang, kept = job.gang, job.kept
     if gang is not None and (node in gang.keepers or node in gang.leftover):
@@ -89,6 +89,7 @@ _LIMITS = (
     ("what", MOST_WORD),
     ("detail", MOST_TEXT),
     ("not_archived", MOST_TEXT),
+    ("result", MOST_TEXT),
     ("folder", MOST_TEXT),
     ("there", MOST_LISTED),
     ("copies", MOST_LISTED),
