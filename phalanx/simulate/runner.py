@@ -9,10 +9,11 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 from phalanx.cluster.forecast.why import explain
-from phalanx.cluster.jobs.job import HOUR_NS, JobState
+from phalanx.cluster.jobs.job import JobState
 from phalanx.cluster.ledger.buckets import TRAINING
 from phalanx.cluster.ledger.report import Share, report
 from phalanx.cluster.policy import DAY_NS
+from phalanx.cluster.units import HOUR_NS
 from phalanx.simulate.draws import SeedDraws
 from phalanx.simulate.result import SeedResult, SimulationReport, rounded, summarise
 from phalanx.simulate.scenario.scenario import Scenario
@@ -23,24 +24,36 @@ from phalanx.simulate.world.world import World
 T = TypeVar("T", int, float)
 
 
-def run_seed(scenario: Scenario, seed: int) -> SeedResult:
+Passed = Callable[[float], None]  # hears which share of the time is over
+
+
+def _unheard(share: float) -> None:
+    pass
+
+
+def run_seed(scenario: Scenario, seed: int, passed: Passed = _unheard) -> SeedResult:
     """One seed, played from the beginning."""
     if scenario.chaos is not None:
         from phalanx.simulate.chaos.runner import run_chaos
 
         return run_chaos(scenario, seed)
-    return played(scenario, seed)[0]
+    return played(scenario, seed, passed=passed)[0]
 
 
 def played(
-    scenario: Scenario, seed: int, *, loud: bool = False, bins: int = 0
+    scenario: Scenario,
+    seed: int,
+    *,
+    loud: bool = False,
+    bins: int = 0,
+    passed: Passed = _unheard,
 ) -> tuple[SeedResult, World, Timeline]:
     """One seed with the world that it left behind."""
     began, began_cpu = time.perf_counter(), time.process_time()
     world = World(scenario, seed, loud)
     timeline = Timeline(world, bins)
     asked = submissions(scenario, SeedDraws(seed))
-    world.run(asked.jobs)
+    world.run(asked.jobs, passed)
     timeline.close()
     result = _result(scenario, seed, world)
     result.left_out = asked.left_out
@@ -54,24 +67,31 @@ def run_seeds(
     seeds: Sequence[int],
     processes: int = 1,
     done: Callable[[SeedResult], None] = lambda _: None,
+    passed: Passed = _unheard,
 ) -> SimulationReport:
-    """Many seeds."""
+    """Many seeds; of those that one process plays, ``passed`` hears the share of all time."""
     began = time.perf_counter()
     results = []
-    for result in _each(scenario, seeds, processes):
+    for result in _each(scenario, seeds, processes, passed):
         done(result)
         results.append(result)
     return summarise(scenario.name, results, time.perf_counter() - began)
 
 
-def _each(scenario: Scenario, seeds: Sequence[int], processes: int) -> Iterator[SeedResult]:
+def _each(
+    scenario: Scenario, seeds: Sequence[int], processes: int, passed: Passed
+) -> Iterator[SeedResult]:
     if processes <= 1 or len(seeds) == 1:
-        for seed in seeds:
-            yield run_seed(scenario, seed)
+        for number, seed in enumerate(seeds):
+            yield run_seed(scenario, seed, _part_of(passed, number, len(seeds)))
         return
     with ProcessPoolExecutor(processes) as pool:
         chunk = max(1, min(16, len(seeds) // (4 * processes)))
         yield from pool.map(run_seed, [scenario] * len(seeds), seeds, chunksize=chunk)
+
+
+def _part_of(passed: Passed, number: int, count: int) -> Passed:
+    return lambda share: passed((number + share) / count)
 
 
 def _queued(scenario: Scenario, world: World) -> tuple[int, str]:

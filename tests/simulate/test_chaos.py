@@ -162,7 +162,7 @@ def test_seeds_that_once_failed_are_clean(seed: int) -> None:
 # Of today's kinds. A node that had joined lost its grace when another was told again; somebody's
 # order to a controller that was down was never given again. An order was due again when its node
 # was given up; a keeper was two steps behind the others when its node went.
-LATELY_BROKEN = (2166, 1720, 8046, 7660)
+LATELY_BROKEN = (2166, 1720, 8046, 7660, 5176)
 
 
 @pytest.mark.parametrize("seed", LATELY_BROKEN)

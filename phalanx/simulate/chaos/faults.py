@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from phalanx.cluster.jobs.measured import reports_steps
 from phalanx.cluster.protocol.events import Corruption
 from phalanx.cluster.protocol.messages import Heartbeat, NodeNotice
 from phalanx.simulate.chaos.network import CONTROLLER
@@ -177,7 +178,10 @@ class ChaosInjector:
             self.world.agenda.after(SECOND, self._kill_incoming, known, tries - 1)
 
     def _hang(self) -> None:
-        jobs = [gang.form.job for gang in self.world.workers.gangs.values() if gang.running]
+        """Of a program that has told of no step nobody can know: the core judges none such."""
+        known = self.world.leader.core.view.jobs
+        running = [gang.form.job for gang in self.world.workers.gangs.values() if gang.running]
+        jobs = [job for job in running if job in known and reports_steps(known[job])]
         if jobs:
             self.world.workers.hang(self.luck.choice(jobs))
 

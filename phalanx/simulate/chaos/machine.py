@@ -159,6 +159,8 @@ class SimulatedMachine(ABC):
     def keep(self, form: Form, kind: str, slot: int, step: int, branch: int) -> None:
         """A snapshot is in this node's memory."""
         steps = self.memory.setdefault(form.job, {}).setdefault((form.generation, kind, slot), {})
+        for later in [each for each in steps if each > step]:  # its generation restored again
+            del steps[later]
         steps[step] = branch
         while len(steps) > KEPT[kind]:
             del steps[min(steps)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.protocol.events import (
     Cancel,
     DrainNode,
@@ -121,7 +121,7 @@ class SimulatedOperators:
             )
         )
 
-    def _budget(self, job: Job) -> None:
+    def _budget(self, job: ClusterJob) -> None:
         more = job.budget_gpu_seconds * (1 + self.luck.below(3))
         forced = self.luck.chance(0.3)
         self.world.leader.tell(RaiseBudget(job=job.id, budget_gpu_seconds=more, forced=forced))

@@ -11,9 +11,9 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.job_relations import Array
 from phalanx.cluster.jobs.job import Expected, FallbackMapping, GangShape, JobSpec
+from phalanx.cluster.node import Node
 from phalanx.cluster.placement.request import may_use
 from phalanx.cluster.policy import (
     HealthPolicy,

@@ -7,12 +7,12 @@ import traceback
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.losses import LossNotice
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.job_relations import Dependency
-from phalanx.cluster.jobs.job import Job, JobSpec, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec, JobState
 from phalanx.cluster.jobs.leave_cause import LeaveCause
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.protocol.commands import Command, Form, Go, Notify
 from phalanx.cluster.protocol.events import (
@@ -184,13 +184,13 @@ class ChaosWorld:
             elif job.state != JobState.DONE and not self._may_end(job):
                 self.complain("liveness", f"job {job.id} {job.state} at step {job.step}: {job.why}")
 
-    def cancels(self, job: Job) -> None:
+    def cancels(self, job: ClusterJob) -> None:
         """Somebody cancels a job that can never start, as the core says."""
         if not self._can_never(job):
             self.complain("dependency", f"job {job.id} is said to wait for ever: {job.why}")
         self.leader.tell(Cancel(job=job.id))
 
-    def _can_never(self, job: Job) -> bool:
+    def _can_never(self, job: ClusterJob) -> bool:
         """Whether something that must succeed first did not, or cannot."""
         jobs = self.leader.core.view.jobs
         return any(
@@ -200,7 +200,7 @@ class ChaosWorld:
             for number in members(jobs, dependency.job)
         )
 
-    def _may_end(self, job: Job) -> bool:
+    def _may_end(self, job: ClusterJob) -> bool:
         """Whether a job had a reason to end before it was done."""
         if job.state == JobState.CANCELLED and job.id in self.cancelled:
             return True
@@ -250,7 +250,7 @@ class ChaosWorld:
                 self.lineage.finished(body.job, ended.spec.expected.steps)
         return commands
 
-    def _goes_on(self, job: Job, step: int, commands: list[Command]) -> None:
+    def _goes_on(self, job: ClusterJob, step: int, commands: list[Command]) -> None:
         """The core lets a generation go on: a committed step is lost only with both copies."""
         lineage = self.lineage
         committed, made = lineage.committed.get(job.id, 0), lineage.heard.get(job.id, 0)
@@ -263,7 +263,7 @@ class ChaosWorld:
         self.rolled_back.pop(job.id, None)
         lineage.hear(job.id, job.generation, step, gang_of(job).since_ns)
 
-    def _says(self, job: Job, step: int, committed: int, commands: list[Command]) -> None:
+    def _says(self, job: ClusterJob, step: int, committed: int, commands: list[Command]) -> None:
         """Committed steps that a job lost are said: all that a node of it still knows of."""
         notices = [each.body for each in commands if isinstance(each.body, Notify)]
         given_up = [
@@ -285,7 +285,7 @@ class ChaosWorld:
             told = f"job {job.id} reports as lost {given_up}, and had committed {committed}"
             self.complain("losses", told)
 
-    def _witnessed(self, job: Job) -> bool:
+    def _witnessed(self, job: ClusterJob) -> bool:
         """Whether a node of a job knows what its last generation had committed."""
         assert job.placement is not None
         made = self.lineage.heard.get(job.id, 0)
@@ -293,7 +293,7 @@ class ChaosWorld:
         memories = [agent.memory.get(job.id) for agent in agents if agent is not None]
         return any(kept is not None and kept.kept_generation == made for kept in memories)
 
-    def _newest_held(self, job: Job) -> int:
+    def _newest_held(self, job: ClusterJob) -> int:
         """The newest step of a job's last generation in the memory of any node."""
         made = self.lineage.heard.get(job.id, 0)
         steps = (

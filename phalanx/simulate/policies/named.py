@@ -12,6 +12,7 @@ from phalanx.config.errors import ConfigError, did_you_mean
 
 ARRIVAL = {"age_weight": 0, "fair_share_weight": 0, "size_weight": 0, "short_weight": 0}
 NEVER_NS = 3650 * DAY_NS
+UNBOUND = {"starving_ns": NEVER_NS, "firm_after_ns": NEVER_NS}  # nobody has waited too long
 CONSERVATIVE = 100  # blocked jobs with a reserved start: more are never near theirs
 URGENT = "urgent"
 Change = Callable[[JobSpec], JobSpec]
@@ -72,15 +73,15 @@ POLICIES: dict[str, NamedPolicy] = {
     "default": NamedPolicy("what a site gets that sets nothing", {}),
     "fifo": NamedPolicy(
         "in order of arrival, nobody overtakes",
-        {**ARRIVAL, "backfill_depth": 0, "starving_ns": NEVER_NS},
+        {**ARRIVAL, "backfill_depth": 0, **UNBOUND},
     ),
     "easy": NamedPolicy(
         "in order of arrival; others start where the first that waits is not delayed",
-        {**ARRIVAL, "reservations": 1, "starving_ns": NEVER_NS},
+        {**ARRIVAL, "reservations": 1, **UNBOUND},
     ),
     "conservative": NamedPolicy(
         f"the same, and none of the first {CONSERVATIVE} that wait is delayed",
-        {**ARRIVAL, "reservations": CONSERVATIVE, "starving_ns": NEVER_NS},
+        {**ARRIVAL, "reservations": CONSERVATIVE, **UNBOUND},
     ),
     "fair-share": NamedPolicy(
         "teams that used less come first",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Expected
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Abort, Command, Form, gang_of
 from phalanx.cluster.protocol.events import NodeSilent
 from phalanx.cluster.protocol.messages import (

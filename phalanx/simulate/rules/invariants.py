@@ -14,9 +14,9 @@ import numpy as np
 from msgspec import Struct
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import explainer
-from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Command, Form, Restore
 from phalanx.cluster.protocol.events import Event
 from phalanx.simulate.rules.site_rules import SiteRules, held_by
@@ -114,7 +114,8 @@ class Invariants:
             self._give_up(job)
         for job in touched:
             self._gang(job)
-        self._idle_nodes()
+        if commands:  # what moves work or nodes is said; the sweep looks without that
+            self._idle_nodes()
         self._events += 1
         if self._events >= self._sweep_at:
             # A sweep looks at every job there ever was: as they become more, it comes less often.
@@ -132,6 +133,7 @@ class Invariants:
             job = view.jobs.get(number)
             if job is not None:
                 self._gang(job)
+        self._idle_nodes()
         self._books()
         self._spares()
         self._quotas()
@@ -177,7 +179,7 @@ class Invariants:
         if isinstance(body, Restore) and body.source == "remote" and body.step > job.durable:
             self.add("committed", f"job {job.id}: step {body.step} was never durable")
 
-    def _gang(self, job: Job, seen: bool = False) -> None:
+    def _gang(self, job: ClusterJob, seen: bool = False) -> None:
         placement = job.placement
         nodes = placement.nodes if placement else ()
         masks = placement.gpus if placement else ()
@@ -200,7 +202,7 @@ class Invariants:
         if not shape.floor <= placement.replicas <= shape.ceiling:
             self.add("whole_gang", f"job {job.id} runs with {placement.replicas} replicas")
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, job: ClusterJob) -> None:
         """Forgets what a job claims no longer."""
         placed = job.placement.nodes if job.placement else ()
         nodes, _ = self._placements.get(job.id, ((), ()))
@@ -208,7 +210,7 @@ class Invariants:
             for node in sorted(set(nodes).difference(placed)):
                 self._claims.get(node, {}).pop(job.id, None)
 
-    def _claim(self, job: Job, nodes: tuple[int, ...], masks: tuple[int, ...]) -> None:
+    def _claim(self, job: ClusterJob, nodes: tuple[int, ...], masks: tuple[int, ...]) -> None:
         """Takes over what a job claims; only what changed is looked at."""
         old_nodes, _ = self._placements.get(job.id, ((), ()))
         whole = job.spec.gang.whole_nodes

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import ENDED, SECOND_NS, Job, JobSpec, JobState
+from phalanx.cluster.jobs.job import ENDED, ClusterJob, JobSpec, JobState
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import Partition
 from phalanx.cluster.protocol.events import (
     DrainNode,
@@ -24,12 +24,13 @@ from phalanx.cluster.protocol.events import (
 from phalanx.cluster.protocol.messages import NodeNotice
 from phalanx.cluster.protocol.timeouts import derive
 from phalanx.cluster.state import Reservation, View
+from phalanx.cluster.units import SECOND_NS
 
 Complain = Callable[[str, str], None]
 MINUTE_NS = 60 * SECOND_NS
 
 
-def members(jobs: Mapping[int, Job], number: int) -> list[int]:
+def members(jobs: Mapping[int, ClusterJob], number: int) -> list[int]:
     """A job, or all jobs of the array that it is the first of."""
     first = jobs.get(number)
     if first is None or first.spec.array is None:
@@ -73,7 +74,7 @@ class SiteRules:
             known_ns = self._empty_by_ns.get(body.node, body.deadline_ns)
             self._empty_by_ns[body.node] = min(known_ns, body.deadline_ns)
 
-    def placed(self, job: Job) -> None:
+    def placed(self, job: ClusterJob) -> None:
         """A job has other nodes than before: all must be in partitions that let it in."""
         fleet, policy, placement = self.core.view.fleet, self.core.view.policy.queue, job.placement
         assert placement is not None
@@ -85,7 +86,7 @@ class SiteRules:
             if job.spec.partition not in ("", name) or (rule and not _let_in(rule, job.spec)):
                 self._complain("partition", f'job {job.id} has node {node} of "{name}"')
 
-    def started(self, job: Job) -> None:
+    def started(self, job: ClusterJob) -> None:
         """A job got its nodes."""
         self._after_others(job)
         self._array(job)
@@ -107,7 +108,7 @@ class SiteRules:
         for number in self.core.view.active:
             self._limits(self.core.view.jobs[number])
 
-    def _after_others(self, job: Job) -> None:
+    def _after_others(self, job: ClusterJob) -> None:
         jobs = self.core.view.jobs
         for dependency in job.spec.after:
             if dependency.kind == "singleton":
@@ -128,7 +129,7 @@ class SiteRules:
                     told = f"job {job.id} starts, {dependency.kind} {number} notwithstanding"
                     self._complain("dependency", told)
 
-    def _array(self, job: Job) -> None:
+    def _array(self, job: ClusterJob) -> None:
         array, view = job.spec.array, self.core.view
         if array is None or not array.width:
             return
@@ -177,7 +178,7 @@ class SiteRules:
                 told = f"jobs {list(fleet.held[node])} are still on node {node}"
                 self._complain("emptied", told)
 
-    def _limits(self, job: Job) -> None:
+    def _limits(self, job: ClusterJob) -> None:
         """Nobody goes on for longer than it takes to leave."""
         view, spec = self.core.view, job.spec
         times = derive(view.policy.timeouts, spec.expected, job.step_ns)

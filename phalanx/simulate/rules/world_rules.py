@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.job import ClusterJob
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Command, Restore
 from phalanx.cluster.protocol.events import Event
 from phalanx.cluster.protocol.timeouts import derive
+from phalanx.cluster.units import SECOND_NS
 from phalanx.simulate.rules.invariants import Invariants
 from phalanx.simulate.scenario.shape import ns
 
@@ -100,7 +101,7 @@ class WorldRules(Invariants):
                 told = f"generation {job.generation} of job {number} makes no steps"
                 self.add("liveness", f"{told} since {stood // SECOND_NS} s")
 
-    def _bound_ns(self, job: Job) -> int:
+    def _bound_ns(self, job: ClusterJob) -> int:
         """The longest time until somebody must have noticed that a gang makes no steps."""
         part, policy = self._world.scenario.detection, self.core.view.policy.timeouts
         limits = derive(policy, job.spec.expected, job.step_ns)

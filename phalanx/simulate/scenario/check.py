@@ -103,16 +103,18 @@ def _world(scenario: Scenario) -> Iterator[ConfigProblem]:
 
 def _unread(scenario: Scenario, given: Collection[str]) -> Iterator[ConfigProblem]:
     """Settings that this kind of workload does not look at."""
-    kind = scenario.workload.kind
+    workload_kind = scenario.workload.kind
     names = [("workload", name) for name in WorkloadPart.__struct_fields__]
-    names = [entry for entry in names if kind in READ and entry[1] not in READ[kind]]
-    if kind != "one-job":
+    names = [
+        entry for entry in names if workload_kind in READ and entry[1] not in READ[workload_kind]
+    ]
+    if workload_kind != "one-job":
         names += [("job", name) for name in ONE_JOBS]
     for section, name in names:
         part = getattr(scenario, section)
         value, key = getattr(part, name), f"{section}.{name}"
         if key in given or value != getattr(type(part)(), name):
-            rule = f"means nothing where workload.kind is {kind}"
+            rule = f"means nothing where workload.kind is {workload_kind}"
             yield problem(key, value, rule, "leave it out")
 
 

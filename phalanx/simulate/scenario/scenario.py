@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from phalanx.cluster.jobs.job import HOUR_NS, SECOND_NS
 from phalanx.cluster.policy import DAY_NS, QueuePolicy, RecoveryPolicy
+from phalanx.cluster.units import HOUR_NS, SECOND_NS
 from phalanx.config.section import Below1, Fraction, Section
 
 # Bounds refuse slips of the hand, and what virtual time (64 bits of nanoseconds) cannot hold.
@@ -225,6 +225,11 @@ class FaultPart(Section, frozen=True, kw_only=True):
     """Brown-outs of remote storage."""
     storage_minutes: Annotated[float, Meta(gt=0, le=1e6)] = 20.0
     """Length of a brown-out; checkpoints and remote restores wait for its end."""
+    controller_per_day: Rate = 0.0
+    """How often the controller dies: gangs train on, and nothing is decided until another has taken
+    over its log."""
+    controller_minutes: Minutes = 2.0
+    """Mean time until it has."""
 
 
 class PolicyPart(Section, frozen=True, kw_only=True):
@@ -294,6 +299,9 @@ class QueuePart(Section, frozen=True, kw_only=True):
     """Blocked jobs that get a reserved start: one is EASY backfill, all are conservative."""
     starving_hours: Hours = _QUEUE.starving_ns / HOUR_NS
     """A job that waited this long gets a reservation of its own."""
+    firm_after_hours: Hours = _QUEUE.firm_after_ns / HOUR_NS
+    """The same after this, or when it has waited as long as all that waits would take on the whole
+    fleet, if that is longer."""
     starving_reservations: Natural = _QUEUE.starving_reservations
     """Jobs that have one for that reason on the same nodes at a time."""
     least_run_minutes: Minutes = _QUEUE.least_run_ns / (HOUR_NS / 60)

@@ -7,8 +7,8 @@ import math
 from msgspec import structs
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Expected, FallbackMapping, GangShape, JobSpec
+from phalanx.cluster.node import Node
 from phalanx.cluster.policy import (
     HealthPolicy,
     Policy,
@@ -44,19 +44,19 @@ def job_nodes(scenario: Scenario) -> int:
 
 def make_fleet(scenario: Scenario) -> Fleet:
     """All nodes, spares among them: every rack, feed, leaf and pod is filled in order."""
-    part = scenario.fleet
-    nodes, large = job_nodes(scenario) + part.spare_nodes, large_nodes(part)
-    small = range(large, large + part.small_nodes)
+    settings = scenario.fleet
+    nodes, large = job_nodes(scenario) + settings.spare_nodes, large_nodes(settings)
+    small = range(large, large + settings.small_nodes)
     return Fleet(
         Node(
             name=f"n{number:05d}",
-            gpus=part.small_node_gpus if number in small else part.node_gpus,
-            kind=part.kind,
-            rails=part.rails,
-            rack=f"rack-{number // part.rack_nodes}",
-            power=f"feed-{number // (part.rack_nodes * part.power_racks)}",
-            leaf=f"leaf-{number // part.leaf_nodes}",
-            pod=f"pod-{number // part.pod_nodes}",
+            gpus=settings.small_node_gpus if number in small else settings.node_gpus,
+            kind=settings.kind,
+            rails=settings.rails,
+            rack=f"rack-{number // settings.rack_nodes}",
+            power=f"feed-{number // (settings.rack_nodes * settings.power_racks)}",
+            leaf=f"leaf-{number // settings.leaf_nodes}",
+            pod=f"pod-{number // settings.pod_nodes}",
         )
         for number in range(nodes)
     )
@@ -64,7 +64,7 @@ def make_fleet(scenario: Scenario) -> Fleet:
 
 def make_policy(scenario: Scenario) -> Policy:
     """The site's decisions."""
-    part, detection = scenario.policy, scenario.detection
+    settings, detection = scenario.policy, scenario.detection
     teams = scenario.workload.teams if scenario.workload.kind == "multi-tenant" else 0
     quota = Quota(gpus=scenario.fleet.gpus // teams) if teams else None
     pool = 0 if scenario.fleet.spares_warm else scenario.fleet.spare_nodes
@@ -82,17 +82,17 @@ def make_policy(scenario: Scenario) -> Policy:
         ),
         health=HealthPolicy(
             test_ns=2 * ns(scenario.repair.check_seconds) + 60 * SECOND_NS,
-            breaker_nodes_ppm=round(part.quarantine_breaker_share * 1e6),
+            breaker_nodes_ppm=round(settings.quarantine_breaker_share * 1e6),
         ),
         recovery=RecoveryPolicy(
-            order=part.order,
-            in_place=part.in_place,
-            swap=part.swap,
-            shrink=part.shrink,
-            start_wait_ns=ns(part.start_wait_seconds),
-            rebalance=part.rebalance,
-            degraded=part.degraded,
-            peer_memory=part.peer_memory,
+            order=settings.order,
+            in_place=settings.in_place,
+            swap=settings.swap,
+            shrink=settings.shrink,
+            start_wait_ns=ns(settings.start_wait_seconds),
+            rebalance=settings.rebalance,
+            degraded=settings.degraded,
+            peer_memory=settings.peer_memory,
             spike_rollback_steps=rollback_steps(scenario),
         ),
         price=price_of(scenario.fleet),
@@ -120,6 +120,7 @@ def queue_of(part: QueuePart, quotas: dict[str, Quota]) -> QueuePolicy:
         backfill_depth=part.backfill_depth,
         reservations=part.reservations,
         starving_ns=ns(part.starving_hours * 3600),
+        firm_after_ns=ns(part.firm_after_hours * 3600),
         starving_reservations=part.starving_reservations,
         least_run_ns=ns(part.least_run_minutes * 60),
     )
@@ -194,34 +195,36 @@ def gang(gpus: int, node_gpus: int) -> GangShape:
 
 def big_job(scenario: Scenario) -> JobSpec:
     """The one job that fills the fleet."""
-    part, fleet = scenario.job, scenario.fleet
-    inner = part.tensor * part.context
+    settings, fleet = scenario.job, scenario.fleet
+    inner = settings.tensor * settings.context
     if fleet.gpus % inner:
         fix = f"try {nearest_multiple(fleet.gpus, inner)}, or set job.tensor"
         rule = f"must be a multiple of job.tensor * job.context = {inner}"
         raise ConfigError("fleet.gpus", fleet.gpus, rule, fix)
     # Faults do not ask for the depth of the pipeline: the nearest one that divides will do.
-    pipeline = max(d for d in divisors(fleet.gpus // inner) if d <= part.pipeline)
+    pipeline = max(d for d in divisors(fleet.gpus // inner) if d <= settings.pipeline)
     replicas = fleet.gpus // (inner * pipeline)
-    if part.least_replicas > replicas:
+    if settings.least_replicas > replicas:
         rule = f"is more than the {replicas} replicas of the job"
-        raise ConfigError("job.least_replicas", part.least_replicas, rule, f"at most {replicas}")
+        raise ConfigError(
+            "job.least_replicas", settings.least_replicas, rule, f"at most {replicas}"
+        )
     shape = GangShape(
         replicas=replicas,
-        least_replicas=part.least_replicas,
-        tensor=part.tensor,
-        context=part.context,
+        least_replicas=settings.least_replicas,
+        tensor=settings.tensor,
+        context=settings.context,
         pipeline=pipeline,
         slot_gpus=fleet.node_gpus,
         whole_nodes=True,
     )
-    expected = expected_of(scenario, part.steps)
+    expected = expected_of(scenario, settings.steps)
     return JobSpec(
         name="run",
         gang=shape,
         expected=expected,
         spares=fleet.spare_nodes if fleet.spares_warm else 0,
-        fallbacks=_fallbacks(shape, expected) if part.fallbacks else (),
+        fallbacks=_fallbacks(shape, expected) if settings.fallbacks else (),
     )
 
 

@@ -86,21 +86,21 @@ def _rows(path: Path, rows: csv.DictReader[str], key: str) -> TraceFile:
     for column in missing:
         rule = f"has no column for {column}; one of {', '.join(COLUMNS[column])}"
         raise ConfigError(key, str(path), rule, did_you_mean(COLUMNS[column][0], list(header)))
-    found = TraceFile(str(path), [], {}, [])
+    trace = TraceFile(str(path), [], {}, [])
     dated: bool | None = None
     for row in rows:
         if "." in (row.get(names["job"]) or ""):  # sacct: 123.batch, 123.0
-            found.skipped[STEPS] = found.skipped.get(STEPS, 0) + 1
+            trace.skipped[STEPS] = trace.skipped.get(STEPS, 0) + 1
             continue
         try:
             if dated is None:
                 dated = _is_date(row[names["submit"]])
             if dated != _is_date(row[names["submit"]]):
                 raise ValueError("seconds and dates in one column")
-            found.jobs.append(_job(row, names, rows.line_num))
+            trace.jobs.append(_job(row, names, rows.line_num))
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            found.unreadable.append(f"{path}:{rows.line_num}: {error}")
-    return found
+            trace.unreadable.append(f"{path}:{rows.line_num}: {error}")
+    return trace
 
 
 def _job(row: dict[str, str], names: dict[str, str], line: int) -> RecordedJob:

@@ -154,18 +154,18 @@ def load_of(scenario: Scenario) -> float:
 
 
 def _spec(scenario: Scenario, job: WorkloadJob, number: int) -> JobSpec:
-    part, luck, step = scenario.workload, job.luck, scenario.job.step_seconds
+    settings, luck, step = scenario.workload, job.luck, scenario.job.step_seconds
     past = max(0.0, -job.time)
     steps = max(1, round((job.length - past) / step))
     fails = max(1, round((job.ends - past) / step)) if job.ends < job.length else 0
-    team = luck.below(part.teams)
+    team = luck.below(settings.teams)
     return JobSpec(
         name=f"job-{number}",
         user=f"user-{team}-{luck.below(12)}",
         team=f"team-{team}",
         gang=gang(job.gpus, scenario.fleet.node_gpus),
         expected=expected_of(scenario, steps),
-        preemptible=luck.chance(part.preemptible_share),
+        preemptible=luck.chance(settings.preemptible_share),
         payload=f"{USER_ERROR}{min(fails, steps)}" if fails else "",
         time_limit_ns=limit_ns(scenario, steps),
         requeue_at_limit=True,

@@ -24,29 +24,29 @@ def draw_study(report: StudyReport, path: Path) -> None:
     figure.set_size_inches(18, 9)
     grid = figure.add_gridspec(2, 3)
     axes = [figure.add_subplot(grid[row, column]) for row in (0, 1) for column in (0, 1, 2)]
-    found = {one.name: one.outcome for one in report.policies}
-    waits = {name: _of(one.wait_hours) for name, one in found.items()}
+    outcomes = {one.name: one.outcome for one in report.policies}
+    waits = {name: _of(one.wait_hours) for name, one in outcomes.items()}
     _bars(axes[0], waits, SPREAD, "Wait (hours)")
-    completion = {name: _of(one.completion_hours) for name, one in found.items()}
+    completion = {name: _of(one.completion_hours) for name, one in outcomes.items()}
     _bars(axes[1], completion, SPREAD, "Completion (hours)")
-    sizes = list(dict.fromkeys(size for one in found.values() for size in one.by_size))
+    sizes = list(dict.fromkeys(size for one in outcomes.values() for size in one.by_size))
     by_size = {
         name: tuple(
             one.by_size[size].wait_hours.mean if size in one.by_size else 0.0 for size in sizes
         )
-        for name, one in found.items()
+        for name, one in outcomes.items()
     }
     _bars(axes[2], by_size, tuple(f"{size} GPUs" for size in sizes), "Mean wait by size (hours)")
-    ratios = {name: (one.finish_ratio.mean, one.worst_team_ratio) for name, one in found.items()}
+    ratios = {name: (one.finish_ratio.mean, one.worst_team_ratio) for name, one in outcomes.items()}
     _bars(axes[3], ratios, ("all jobs", "worst team"), "Finish-time ratio")
-    use = {name: (100 * one.utilisation, 100 * one.fragmentation) for name, one in found.items()}
+    use = {name: (100 * one.utilisation, 100 * one.fragmentation) for name, one in outcomes.items()}
     _bars(axes[4], use, ("held", "free, though a job waits"), "GPU time (%)")
-    sent_away = {name: (one.preempted_gpu_hours,) for name, one in found.items()}
+    sent_away = {name: (one.preempted_gpu_hours,) for name, one in outcomes.items()}
     _bars(axes[5], sent_away, ("preempted",), "GPU-hours of stays that others ended")
     plain(*axes)
     rows = [
         (name, f"{one.wait_hours.mean:.3f} h wait", f"{one.completion_hours.mean:.3f} h completion")
-        for name, one in found.items()
+        for name, one in outcomes.items()
     ]
     write(figure, path, heading, rows)
 

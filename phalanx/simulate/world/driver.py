@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.protocol.commands import Command
-from phalanx.cluster.protocol.events import Event, EventBody, Tick
+from phalanx.cluster.protocol.events import ControllerStarted, Event, EventBody, Tick
 from phalanx.simulate.rules.invariants import Invariants
 from phalanx.simulate.world.agenda import Agenda
 
@@ -23,9 +23,24 @@ class Driver:
         self.events = 0
         self._receive = receive
         self._armed_ns: int | None = None
+        self._away = False
+        self._unheard: list[EventBody] = []
+
+    def lose_controller(self) -> None:
+        """Nothing is decided from now on; whoever has something to tell keeps it."""
+        self._away = True
+
+    def take_over(self) -> None:
+        """A controller goes on from the log; agents tell it what the one before did not hear."""
+        unheard, self._unheard, self._away = self._unheard, [], False
+        for body in (ControllerStarted(epoch=self.core.epoch + 1), *unheard):
+            self.tell(body)
 
     def tell(self, body: EventBody) -> None:
         """An event happens now."""
+        if self._away:
+            self._unheard.append(body)
+            return
         event = Event(self.core.sequence + 1, self.agenda.now_ns, body)
         commands = self.core.handle(event)
         self.events += 1
@@ -42,6 +57,8 @@ class Driver:
     def _tick(self, asked_ns: int) -> None:
         if self._armed_ns == asked_ns:
             self._armed_ns = None
+        if self._away:
+            return
         deadline = self.core.next_deadline_ns()
         if deadline is None:
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
@@ -378,7 +378,7 @@ class Gangs:
 
     def gpus(self, job: int) -> int:
         """GPUs that a job works on."""
-        known: Job = self.world.view.jobs[job]
+        known: ClusterJob = self.world.view.jobs[job]
         return known.spec.gang.gpus(known.placement.replicas if known.placement else 0)
 
     def hang_ns(self, jobs: list[int]) -> int:

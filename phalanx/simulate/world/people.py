@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import DAY_NS
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact

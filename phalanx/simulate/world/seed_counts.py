@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from statistics import median
 
-from phalanx.cluster.jobs.job import HOUR_NS, Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.protocol.commands import Command, Form, Refuse
 from phalanx.cluster.protocol.events import Event, Submit
 from phalanx.cluster.state import View
+from phalanx.cluster.units import HOUR_NS
 
 SIZES = (1, 8, 64, 512, 1024, 4096, 16384)  # lower ends of the classes of job sizes
 
@@ -64,7 +65,7 @@ class SeedCounts:
         """A gang makes steps again after this long."""
         self._down_ns.append(down_ns)
 
-    def left(self, job: Job, held_ns: int, step: int) -> None:
+    def left(self, job: ClusterJob, held_ns: int, step: int) -> None:
         """A job has held its nodes for this long, and keeps its steps up to this one."""
         size = _class(job.spec.gang.gpus(job.spec.gang.replicas))
         self._held_ns[size] = self._held_ns.get(size, 0) + held_ns

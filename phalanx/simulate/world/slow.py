@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.policy import DAY_NS, MILLION
+from phalanx.cluster.policy import DAY_NS
 from phalanx.cluster.protocol import events as fact
 from phalanx.cluster.protocol.messages import DeviceError
+from phalanx.cluster.units import MILLION
 from phalanx.simulate.draws import DrawStream
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.incidents import on_nodes

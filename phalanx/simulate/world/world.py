@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
@@ -24,7 +24,8 @@ from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import make_fleet, make_policy, ns
 from phalanx.simulate.story import Story
 from phalanx.simulate.world.agenda import Agenda
-from phalanx.simulate.world.driver import Driver
+from phalanx.simulate.world.controller_outages import ControllerOutages
+from phalanx.simulate.world.driver import Driver, Receiver
 from phalanx.simulate.world.exposure import Exposure
 from phalanx.simulate.world.gangs import Gangs
 from phalanx.simulate.world.incidents import Incident, Incidents
@@ -35,6 +36,7 @@ from phalanx.simulate.world.slow import SlowNodes
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
 LOOK_NS = 600 * 10**9  # whether all jobs of a trace have ended is asked this often
+PARTS = 200  # of the time, after each of which it is said how much is over
 RULES_LOOK_NS = 6 * 3600 * 10**9  # what takes long to go wrong is asked this often
 
 
@@ -56,6 +58,7 @@ class World:
         self.record = SeedCounts()
         self.checks = WorldRules(self)
         self.story = Story(loud)
+        self.listeners: list[Receiver] = []  # hear of every handled event
         self.driver = Driver(self.core, self.agenda, self._ordered, self.checks)
         self.tell = self.driver.tell
         self.gangs = Gangs(self)
@@ -63,6 +66,7 @@ class World:
         self.program_faults = ProgramFaults(self)
         self.exposure = Exposure(self)
         self.people = Operators(self)
+        self.outages = ControllerOutages(self)
         self._checks_luck = self.draws.stream("check")
         self._idle_luck = self.draws.stream("idle")
         self._repair_luck = self.draws.stream("repair")
@@ -79,27 +83,32 @@ class World:
             order.Ask: self.people.on_ask,
         }
 
-    def run(self, jobs: list[tuple[int, JobSpec]]) -> None:
-        """Plays the whole time with these submissions."""
+    def run(
+        self,
+        jobs: list[tuple[int, JobSpec]],
+        passed: Callable[[float], None] = lambda share: None,
+    ) -> None:
+        """Plays the whole time with these submissions; ``passed`` hears how much of it is over."""
         for time_ns, spec in jobs:
             self.agenda.at(time_ns, self.tell, fact.Submit(spec=spec))
         self._next_incident()
         self.slow.start()
         self.people.start()
+        self.outages.start()
         self.exposure.start()
         self.agenda.after(RULES_LOOK_NS, self._look_at_rules)
-        self._play(len(jobs))
+        self._play(len(jobs), passed)
         self.checks.look()
         self.gangs.close()
         self.checks.close()
 
-    def _play(self, jobs: int) -> None:
+    def _play(self, jobs: int, passed: Callable[[float], None]) -> None:
         """All of the time; of a recorded trace only until its last job has ended."""
-        if self.scenario.workload.kind != "csv":
-            self.agenda.run(self.end_ns)
-            return
-        while self.agenda.now_ns < self.end_ns and not self._all_ended(jobs):
-            self.agenda.run(min(self.end_ns, self.agenda.now_ns + LOOK_NS))
+        traced = self.scenario.workload.kind == "csv"
+        step_ns = LOOK_NS if traced else max(LOOK_NS, self.end_ns // PARTS)
+        while self.agenda.now_ns < self.end_ns and not (traced and self._all_ended(jobs)):
+            self.agenda.run(min(self.end_ns, self.agenda.now_ns + step_ns))
+            passed(self.agenda.now_ns / self.end_ns)
         self.end_ns = self.agenda.now_ns
 
     def _all_ended(self, jobs: int) -> bool:
@@ -114,6 +123,8 @@ class World:
         """Carries out what the core orders, after the event and never inside it."""
         self.story.write(event, commands)
         self.record.ordered(event, commands, self.view)
+        for listener in self.listeners:
+            listener(event, commands)
         for command in commands:
             handler = self._orders.get(type(command.body))
             if handler is not None:
@@ -186,9 +197,9 @@ class World:
 
     def detection_ns(self, incident: Incident) -> int:
         """From a fault until the core is told."""
-        part = self.scenario.detection
-        if part.seconds is not None:
-            return ns(part.seconds)
+        detection = self.scenario.detection
+        if detection.seconds is not None:
+            return ns(detection.seconds)
         if incident.symptom in ("silent", "cut"):
             # The last heartbeat came up to one interval before the fault.
             timeouts = self.core.view.policy.timeouts
@@ -197,10 +208,10 @@ class World:
                 timeouts.heartbeat_ns * timeouts.missed_heartbeats - early + timeouts.round_trip_ns
             )
         if incident.symptom == "hang":
-            if part.hang_seconds is not None:
-                return ns(part.hang_seconds)
+            if detection.hang_seconds is not None:
+                return ns(detection.hang_seconds)
             return self.gangs.hang_ns(self.jobs_on(list(incident.nodes)))
-        return ns(part.exit_seconds)
+        return ns(detection.exit_seconds)
 
     def silent(self, node: int, incident: Incident) -> None:
         """The core gives up a node that says nothing, unless it has already."""

@@ -8,11 +8,11 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.node import Held, NodeState
 from phalanx.cluster.forecast.why import WaitExplainer, explainer
 from phalanx.cluster.gang import formation
 from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.jobs.job import GangShape
+from phalanx.cluster.node import Held, NodeState
 from phalanx.cluster.policy import Partition, Qos, Quota, StoragePolicy
 from phalanx.cluster.protocol.commands import Command, Form, Restore
 from phalanx.cluster.protocol.events import DrainNode, Event, Tick

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.node import NodeState
 from phalanx.simulate.draws import SeedDraws
 from phalanx.simulate.result import SeedResult, SimulationReport, summarise
 from phalanx.simulate.runner import played, run_seed, run_seeds
@@ -16,7 +16,7 @@ from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.world.incidents import Incidents, expected_interruptions
 
 # One job of 1,024 GPUs that fails about five times a day, on a fleet with enough spares.
-DAYS = 8
+DAYS = 5
 PLAIN = [
     "fleet.gpus=1024",
     "fleet.spare_nodes=16",
@@ -219,6 +219,14 @@ def test_a_standby_process_shortens_restarts_in_place() -> None:
 def test_a_brownout_of_storage_delays_what_needs_it() -> None:
     dark = run("faults.storage_per_day=20", "faults.storage_minutes=30")
     assert dark.ettr < run().ettr - 0.01
+
+
+def test_gangs_train_on_while_no_controller_runs_and_failures_wait_for_the_next_one() -> None:
+    lost = run("faults.controller_per_day=20", "faults.controller_minutes=20")
+    assert lost.violations == 0 and lost.interruptions == run().interruptions
+    assert lost.buckets["detection"] > 1.5 * run().buckets["detection"]
+    alone = run("faults.per_1000_node_days=0", "faults.controller_per_day=20")
+    assert alone.ettr == pytest.approx(run("faults.per_1000_node_days=0").ettr, abs=1e-6)
 
 
 def test_corruption_takes_steps_back_and_the_culprit_out() -> None:
