@@ -139,6 +139,7 @@ def make_cluster(name: str, described: ClusterFile) -> Cluster:
     node = find(nodes(), described.node or device.node, "node")
     gpus_per_node = described.gpus_per_node or node.gpus
     _check_count(described.gpus, gpus_per_node)
+    _check_network(described, gpus_per_node)
     network = find(fabrics(), described.fabric or node.fabric, "fabric")
     return Cluster(
         name=name,
@@ -215,6 +216,20 @@ def _check_count(gpus: int, gpus_per_node: int) -> None:
         below = gpus // gpus_per_node * gpus_per_node
         rule = f"must fill whole nodes of {gpus_per_node}"
         raise ConfigError("gpus", gpus, rule, f"try {below} or {below + gpus_per_node}")
+
+
+def _check_network(described: ClusterFile, gpus_per_node: int) -> None:
+    domain, pod = described.domain_gpus, described.pod_gpus
+    for name, size in (("domain_gpus", domain), ("pod_gpus", pod)):
+        parts = name == "domain_gpus" and size and gpus_per_node % size == 0
+        if size % gpus_per_node and not parts:
+            near = max(1, round(size / gpus_per_node)) * gpus_per_node
+            rule = f"must be whole nodes of {gpus_per_node}"
+            rule += ", or even parts of one" if name == "domain_gpus" else ""
+            raise ConfigError(name, size, rule, f"nearest: {near}")
+    if 0 < described.oversubscription < 1:
+        rule = "must be 1 or more: between pods nothing is faster than inside"
+        raise ConfigError("oversubscription", described.oversubscription, rule, "try 1")
 
 
 def _node_watts(node: NodeType, device: Gpu, gpus: int) -> float:

@@ -24,7 +24,7 @@ from phalanx.plan.cost.traffic import AxisTraffic, traffic
 from phalanx.plan.evidence.calibrate import Calibration, calibrate
 from phalanx.plan.evidence.check import CheckReport, check_rows
 from phalanx.plan.memory.model_counts import ParameterCount, StepFlops, flops_per_token, parameters
-from phalanx.plan.question.emit import job_of, mapping_of, workload_of
+from phalanx.plan.question.emit import job_of, mapping_of, stage_workloads, workload_of
 from phalanx.plan.question.request import PlanQuestion, PlanRequest, understand
 from phalanx.plan.search.contract import Plan, plan_job, plan_of
 from phalanx.plan.search.explain import Explanation, explain_plan
@@ -82,6 +82,7 @@ __all__ = [
     "search",
     "shipped",
     "spare_units",
+    "stage_workloads",
     "sweep",
     "traffic",
     "understand",

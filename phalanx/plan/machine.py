@@ -80,6 +80,11 @@ def machine_of(cluster: Cluster, gpus: int) -> Machine:
     )
 
 
+def computes(gpu: Gpu, precision: str) -> bool:
+    """Whether a device has a precision, or a wider one in its place."""
+    return any(name in gpu.peak_flops for name in WIDER[precision])
+
+
 def family_of(gpu: Gpu) -> str:
     """Blackwell Ultra has other units for exponentials and 4-bit products than Blackwell."""
     return "blackwell-ultra" if gpu.key in ("b300", "gb300") else gpu.family

@@ -9,37 +9,39 @@ from msgspec.structs import fields, replace
 
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
-from phalanx.plan.workload import Mapping, Software
+from phalanx.plan.workload import GATHERS_ONE_BY_ONE, Mapping, Software
 
 UNNAMED = "unnamed"
-_MEGATRON = Software(
+# What the trainer of this project does and others do not unless somebody says so.
+_OTHERS = Software(name="", remakes_narrow=False, expandable_segments=False, chunked_loss=False)
+_MEGATRON = replace(
+    _OTHERS,
     name="megatron",
     attention="flash3",
     fused_casts=True,  # LayerNormLinear of TransformerEngine
     narrow_gathers=True,  # fp8_param_gather, which its recipes set
     overlap_tensor=True,
     overlap_pipeline=True,
-    chunked_loss=False,
     balances_head=True,
     keeps_gathered=False,  # gathered again in backward
     routed_copies=1,  # weights are applied before the second product
 )
-_MEGATRON_2021 = Software(
+_MEGATRON_2021 = replace(
+    _OTHERS,
     name="megatron-2021",
     attention="unfused",
     fused=True,
     sequence_parallel=False,
     keeps_gathered=False,
-    least_fragmented=0.1,  # no expandable segments
-    gathers_per_block=12,  # DeepSpeed's ZeRO 3 of that time gathers every parameter by itself
+    least_fragmented=0.1,
+    gathers_per_block=GATHERS_ONE_BY_ONE,  # DeepSpeed's ZeRO 3 of that time
     logarithmic_gathers=False,  # NCCL before 2.23
     overlap_gradients=False,
     overlap_tensor=False,
     overlap_pipeline=False,
-    chunked_loss=False,
     balances_head=False,
 )
-_FSDP = Software(name="fsdp", attention="flash2", fused=False, chunked_loss=False, reduce_bytes=2)
+_FSDP = replace(_OTHERS, name="fsdp", attention="flash2", fused=False, reduce_bytes=2)
 STACKS = {
     stack.name: stack
     for stack in (
@@ -108,7 +110,10 @@ def with_traits(software: Software, traits: dict[str, str]) -> Software:
         return msgspec.convert(table, Software, strict=False)
     except msgspec.ValidationError as error:
         stated = ",".join(f"{key}={value}" for key, value in traits.items())
-        raise ConfigError("stack", stated, str(error), "e.g. fused=false") from None
+        rule, _, key = str(error).partition(" - at `$.")  # msgspec says what it expected, and where
+        raise ConfigError(
+            "stack", stated, f"{key.rstrip('`')}: {rule}", "e.g. fused=false"
+        ) from None
 
 
 def typical_software(family: str, mapping: Mapping) -> Software:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from phalanx.config import STATE_BLOCK, Model, StateFormat
+from phalanx.config import STATE_BLOCK, Adapter, Model, StateFormat
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zero-bubble", "dualpipe")
 RECOMPUTES = ("none", "selective", "full")
@@ -28,6 +28,12 @@ Precision = Literal["float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4"]
 AttentionKernel = Literal["unfused", "flash", "flash2", "flash3"]
 
 
+# Beyond these a trait is a slip of the pen.
+Share = Annotated[float, Meta(ge=0, le=4)]
+Width = Annotated[int, Meta(ge=1, le=8)]  # bytes of one number
+
+GATHERS_ONE_BY_ONE = 12  # ZeRO 3: of a block, where every parameter is gathered by itself
+
 # Spread of the experts' loads over their mean, by how tokens are routed: as they want, or forced.
 ROUTING_SKEW = {"real": 0.6, "balanced": 0.0}
 
@@ -42,6 +48,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     trains: Literal["all", "adapters"] = "all"  # adapters: no gradients of the weights themselves
     state: StateFormat = "float32"  # of the optimizer's moments
     averaged: bool = False  # an average of the weights is kept as well
+    adapter: Adapter | None = None  # what is trained, where that is known, of "adapters"
+    divided_by: int = 0  # length of the samples that stages were balanced for; 0: these
 
     @property
     def tokens(self) -> int:
@@ -93,11 +101,16 @@ class Software(Struct, frozen=True, kw_only=True):
     attention: AttentionKernel = "flash3"  # flash3 stands for cuDNN's fused kernels as well
     fused: bool = True  # elementwise work is compiled into few passes over memory
     fused_casts: bool = False  # norms write what the next product reads in its narrow format
+    remakes_narrow: bool = True  # narrow inputs of products are made again, not kept
     narrow_gathers: bool = False  # weights travel in the narrow format that multiplies them
     sequence_parallel: bool = True  # the tensor axis also splits what lies between the matmuls
     keeps_gathered: bool = True  # what is gathered for a branch stays for backward, whole
-    routed_copies: int = 2  # of routed tokens that stay: as they arrive, and as they return
-    gathers_per_block: int = 1  # ZeRO 3: collectives for a block's weights; one a parameter: 12
+    routed_copies: Annotated[int, Meta(ge=0, le=8)] = (
+        2  # of routed tokens that stay: as they arrive, and as they return
+    )
+    gathers_per_block: Annotated[int, Meta(ge=1, le=1000)] = (
+        1  # ZeRO 3: collectives for a block's weights
+    )
     logarithmic_gathers: bool = True  # all-gathers in log n steps (PAT), where rings are too long
     overlap_gradients: bool = True  # gradients (and gathered weights) travel during compute
     overlap_tensor: bool = False  # gathers of the tensor axis run beside their matmuls
@@ -106,17 +119,18 @@ class Software(Struct, frozen=True, kw_only=True):
     fused_experts: bool = False  # one kernel for all experts, with their activation and casts in it
     overlap_offload: bool = False  # activations go to the host and back beside compute
     chunked_loss: bool = True  # logits never exist for the whole micro-batch
-    logit_bytes: float = (
+    logit_bytes: Annotated[float, Meta(ge=1, le=64)] = (
         10.0  # of one logit at its worst, where they exist whole: 16 bits, fp32 twice
     )
-    eager_kept: float = 1.35  # activations that unfused blocks keep, over those of fused ones
-    fragmented: float = 0.18  # what the allocator holds beyond what is in use, where there is room
-    least_fragmented: float = 0.04  # of it, that the allocator cannot give back
-    activation_share: float = 1.0  # of activations and buffers, over what the terms count
+    eager_kept: Share = 1.35  # activations that unfused blocks keep, over those of fused ones
+    expandable_segments: bool = True  # of the allocator: they grow, and next to nothing is lost
+    fragmented: Share = 0.18  # what it holds beyond what is in use, with segments of fixed sizes
+    least_fragmented: Share = 0.04  # of it, that it cannot give back, and with those that grow
+    activation_share: Share = 1.0  # of activations and buffers, over what the terms count
     in_network_reduction: bool = False  # sums in the network's switches (SHARP), where they can
-    selective_share: float = 1.0  # of matmul results that selective recompute keeps
-    gradient_bytes: int = 4  # of one gradient while it accumulates
-    reduce_bytes: int = 4  # of one gradient while it travels
+    selective_share: Share = 1.0  # of matmul results that selective recompute keeps
+    gradient_bytes: Width = 4  # of one gradient while it accumulates
+    reduce_bytes: Width = 4  # of one gradient while it travels
     balances_head: bool = True  # stages with the head get fewer layers
 
 

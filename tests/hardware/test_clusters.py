@@ -142,6 +142,9 @@ def test_a_file_describes_a_cluster(tmp_path: Path) -> None:
         ('gpu = "h101"\ngpus = 8\n', '"h100"'),
         ('gpu = "h100"\ngpus = 8\nnic = "ndrr"\n', '"ndr"'),
         ('gpu = "h100"\ngpus = 8\npue = 0.5\n', ">= 1"),
+        ('gpu = "h100"\ngpus = 64\npod_gpus = 5\n', "whole nodes of 8"),
+        ('gpu = "h100"\ngpus = 64\ndomain_gpus = 5\n', "even parts of one"),
+        ('gpu = "h100"\ngpus = 64\noversubscription = 0.5\n', "1 or more"),
         ("gpu = \n", "cannot be read"),
     ],
 )

@@ -32,6 +32,10 @@ def test_unnamed_software_has_usual_traits_and_no_name() -> None:
         ("name=megatron", "no such trait"),
         ("fused=perhaps", "fused"),
         ("attention=flash9", "attention"),
+        ("least_fragmented=-3", "least_fragmented"),
+        ("activation_share=nan", "activation_share"),
+        ("logit_bytes=1e30", "logit_bytes"),
+        ("gradient_bytes=0", "gradient_bytes"),
     ],
 )
 def test_a_stack_that_does_not_exist_is_refused_with_a_way_out(text: str, rule: str) -> None:

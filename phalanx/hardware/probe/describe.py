@@ -209,7 +209,7 @@ def _of_driver(smi: nvidia_smi.SmiFacts | None, gpus: tuple[GpuDescription, ...]
     if smi is None:
         return []
     first = gpus[0] if gpus else GpuDescription(index=0)
-    found: dict[str, str | int] = {
+    facts_read: dict[str, str | int] = {
         "product": first.product,
         "gpu_count": len(gpus),
         "gpu_memory_bytes": first.memory_bytes,
@@ -220,7 +220,7 @@ def _of_driver(smi: nvidia_smi.SmiFacts | None, gpus: tuple[GpuDescription, ...]
         "power_limit_watts": sum(gpu.power_limit_watts for gpu in gpus),
         "nvlinks": first.nvlinks,
     }
-    return [Fact(key, value, NVIDIA_SMI) for key, value in found.items() if value]
+    return [Fact(key, value, NVIDIA_SMI) for key, value in facts_read.items() if value]
 
 
 def _of_network(rails: Rails) -> list[Fact]:

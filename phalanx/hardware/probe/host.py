@@ -26,7 +26,7 @@ def parse_memory(meminfo: str) -> int:
 
 def read_host(reader: Reader) -> list[Fact]:
     """What the kernel and the firmware say."""
-    found: dict[str, str | int] = {
+    facts_read: dict[str, str | int] = {
         "cpus": parse_cpus(read(reader, "/proc/cpuinfo")),
         "memory_bytes": parse_memory(read(reader, "/proc/meminfo")),
         "numa_nodes": len(listed(reader, "/sys/devices/system/node", "node[0-9]*")),
@@ -36,7 +36,7 @@ def read_host(reader: Reader) -> list[Fact]:
         "kernel": read(reader, "/proc/sys/kernel/osrelease"),
         "nccl": find_nccl(reader),
     }
-    return [Fact(key, value, SYSFS) for key, value in found.items() if value]
+    return [Fact(key, value, SYSFS) for key, value in facts_read.items() if value]
 
 
 def find_nccl(reader: Reader) -> str:

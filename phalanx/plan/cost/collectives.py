@@ -159,14 +159,21 @@ def all_to_all_seconds(
     return np.where(n > 1, moving + constants.latency * latency, 0.0)
 
 
-def send_seconds(nbytes: Floats, stride: Floats, machine: Machine, constants: Constants) -> Floats:
-    """One message of every rank to its neighbour, which is ``stride`` ranks away."""
-    crosses = stride >= machine.domain
+def send_seconds(
+    nbytes: Floats, stride: Floats, span: Floats, machine: Machine, constants: Constants
+) -> Floats:
+    """A rank's message to a neighbour ``stride`` ranks away, in a chain over ``span`` ranks.
+
+    The mean of both directions for the rank that takes longest: where neighbours share a domain and
+    the chain leaves it, that rank has one neighbour inside and one outside.
+    """
+    outside = np.where(stride >= machine.domain, 1.0, np.where(span > machine.domain, 0.5, 0.0))
     share = pod_share(np.full_like(stride, np.inf), stride, machine)
-    network = machine.network_bandwidth * constants.network * share
-    bandwidth = np.where(crosses, network, machine.link_bandwidth * constants.link)
-    hop = np.where(crosses, RING_SIMPLE[2], RING_SIMPLE[1])
-    return nbytes / bandwidth + constants.latency * hop
+    network = nbytes / (machine.network_bandwidth * constants.network * share)
+    link = nbytes / (machine.link_bandwidth * constants.link)
+    across = network + constants.latency * RING_SIMPLE[2]
+    within = link + constants.latency * RING_SIMPLE[1]
+    return outside * across + (1 - outside) * within
 
 
 def _best_protocol(

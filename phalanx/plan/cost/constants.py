@@ -28,6 +28,7 @@ class Constants(Struct, frozen=True, kw_only=True):
     misaligned: float  # share of matmul speed left where a side is no multiple of 64
     matmul_depth: float  # depth of K, in elements, that starting and ending a tile costs
     kernel_seconds: float  # start and drain of one kernel
+    launch_seconds: float = 0.0  # of the host, to start one kernel
     interference: float  # slowdown of compute while communication runs beside it
     hidden: float  # share of overlappable communication that is hidden in practice
     tensor_hidden: float  # the same for gathers inside a layer

@@ -118,7 +118,7 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
     elements = tokens * (stream + rotated) + hidden
     forward = pricing.memory_seconds(pricing.width * elements)
     backward = pricing.memory_seconds(pricing.width * 1.5 * elements)
-    kernels = pricing.constants.kernel_seconds * (8 if software.fused else 16)
+    kernels = pricing.constants.kernel_seconds * _passes(software)
     if moe and not software.fused_experts:
         kernels += pricing.constants.expert_seconds
     attended = attention_seconds(split, pricing)
@@ -130,6 +130,20 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
         attended[1],
         backward + total.casts_backward + kernels,
     )
+
+
+def _passes(software: Software) -> int:
+    """Memory-bound kernels of a block in one direction."""
+    return 8 if software.fused else 16
+
+
+def block_launches(pricing: Pricing, *, moe: bool) -> float:
+    """Kernels that the host starts for one block in forward: passes, products and attention."""
+    latent = pricing.workload.model.latent is not None
+    products = (5 if latent else 2) + (2 if not moe else 5)
+    routing = 0 if not moe else 6 if pricing.software.fused_experts else 16
+    casts = 2 * products if pricing.precision in NARROW else 0
+    return float(_passes(pricing.software) + products + 1 + routing + casts)
 
 
 def head_time(split: Split, pricing: Pricing) -> BlockTime:

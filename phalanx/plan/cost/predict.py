@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.config import ConfigError
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants, calibrated, shipped
-from phalanx.plan.cost.step import step_time
+from phalanx.plan.cost.step import slowed_by_allocator, step_time
 from phalanx.plan.cost.uncertainty import Z80, spread
 from phalanx.plan.grid import Grid, grid_of
 from phalanx.plan.machine import machine_of
@@ -65,6 +65,12 @@ class Prediction(Struct, frozen=True, kw_only=True):
         away = self.host_bytes <= self.host_limit and self.nvme_bytes <= self.nvme_limit
         return self.memory_bytes <= self.memory_limit and away
 
+    def holding(self, fuller: Prediction) -> Prediction:
+        """The same step, in the memory that another stretch of the run takes."""
+        names = ("memory", "memory_bytes", "allocated_bytes", "reserved_bytes", "needed_bytes")
+        away = ("host_bytes", "nvme_bytes")
+        return structs.replace(self, **{name: getattr(fuller, name) for name in (*names, *away)})
+
     @property
     def memory_margin(self) -> float:
         """Room left on the fullest rank, as a share of the device; negative: does not fit."""
@@ -90,7 +96,9 @@ def predict(
     constants = constants or shipped(machine.family)
     software = calibrated(software or usual_software(machine.family), constants)
     grid = grid_of([mapping])
+    fullest = memory(workload, grid, software)
     time = step_time(workload, grid, machine, constants, software)
+    time = slowed_by_allocator(time, fullest, machine, software)
     seconds = float(time.seconds[0])
     parts = {name: float(part[0]) for name, part in time.parts.items()}
     wide = spread(workload, machine, time, grid, constants, software)
@@ -98,7 +106,6 @@ def predict(
     per_token = flops_per_token(workload.model, workload.sequence)
     flops = per_token.model_flops * workload.tokens
     stages = _stages(workload, grid, software)
-    fullest = memory(workload, grid, software)
     return Prediction(
         workload=workload,
         mapping=mapping,

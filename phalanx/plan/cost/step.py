@@ -1,10 +1,12 @@
 """The time of a step, for many mappings at once.
 
-    step = (m * slowest + bubble + exposed data-parallel + optimizer + host) * straggler
+    step = (m * slowest + bubble + exposed data-parallel + optimizer + host) * straggler * allocator
 
 ``slowest`` is the busiest pipeline rank's forward and backward of one micro-batch: its blocks
 and head with the exposed communication of the tensor, context and expert axes, recompute, and
-sends between stages. Terms that only depend on how a block is divided are computed once for
+sends between stages. The host launches every kernel: a device that has less to do than that takes
+waits for it. Where memory is so short that the allocator gives blocks back and asks again in every
+step, all of it takes longer. Terms that only depend on how a block is divided are computed once for
 each distinct division.
 """
 
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.config import shares_embedding
 from phalanx.plan.cost.axes import (
     block_exposed,
     gathered_block_seconds,
@@ -23,19 +26,30 @@ from phalanx.plan.cost.axes import (
 )
 from phalanx.plan.cost.collectives import send_seconds
 from phalanx.plan.cost.constants import Constants
-from phalanx.plan.cost.layer import Pricing, Split, block_time, head_time, tokens_of
+from phalanx.plan.cost.layer import (
+    Pricing,
+    Split,
+    block_launches,
+    block_time,
+    head_time,
+    tokens_of,
+)
 from phalanx.plan.cost.pipeline import Bottleneck, bottleneck, idle_share
 from phalanx.plan.grid import Floats, Grid, Ints
 from phalanx.plan.machine import Machine
 from phalanx.plan.memory.kept_activations import block_bytes
 from phalanx.plan.memory.model_counts import prediction_layers
 from phalanx.plan.memory.offload import activation_seconds, fetch_seconds, update_seconds
+from phalanx.plan.memory.peak import PeakMemory
 from phalanx.plan.memory.rank_parameters import block_tensors, head_tensors, held
-from phalanx.plan.memory.stages import first_moe_layer
+from phalanx.plan.memory.stages import first_moe_layer, is_folded
 from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 
 UPDATE_BYTES = 18.0  # read and write the fp32 weight, read the gradient twice, write bf16
 SPLIT_BACKWARD = [SCHEDULES.index(name) for name in ("zb-h1", "zero-bubble", "dualpipe")]
+# Of published runs those whose allocator had room for less than a fifth of what it likes to hold
+# took about a tenth longer than others of their software; the others no longer.
+PRESSED_FROM, MOST_PRESSED = 0.8, 0.15
 FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 
 
@@ -89,18 +103,54 @@ def step_time(
     p = grid.pipeline
     others = np.maximum(0.0, p * mean - sum(parts.values())) / np.maximum(1, p - 1)
     parts = {name: m * seconds for name, seconds in parts.items()}
+    parts["pipeline"] = parts["pipeline"] + _embedding_seconds(pricing, grid)
     parts["bubble"] = idle_share(grid) * others
     parts["data"] = parts["data"] + reduced_seconds(grid, elements, forward, backward, pricing)
     parts["optimizer"] = _optimizer_seconds(pricing, grid, elements)
     parts["offload"] = _offload_seconds(pricing, grid, elements, worst, m, forward, backward)
     _boost(parts, m * again, constants.boost)
-    parts["host"] = np.full(len(grid), constants.step_seconds)
+    parts["host"] = constants.step_seconds + _waits_for_host(pricing, grid, worst, m, parts)
     parts["host"] = parts["host"] + constants.unmodelled * sum(parts.values())
     busy = sum(parts.values())
     parts["straggler"] = busy * straggler_share(grid.gpus, constants)
     pace = constants.pace.get(f"{software.name}:{workload.kind}", 1.0)
     paced = {name: pace * seconds for name, seconds in parts.items()} if pace != 1.0 else parts
     return StepSeconds(pace * (busy + parts["straggler"]), paced)
+
+
+def slowed_by_allocator(
+    time: StepSeconds, held: PeakMemory, machine: Machine, software: Software
+) -> StepSeconds:
+    """The same steps where the device is so full that the allocator works in each of them.
+
+    Of software that nobody named it is not known how much it holds so well.
+    """
+    if not software.name:
+        return time
+    beyond = held.crowding(machine.memory_bytes) - PRESSED_FROM
+    pressed = np.clip(beyond / (1 - PRESSED_FROM), 0.0, 1.0)
+    longer: Floats = MOST_PRESSED * pressed * time.seconds
+    if not longer.any():
+        return time
+    return StepSeconds(time.seconds + longer, time.parts | {"allocator": longer})
+
+
+def _waits_for_host(
+    pricing: Pricing, grid: Grid, worst: Bottleneck, m: Floats, parts: dict[str, Floats]
+) -> Floats:
+    """What the device waits because the host has not launched its kernels yet."""
+    if not pricing.constants.launch_seconds:
+        return np.zeros(len(grid))
+    # Forward, backward (two kernels for one) and what is recomputed; a collective is launched as
+    # a kernel is.
+    again = np.where(grid.recompute == FULL, 4.0, 3.0)
+    gathers = np.where(grid.zero == 3, 3.0 * pricing.software.gathers_per_block, 0.0)
+    sums = np.where(grid.tensor > 1, 8.0, 0.0)
+    dense = again * block_launches(pricing, moe=False) + gathers + sums
+    moe = again * block_launches(pricing, moe=True) + gathers + sums
+    launches = m * (worst.dense * dense + worst.moe * moe)
+    late: Floats = launches * pricing.constants.launch_seconds - sum(parts.values())
+    return np.maximum(late, 0.0)
 
 
 def floor_seconds(
@@ -236,10 +286,27 @@ def _send_seconds(pricing: Pricing, grid: Grid) -> Floats:
     nbytes = pricing.width * tokens_of(split, pricing.workload) * pricing.workload.model.dim
     nbytes = nbytes / grid.tensor  # sent in slices, gathered again inside the domain
     stride = (grid.tensor * grid.context * grid.data).astype(np.float64)
-    seconds = send_seconds(nbytes, stride, pricing.machine, pricing.constants)
+    span = grid.gpus.astype(np.float64)
+    seconds = send_seconds(nbytes, stride, span, pricing.machine, pricing.constants)
     if pricing.software.overlap_pipeline:
         seconds = seconds * (1 - pricing.constants.hidden)
     return np.where(grid.pipeline > 1, 2 * grid.virtual_stages * seconds, 0.0)
+
+
+def _embedding_seconds(pricing: Pricing, grid: Grid) -> Floats:
+    """An embedding that the last stage shares: its values there and gradients back, once a step.
+
+    Where stages fold back both are on one rank.
+    """
+    if not shares_embedding(pricing.workload.model):
+        return np.zeros(len(grid))
+    model = pricing.workload.model
+    own = model.vocab * model.dim / grid.tensor / np.where(grid.zero > 0, grid.shards, 1)
+    ranks = (grid.tensor * grid.context * grid.data).astype(np.float64)
+    stride = ranks * np.maximum(1, grid.pipeline - 1)
+    span = grid.gpus.astype(np.float64)
+    seconds = send_seconds(2 * 4.0 * own, stride, span, pricing.machine, pricing.constants)
+    return np.where((grid.pipeline > 1) & ~is_folded(grid), seconds, 0.0)
 
 
 def _optimizer_seconds(pricing: Pricing, grid: Grid, elements: Floats) -> Floats:

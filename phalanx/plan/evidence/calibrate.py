@@ -69,42 +69,45 @@ def calibrate_runs(runs: Sequence[PublishedRun]) -> Calibration:
     fitted, without = prior_constants(), dict[str, Constants]()
     left_out = LeftOut(np.full(len(runs), np.nan), np.full(len(runs), np.nan))
     kinds = np.array([run.kind for run in runs])
-    for kind in ("dense", "moe"):
-        chosen = np.flatnonzero(kinds == kind).tolist()
+    for architecture in ("dense", "moe"):
+        chosen = np.flatnonzero(kinds == architecture).tolist()
         if len(chosen):
-            fit = CalibrationFit([runs[i] for i in chosen], fitted, knobs_of(kind), without)
+            fit = CalibrationFit([runs[i] for i in chosen], fitted, knobs_of(architecture), without)
             fitted, errors = fit.validated()
             without = fit.bases
             left_out.named[chosen], left_out.unnamed[chosen] = errors.named, errors.unnamed
     counted = np.array([run.kind == "dense" and run.complete for run in runs])
     relative = np.abs(np.expm1(left_out.named[counted]))
     projects = np.array([run.project for run in runs])
-    covered = _unseen_covered(fitted, runs, left_out, projects)
+    spreads = _unseen_spreads(fitted, runs, left_out, projects)
+    covered = np.abs(left_out.unnamed) <= Z80 * spreads.unnamed
     seen, unseen = {}, {}
-    for project, kind in sorted(set(zip(projects.tolist(), kinds.tolist(), strict=True))):
-        rows = (projects == project) & (kinds == kind)
-        seen[f"{project}:{kind}"] = summary(left_out.named[rows])
-        unseen[f"{project}:{kind}"] = summary(left_out.unnamed[rows], covered[rows])
-    for kind in sorted(set(kinds.tolist())):
-        rows = kinds == kind
-        unseen[kind] = summary(left_out.unnamed[rows], covered[rows])
+    for project, architecture in sorted(set(zip(projects.tolist(), kinds.tolist(), strict=True))):
+        rows = (projects == project) & (kinds == architecture)
+        seen[f"{project}:{architecture}"] = summary(left_out.named[rows])
+        unseen[f"{project}:{architecture}"] = summary(left_out.unnamed[rows], covered[rows])
+    for architecture in sorted(set(kinds.tolist())):
+        rows = kinds == architecture
+        unseen[architecture] = summary(left_out.unnamed[rows], covered[rows])
     return Calibration(
         constants=with_spreads(fitted, runs, left_out),
         runs=len(runs),
         left_out=seen,
         unseen=unseen,
-        ordering=ordering_of(runs, left_out.named),
-        unseen_ordering=ordering_of([unnamed(run) for run in runs], left_out.unnamed),
+        ordering=ordering_of(runs, left_out.named, spreads.named),
+        unseen_ordering=ordering_of(
+            [unnamed(run) for run in runs], left_out.unnamed, spreads.unnamed
+        ),
         mape=float(np.mean(relative)) if len(relative) else float("nan"),
         median=float(np.median(relative)) if len(relative) else float("nan"),
     )
 
 
-def _unseen_covered(
+def _unseen_spreads(
     fitted: Constants, runs: Sequence[PublishedRun], left_out: LeftOut, projects: Floats
-) -> Bools:
-    """Whether each run, unnamed, lies in the interval that all other projects would give it."""
-    covered = np.zeros(len(runs), dtype=bool)
+) -> LeftOut:
+    """The spread of each run's predictions that all other projects would give it."""
+    spreads = LeftOut(np.zeros(len(runs)), np.zeros(len(runs)))
     for project in sorted(set(projects.tolist())):
         others = np.flatnonzero(projects != project).tolist()
         own = np.flatnonzero(projects == project).tolist()
@@ -112,9 +115,10 @@ def _unseen_covered(
         if len(others):
             rest = [runs[index] for index in others]
             constants = with_spreads(fitted, rest, left_out.take(projects != project))
-        _, widths = Replay([unnamed(runs[index]) for index in own]).price(constants)
-        covered[own] = np.abs(left_out.unnamed[own]) <= Z80 * widths
-    return covered
+        same = [runs[index] for index in own]
+        spreads.named[own] = Replay(same).price(constants)[1]
+        spreads.unnamed[own] = Replay([unnamed(run) for run in same]).price(constants)[1]
+    return spreads
 
 
 def summary(errors: Floats, covered: Bools | None = None) -> dict[str, float]:

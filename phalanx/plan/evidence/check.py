@@ -88,7 +88,7 @@ def check_runs(
     return CheckReport(
         groups={name: _errors(members) for name, members in groups.items()},
         by_source={name: _errors(members) for name, members in sorted(projects.items())},
-        ordering=ordering_of(timed, np.log1p([row.error for row in rows])),
+        ordering=_ordering(timed, rows),
         rows=tuple(rows),
         memory=memory_errors(held) if held else None,
         memory_rows=tuple(held),
@@ -120,6 +120,11 @@ def _checked(runs: Sequence[PublishedRun], constants: Constants) -> list[Checked
             )
         )
     return rows
+
+
+def _ordering(runs: Sequence[PublishedRun], rows: Sequence[CheckedRow]) -> Ordering | None:
+    widths = np.log([row.high_seconds / row.predicted_seconds for row in rows]) / Z80
+    return ordering_of(runs, np.log1p([row.error for row in rows]), widths)
 
 
 def _errors(rows: Sequence[CheckedRow]) -> Errors:

@@ -112,7 +112,7 @@ class CalibrationFit:
                 (left_out.named, runs),
                 (left_out.unnamed, [unnamed(run) for run in runs]),
             ):
-                seconds, _ = Replay(same).price(self.bases[project])
+                seconds = Replay(same).seconds(self.bases[project])
                 errors[chosen] = np.log(seconds) - self.measured[chosen]
         return self.constants(shift), left_out
 
@@ -140,8 +140,7 @@ class CalibrationFit:
 
     def residuals(self, shift: Floats, only: set[str] | None = None) -> Floats:
         """log(predicted / measured) of every run."""
-        seconds, _ = self.replay.price(self.constants(shift), only)
-        return np.log(seconds) - self.measured
+        return np.log(self.replay.seconds(self.constants(shift), only)) - self.measured
 
     def jacobian(self, shift: Floats, here: Floats) -> Floats:
         """Derivatives of the residuals by finite differences."""

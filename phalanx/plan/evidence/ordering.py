@@ -1,7 +1,8 @@
 """Whether predictions order mappings as measurements do, and what the pick by them would cost.
 
-Runs of one source that answer one question (the same model, batch, stack, GPUs and format) and
-differ in their mapping or in what the stack was set to do form a group: somebody chose among them.
+The pick is by the 90th percentile, as the search's is. Runs of one source that answer one question
+(the same model, batch, stack, GPUs and format) and differ in their mapping or in what the stack was
+set to do form a group: somebody chose among them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from phalanx.plan.cost.uncertainty import Z80
 from phalanx.plan.evidence.published import PublishedRun
 from phalanx.plan.grid import Floats
 
@@ -30,17 +32,21 @@ class Ordering(Struct, frozen=True, kw_only=True):
 
 
 class _Candidate(NamedTuple):
+    late: float  # the 90th percentile of what is predicted
     predicted: float
     measured: float
 
 
-def ordering_of(runs: Sequence[PublishedRun], errors: Floats) -> Ordering | None:
-    """Of timed runs and their log(predicted / measured); None where nobody had a choice."""
-    groups: dict[object, dict[object, list[tuple[float, float]]]] = {}
-    for run, error in zip(runs, errors.tolist(), strict=True):
+def ordering_of(runs: Sequence[PublishedRun], errors: Floats, spreads: Floats) -> Ordering | None:
+    """Of timed runs, their log(predicted / measured) and the spreads of their predictions; None
+    where nobody had a choice.
+    """
+    groups: dict[object, dict[object, list[tuple[float, float, float]]]] = {}
+    for run, error, spread in zip(runs, errors.tolist(), spreads.tolist(), strict=True):
         assert run.seconds is not None
         choice = groups.setdefault(_question(run), {}).setdefault((run.mapping, run.software), [])
-        choice.append((math.log(run.seconds) + error, math.log(run.seconds)))
+        measured = math.log(run.seconds)
+        choice.append((measured + error + Z80 * spread, measured + error, measured))
     candidates = [[_mean(times) for times in choices.values()] for choices in groups.values()]
     chosen = [group for group in candidates if any(_pairs(group))]
     outcomes = [
@@ -66,10 +72,9 @@ def _question(run: PublishedRun) -> object:
     return run.project, run.source, run.workload, run.software.name, cluster, run.mapping.precision
 
 
-def _mean(times: list[tuple[float, float]]) -> _Candidate:
+def _mean(times: list[tuple[float, float, float]]) -> _Candidate:
     """What was measured several times counts once."""
-    predicted, measured = (sum(column) / len(times) for column in zip(*times, strict=True))
-    return _Candidate(math.exp(predicted), math.exp(measured))
+    return _Candidate(*(math.exp(sum(column) / len(times)) for column in zip(*times, strict=True)))
 
 
 def _pairs(group: list[_Candidate]) -> Iterator[tuple[_Candidate, _Candidate]]:

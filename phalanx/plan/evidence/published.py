@@ -44,11 +44,12 @@ from phalanx.plan.evidence.sources import (
     trained_of,
     with_source_facts,
 )
-from phalanx.plan.machine import family_of
+from phalanx.plan.machine import computes, family_of, machine_of
 from phalanx.plan.memory.model_counts import flops_per_token, parameters
 from phalanx.plan.workload import Mapping, Recompute, Software, Workload
 
 GB = 2.0**30
+FULLEST = 1.1  # of a device's memory, that a reading can be
 LONG_SEQUENCE = 16384  # tokens; nobody puts two such samples into one micro-batch by choice
 
 
@@ -83,14 +84,6 @@ class Skipped(Struct, frozen=True):
     reason: str
 
 
-def read_runs(path: Path, *, assume: bool = False) -> tuple[list[PublishedRun], list[Skipped]]:
-    """All comparable runs of a CSV file, and the others with reasons.
-
-    ``assume``: also runs that do not give their micro-batch, where it can only have been one.
-    """
-    return parse_runs(read_table(path), assume=assume)
-
-
 def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of a file whose columns are separated by commas, tabs or semicolons."""
     with path.open(newline="", encoding="utf-8-sig") as lines:
@@ -108,7 +101,10 @@ def read_table(path: Path) -> list[dict[str, str]]:
 def parse_runs(
     rows: Iterable[dict[str, str]], *, assume: bool = False
 ) -> tuple[list[PublishedRun], list[Skipped]]:
-    """Runs of parsed rows, and the skipped ones with reasons."""
+    """Runs of parsed rows, and the skipped ones with reasons.
+
+    ``assume``: also runs that do not give their micro-batch, where it can only have been one.
+    """
     runs, skipped = [], []
     for line, row in enumerate(tidy(rows), start=2):
         try:
@@ -128,6 +124,8 @@ def _run(line: int, row: dict[str, str], assume: bool) -> PublishedRun:
     gpus = integer(row, "num_gpus")
     cluster = cluster_of(row, gpus)
     mapping = mapping_of_row(row, gpus, cluster.gpus_per_node)
+    if not computes(cluster.gpu, mapping.precision):
+        raise SkippedRowError(f"{cluster.gpu.name} has no {mapping.precision}")
     model = model_of(row, mapping.pipeline)
     if mapping.pipeline > model.layers:
         raise SkippedRowError(f"pp = {mapping.pipeline} exceeds {model.layers} layers")
@@ -151,10 +149,11 @@ def _run(line: int, row: dict[str, str], assume: bool) -> PublishedRun:
     memory_text = row.get("mem_gb", "").upper()
     oom = "OOM" in memory_text or "OUT OF MEMORY" in memory_text
     seconds = _seconds(row, workload, mapping, cluster)
-    memory = None if oom else number(row, "mem_gb")
-    memory_bytes = memory * GB if memory is not None else None
+    memory_bytes = None if oom else _memory_bytes(row, cluster)
     if seconds is None and memory_bytes is None and not oom:
         raise SkippedRowError("no time, rate or memory was measured")
+    if seconds is not None:
+        _refuse_impossible(workload, mapping, cluster, seconds)
     return PublishedRun(
         row=line,
         source=row.get("source", ""),
@@ -191,6 +190,8 @@ def _seconds(
         peak = cluster.gpu.peak_flops
         wanted = "fp8" if mapping.precision in ("fp8", "mxfp8", "nvfp4") else "bfloat16"
         assert percent is not None
+        if percent < 1:
+            raise SkippedRowError(f"mfu_pct = {row['mfu_pct']!r} is below 1: percents are meant")
         tera = percent / 100 * peak.get(wanted, next(iter(peak.values()))) / 1e12
         counting = structs.replace(counting, flops="model")
     flops = _counted_flops(workload, counting)
@@ -207,6 +208,29 @@ def _refuse_contradiction(
     ratio = _counted_flops(workload, counting) / (tera * 1e12 * gpu_seconds)
     if not 0.5 < ratio < 2.0:
         raise SkippedRowError(f"its time and its TFLOP/s disagree by a factor of {ratio:.2f}")
+
+
+def _refuse_impossible(
+    workload: Workload, mapping: Mapping, cluster: Cluster, seconds: float
+) -> None:
+    """A step that is faster than the GPUs' peak is another unit, or another batch."""
+    if workload.trains == "adapters":
+        return  # frozen weights have no gradients
+    needed = _counted_flops(workload, Counting(attention="causal")) / (seconds * mapping.gpus)
+    peak = machine_of(cluster, mapping.gpus).peak(mapping.precision)
+    if needed > peak:
+        raise SkippedRowError(f"its speed is {needed / peak:.3g} times the GPU's peak")
+
+
+def _memory_bytes(row: dict[str, str], cluster: Cluster) -> float | None:
+    read = number(row, "mem_gb")
+    if read is None:
+        return None
+    # A device of 180 GB is sold with 167 GiB, and a reading may be in either.
+    if read * GB > FULLEST * cluster.gpu.memory_bytes:
+        there = cluster.gpu.memory_bytes / GB
+        raise SkippedRowError(f"mem_gb = {row['mem_gb']!r} exceeds the device's {there:.0f} GiB")
+    return read * GB
 
 
 def _counted_flops(workload: Workload, counting: Counting) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from phalanx.config import LatentAttention, Model, Moe
+from phalanx.config import LatentAttentionShape, Model, Moe
 from phalanx.plan.evidence.fields import MOST, SkippedRowError, integer
 
 USUAL_VOCAB = 51200
@@ -38,7 +38,7 @@ def model_of(row: dict[str, str], pipeline: int) -> Model:
         "mlp": "swiglu" if gated else "gelu",
     }
     if row.get("kv_heads", "").upper() == "MLA":
-        latent = LatentAttention()  # DeepSeek-V3's ranks and widths
+        latent = LatentAttentionShape()  # DeepSeek-V3's ranks and widths
         wide = latent.content_head_dim + latent.rope_head_dim
         shape |= {"latent": latent, "kv_heads": heads, "head_dim": wide}
     else:
@@ -59,9 +59,12 @@ def _experts(row: dict[str, str], ffn: int, dense_first: bool) -> Moe:
     """
     deepseek = dense_first and "deepseek" in row.get("model", "").lower()
     first = (3 if deepseek else 1) if dense_first else 0
+    experts, top_k = integer(row, "experts"), integer(row, "topk")
+    if top_k > experts:
+        raise SkippedRowError(f"topk = {top_k} exceeds {experts} experts")
     return Moe(
-        experts=integer(row, "experts"),
-        top_k=min(integer(row, "topk"), integer(row, "experts")),
+        experts=experts,
+        top_k=top_k,
         ffn=ffn,
         shared_experts=1 if dense_first else 0,
         shared_ffn=ffn if dense_first else 0,

@@ -1,6 +1,6 @@
 """How wide the interval of a prediction must be, measured on runs.
 
-    spread^2 = within^2 + software^2 + unproven^2 + (exposed share * communication)^2
+    spread^2 = within^2 + software^2 + unproven^2 + traits^2 + (exposed share * communication)^2
 
 ``within`` is what runs of one stack scatter about the stack's own pace, by kind, GPU family and
 precision where there are enough. ``software`` is what stacks differ from each other as a whole
@@ -18,7 +18,7 @@ from msgspec import structs
 
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.uncertainty import Z80
-from phalanx.plan.evidence.fit import LeftOut
+from phalanx.plan.evidence.fit import LeftOut, unnamed
 from phalanx.plan.evidence.published import PublishedRun
 from phalanx.plan.evidence.replay import Replay
 from phalanx.plan.grid import Floats
@@ -36,9 +36,10 @@ def with_spreads(
     constants = structs.replace(_with_paces(constants, runs), seen=seen_in(runs))
     replay, kinds = Replay(runs), np.array([run.kind for run in runs])
     measured = np.log(np.array([run.seconds for run in runs], dtype=np.float64))
-    seconds, _ = replay.price(constants)
+    seconds = replay.seconds(constants)
     constants = _with_within(constants, replay, np.log(seconds) - measured, kinds)
     _, widths = replay.price(without_software(constants))
+    _, nameless = Replay([unnamed(run) for run in runs]).price(without_software(constants))
     table = dict(constants.error)
     for kind in sorted(set(kinds.tolist())):
         rows = kinds == kind
@@ -47,7 +48,7 @@ def with_spreads(
             continue  # nothing is seen between stacks: the prior stays
         named = _missing(left_out.named[rows], widths[rows] ** 2)
         table[f"software:{kind}"] = float(np.sqrt(named))
-        further = _missing(left_out.unnamed[rows], widths[rows] ** 2 + named)
+        further = _missing(left_out.unnamed[rows], nameless[rows] ** 2 + named)
         table[f"unnamed:{kind}"] = float(np.sqrt(further))
     return structs.replace(constants, error=table)
 
@@ -76,7 +77,7 @@ def without_software(constants: Constants) -> Constants:
 
 def _with_paces(constants: Constants, runs: Sequence[PublishedRun]) -> Constants:
     """Each stack's step over what the terms say, drawn towards 1 where its runs are few."""
-    seconds, _ = Replay(runs).price(structs.replace(constants, pace={}))
+    seconds = Replay(runs).seconds(structs.replace(constants, pace={}))
     measured = np.array([run.seconds for run in runs], dtype=np.float64)
     slower: Floats = np.log(measured / seconds)
     labels = [f"{run.software.name}:{run.kind}" if run.software.name else "" for run in runs]

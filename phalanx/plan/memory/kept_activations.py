@@ -26,6 +26,7 @@ from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 SCORE_BYTES = 5.0
 ROUTER_INPUTS = 3  # the normed input for the experts, and in fp32 for the router
 NARROW = ("fp8", "mxfp8", "nvfp4")  # keep the inputs of matmuls in one byte
+CHUNK_BYTES = 2 << 30  # of logits that exist at once, where the loss is made in chunks
 
 
 def block_bytes(
@@ -44,7 +45,7 @@ def block_bytes(
     if model.norm == "sandwich":
         everything = everything + 2 * 2 * model.dim * stream  # inputs of the norms on results
     if grid.precision in NARROW:
-        everything = everything - _narrow_savings(workload, t, stream, moe=moe)
+        everything = everything - _narrow_savings(workload, software, t, stream, moe=moe)
     if software.attention == "unfused":
         everything = everything + 2 * model.dim * stream  # masks of dropout, a byte each
         selective = everything
@@ -102,14 +103,21 @@ def _selective_bytes(
     return 2 * (model.dim * stream + products)
 
 
-def _narrow_savings(workload: Workload, t: Ints, stream: Floats, *, moe: bool) -> Floats:
-    """Bytes that inputs of matmuls in one byte instead of two leave out."""
+def _narrow_savings(
+    workload: Workload, software: Software, t: Ints, stream: Floats, *, moe: bool
+) -> Floats:
+    """Bytes that inputs of matmuls in one byte instead of two leave out.
+
+    Software that makes them again from what norms and gates were given keeps none of them.
+    """
     model = workload.model
     value = model.latent.value_head_dim if model.latent else model.head_dim
     hidden = float(model.ffn)
     if moe:
         assert model.moe is not None
         hidden = model.moe.top_k * model.moe.ffn + model.moe.shared_ffn
+    if software.remakes_narrow and not moe:
+        return 2 * (2 * model.dim * stream + hidden / t)
     return 2 * model.dim * stream + (hidden + model.heads * value) / t
 
 
@@ -133,10 +141,19 @@ def gathered_bytes(workload: Workload, grid: Grid, software: Software) -> Floats
 
 
 def logit_bytes(workload: Workload, grid: Grid, software: Software) -> Floats:
-    """Logits and what the loss makes of them, of the chunk of tokens that is at work."""
+    """Logits and what the loss makes of them.
+
+    In chunks, whose gradients take the logits' place: one chunk of them, the head's gradient
+    (summed in fp32 where there are several) and the last state with its gradient.
+    """
+    model, width = workload.model, 4 if grid.precision == "float32" else 2
     tokens = grid.micro_batch * workload.sequence / grid.context
-    logits = tokens * workload.model.vocab / grid.tensor
-    return logits * (1.5 if software.chunked_loss else software.logit_bytes)
+    logits = tokens * model.vocab / grid.tensor
+    if not software.chunked_loss:
+        return logits * software.logit_bytes
+    chunk = np.minimum(width * logits, CHUNK_BYTES)
+    head = np.where(width * logits > chunk, 4 + width, width) * model.vocab * model.dim
+    return chunk + head / grid.tensor + 2 * width * tokens * model.dim
 
 
 def flights(grid: Grid, micro_batches: Ints, position: Ints) -> tuple[Ints, Ints]:

@@ -1,7 +1,8 @@
 """What a rank holds at the worst moment of a step.
 
     weights      fp32 masters, divided by ZeRO, and the copy that computes unless ZeRO 3
-    gradients    whole while they accumulate, divided at ZeRO 2 and 3 without a pipeline
+    gradients    whole while they accumulate, divided at ZeRO 2 and 3 without a pipeline; of one
+                 micro-batch on one rank they come as activations go: the larger counts
     optimizer    two fp32 moments, divided by ZeRO
     activations  what autograd keeps of each block, for every micro-batch in flight
     working      one block at work, logits, gathered weights, buckets
@@ -36,7 +37,9 @@ from phalanx.plan.memory.offload import (
     bytes_away,
 )
 from phalanx.plan.memory.rank_parameters import (
+    adapter_tensors,
     block_tensors,
+    copied_tensors,
     embedding_tensors,
     head_tensors,
     held,
@@ -84,6 +87,15 @@ class PeakMemory:
         """The smallest device that can hold it."""
         return self.allocated * (1 + self.least_fragmented) + self.libraries
 
+    def crowding(self, device_bytes: float) -> Floats:
+        """How much of what the allocator holds for nothing a device has no room for: 0 to 1.
+
+        None of it where the device cannot hold the run at all.
+        """
+        spare = np.maximum(self.total - self.needed, 1.0)
+        missing = np.clip((self.total - device_bytes) / spare, 0.0, 1.0)
+        return np.where(self.needed > device_bytes, 0.0, missing)
+
 
 def memory(workload: Workload, grid: Grid, software: Software) -> PeakMemory:
     """The fullest rank of every mapping."""
@@ -109,7 +121,8 @@ class _Common:
     def __init__(self, workload: Workload, grid: Grid, software: Software) -> None:
         self.grid, self.software = grid, software
         self.moment_bytes = workload.moment_bytes
-        self.adapters = workload.trains == "adapters"
+        self.frozen = workload.trains == "adapters"
+        self.knows_adapters = workload.adapter is not None
         self.many = grid.micro_batches(workload.global_batch)
         self.fsdp = uses_fsdp(grid)
         self.plain = ~self.fsdp & (grid.gpus == grid.pipeline) & (self.many == 1)
@@ -128,26 +141,7 @@ class _Common:
 
     def at(self, rank: StagePosition) -> PeakMemory:
         grid = self.grid
-        counts = (rank.dense, rank.moe, rank.first, rank.last)
-        whole = sum(count * kind.held for count, kind in zip(counts, self.kinds, strict=True))
-        own = np.zeros_like(rank.dense)
-        for count, kind in zip(counts, self.kinds, strict=True):
-            own = own + count * kind.own
-        width = 4 if grid.precision == "float32" else 2
-        computing = np.where(grid.zero < 3, width, 0) * whole
-        weights = np.where(self.fsdp, 4 * own + computing, whole * (4 + width % 4))
-        gradient_width = np.where(self.plain, width, self.software.gradient_bytes)
-        kept_whole = (grid.zero < 2) | (grid.pipeline > 1) | ~self.fsdp
-        gradients = gradient_width * np.where(kept_whole, whole, own)
-        optimizer = np.where(OPTIMIZER_AWAY[grid.offload], 0, self.moment_bytes * own)
-        # Masters leave with the moments; what computes stays, or leaves with the parameters.
-        stays = np.where((grid.zero == 3) & self.fsdp, 4 * own, width * whole)
-        weights = np.where(OPTIMIZER_AWAY[grid.offload], stays, weights)
-        weights = np.where(PARAMETERS_AWAY[grid.offload], 0, weights)
-        gradients = np.where(PARAMETERS_AWAY[grid.offload] & ~kept_whole, 0, gradients)
-        if self.adapters:  # frozen weights: no masters, gradients or moments of them
-            weights = np.where((grid.zero == 3) & self.fsdp, width * own, width * whole)
-            gradients, optimizer = np.zeros_like(whole), np.zeros_like(whole)
+        (weights, gradients, optimizer), own = self._state(rank)
         rounds, extra = flights(grid, self.many, rank.position)
         # A stage that holds one micro-batch more: its layers count as the larger kind.
         more = rank.layers_before[rank.shape, extra] * np.maximum(self.dense, self.moe)
@@ -156,6 +150,13 @@ class _Common:
         away = bytes_away(grid, own, kept, self.moment_bytes)
         activations = np.where(ACTIVATIONS_AWAY[grid.offload], 0.0, kept) + chunks * self.output
         working = self.working + rank.last * self.logits
+        if self.software.chunked_loss:  # no block is at work yet
+            working = np.maximum(self.working, rank.last * self.logits)
+        # Backward begins without gradients and ends without activations.
+        before = self.plain & (activations + working >= gradients + self.working)
+        gradients = np.where(before, 0, gradients)
+        activations = np.where(self.plain & ~before, 0.0, activations)
+        working = np.where(self.plain & ~before, self.working, working)
         share = self.software.activation_share
         return PeakMemory(
             weights,
@@ -164,10 +165,38 @@ class _Common:
             share * activations,
             share * working,
             self.libraries,
-            self.software.fragmented,
+            fragmented_share(self.software),
             self.software.least_fragmented,
             away,
         )
+
+    def _state(self, rank: StagePosition) -> tuple[tuple[Ints, Ints, Ints], Ints]:
+        """Bytes of weights, gradients and moments; and elements of which the rank has a master."""
+        grid, kinds = self.grid, self.kinds
+        base = _sum((rank.dense, rank.moe, rank.first, rank.last), kinds[:4])
+        copied = _sum((rank.last * (grid.pipeline > 1),), kinds[4:5])
+        adapters = _sum((rank.dense, rank.moe), kinds[5:])
+        trained = adapters if self.frozen else base  # has masters and moments
+        learning = adapters if self.frozen else base + copied  # has gradients
+        every = base + copied + adapters
+        width = 4 if grid.precision == "float32" else 2
+        computing = np.where(grid.zero < 3, width, 0) * every.held
+        plain = width * every.held + (4 if width < 4 else 0) * trained.held
+        weights = np.where(self.fsdp, 4 * every.own + computing, plain)
+        gradient_width = np.where(self.plain, width, self.software.gradient_bytes)
+        kept_whole = (grid.zero < 2) | (grid.pipeline > 1) | ~self.fsdp
+        gradients = gradient_width * np.where(kept_whole, learning.held, learning.own)
+        optimizer = np.where(OPTIMIZER_AWAY[grid.offload], 0, self.moment_bytes * trained.own)
+        # Masters leave with the moments; what computes stays, or leaves with the parameters.
+        stays = np.where((grid.zero == 3) & self.fsdp, 4 * every.own, width * every.held)
+        weights = np.where(OPTIMIZER_AWAY[grid.offload], stays, weights)
+        weights = np.where(PARAMETERS_AWAY[grid.offload], 0, weights)
+        gradients = np.where(PARAMETERS_AWAY[grid.offload] & ~kept_whole, 0, gradients)
+        if self.frozen and not self.knows_adapters:  # elsewhere: sixteen bits, and nothing else
+            shards = (grid.zero == 3) & self.fsdp
+            weights = np.where(shards, width * every.own, width * every.held)
+            gradients = optimizer = np.zeros_like(every.held)
+        return (weights, gradients, optimizer), trained.own
 
     def _working(self, workload: Workload) -> Floats:
         """One block at work with what is gathered for it, and buckets."""
@@ -187,6 +216,11 @@ class _Common:
         return working
 
 
+def fragmented_share(software: Software) -> float:
+    """What the allocator holds beyond what is in use, as a share of it, where there is room."""
+    return software.least_fragmented if software.expandable_segments else software.fragmented
+
+
 def _library_bytes(grid: Grid) -> Floats:
     axes = (grid.tensor, grid.pipeline, grid.data, grid.context, grid.expert)
     channels = np.sum([size > 1 for size in axes], axis=0)
@@ -204,10 +238,24 @@ def uses_fsdp(grid: Grid) -> Bools:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Parameters of a dense block, a block of experts, the embedding or the head."""
+    """Parameters of a dense block, a block of experts, the embedding, the head, a copy of the
+    embedding, or adapters of a dense block or of one of experts.
+    """
 
     held: Ints  # that a rank computes with
     own: Ints  # of which it keeps the state
+
+    def __add__(self, other: _Kind) -> _Kind:
+        return _Kind(self.held + other.held, self.own + other.own)
+
+
+def _sum(counts: tuple[Ints, ...], kinds: list[_Kind]) -> _Kind:
+    """So many of each kind."""
+    nothing = np.zeros_like(counts[0])
+    total = _Kind(nothing, nothing)
+    for count, kind in zip(counts, kinds, strict=True):
+        total = total + _Kind(count * kind.held, count * kind.own)
+    return total
 
 
 def _elements(workload: Workload, grid: Grid, fsdp: Bools) -> list[_Kind]:
@@ -229,6 +277,9 @@ def _elements(workload: Workload, grid: Grid, fsdp: Bools) -> list[_Kind]:
         block_tensors(model, moe=True) if first_moe < model.layers else (),
         embedding_tensors(model),
         head_tensors(model),
+        copied_tensors(model),
+        adapter_tensors(model, False, workload.adapter),
+        adapter_tensors(model, True, workload.adapter),
     )
     return [
         _Kind(held(tensors, *cut[:2])[everywhere], sharded(tensors, *cut)[everywhere])

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from phalanx.config import Model, is_gated
+from phalanx.config import Adapter, Model, is_gated, shares_embedding
 from phalanx.plan.grid import Ints
 from phalanx.plan.memory.model_counts import prediction_layers
 
@@ -44,6 +44,40 @@ def head_tensors(model: Model) -> tuple[Tensor, ...]:
     head = () if model.tied_embedding else (Tensor(model.vocab, model.dim, "rows"),)
     merge = (Tensor(model.dim, 2 * model.dim), norm, norm, norm)
     return (norm, *head, *merge * prediction_layers(model))
+
+
+def copied_tensors(model: Model) -> tuple[Tensor, ...]:
+    """What a pipeline's last stage has of the first one's weights: no master, and no moments."""
+    return embedding_tensors(model) if shares_embedding(model) else ()
+
+
+@lru_cache(maxsize=256)
+def adapter_tensors(model: Model, moe: bool, adapter: Adapter | None) -> tuple[Tensor, ...]:
+    """What adapters add to one block: of each matrix, or of those that are stored as one."""
+    if adapter is None:
+        return ()
+    rows = {
+        "q_proj": model.heads * model.head_dim,
+        "k_proj": model.kv_heads * model.head_dim,
+        "v_proj": model.kv_heads * model.head_dim,
+    }
+    stored: list[tuple[list[int], int, bool]] = [
+        ([size for name, size in rows.items() if name in adapter.targets], model.dim, False),
+        ([model.dim] * ("o_proj" in adapter.targets), model.heads * model.head_dim, True),
+    ]
+    if not moe:
+        up = [model.ffn] * sum(name in adapter.targets for name in ("gate_proj", "up_proj"))
+        stored += [(up, model.dim, False)]
+        stored += [([model.dim] * ("down_proj" in adapter.targets), model.ffn, True)]
+    tensors: list[Tensor] = []
+    for sizes, inputs, columns in stored:
+        if sizes:
+            low = len(sizes) * adapter.rank
+            tensors.append(Tensor(low, inputs, "columns" if columns else ""))
+            tensors.append(Tensor(sum(sizes), adapter.rank, "" if columns else "rows"))
+            if adapter.kind == "dora":
+                tensors.append(Tensor(sum(sizes), 1))
+    return tuple(tensors)
 
 
 def held(tensors: tuple[Tensor, ...], tensor: Ints, expert: Ints) -> Ints:

@@ -69,7 +69,7 @@ class StageSplitter:
 
 
 def stage_layers(model: Model, sequence: int, stages: int) -> list[range]:
-    """The layers of every stage, balanced by FLOPs including the head."""
+    """The layers of every stage, balanced by FLOPs including the head and what looks further on."""
     return list(_stage_layers(model, sequence, stages))
 
 
@@ -83,7 +83,7 @@ def _stage_layers(model: Model, sequence: int, stages: int) -> tuple[range, ...]
 @lru_cache(maxsize=64)
 def _splitter(model: Model, sequence: int) -> StageSplitter:
     flops = forward_flops_per_token(model, sequence)
-    return StageSplitter(flops.per_layer, 0.0, flops.head)
+    return StageSplitter(flops.per_layer, 0.0, flops.head + flops.prediction)
 
 
 def rank_stages(schedule: str, pipeline: int, virtual_stages: int, rank: int) -> list[int]:
@@ -109,7 +109,8 @@ def rank_layers(
 ) -> list[RankLayers]:
     """What each pipeline rank holds under a schedule."""
     folded = schedule in FOLDED
-    return _rank_layers(workload.model, workload.sequence, folded, pipeline, virtual, balanced)
+    sequence = workload.divided_by or workload.sequence
+    return _rank_layers(workload.model, sequence, folded, pipeline, virtual, balanced)
 
 
 @lru_cache(maxsize=8192)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import structs
+
 from phalanx.config import (
     PRESETS,
+    Adapter,
     Checkpoint,
     ConfigError,
     Data,
+    Ema,
     Job,
     Memory,
     Model,
@@ -20,6 +24,7 @@ from phalanx.config import (
     Train,
     check,
     resolve_model,
+    stage_jobs,
     to_toml,
 )
 from phalanx.config.errors import written
@@ -47,7 +52,9 @@ def job_of(
             global_batch=workload.global_batch,
             micro_batch=mapping.micro_batch,
             device="cuda",
+            ema=Ema() if workload.averaged else None,
         ),
+        adapter=workload.adapter or Adapter(),
         checkpoint=Checkpoint(every=checkpoint_steps),
     )
     check(job, mapping.gpus)
@@ -62,13 +69,29 @@ def workload_of(job: Job) -> Workload:
         global_batch=job.train.global_batch,
         state=job.optimizer.state,
         averaged=job.train.ema is not None,
+        trains="all" if job.adapter.kind == "none" else "adapters",
+        adapter=None if job.adapter.kind == "none" else job.adapter,
     )
+
+
+def stage_workloads(job: Job) -> list[tuple[Workload, Mapping]]:
+    """A step of each stretch of a resolved job: samples may grow longer, layers stay where they
+    were put for the first ones.
+    """
+    return [
+        (structs.replace(workload_of(one), divided_by=job.data.sequence), mapping_of(one))
+        for one in (stage.job for stage in stage_jobs(job))
+    ]
+
+
+NVME_FOLDER = "$LOCAL_NVME"  # the plan does not know where nodes have their drives
 
 
 def mapping_of(job: Job) -> Mapping:
     """The mapping that a resolved job describes."""
     axes, memory = job.parallel, job.memory
-    away = (memory.offload, "activations" if memory.offload_activations else "none")
+    state = f"{memory.offload}-nvme" if memory.offload_folder else memory.offload
+    away = (state, "activations" if memory.offload_activations else "none")
     return Mapping(
         tensor=axes.tensor,
         pipeline=axes.pipeline,
@@ -108,12 +131,17 @@ def _memory(mapping: Mapping) -> Memory:
     state, _, kept = mapping.offload.partition("+")
     if state.startswith("activations"):
         state, kept = "none", state
-    if "nvme" in mapping.offload:
-        rule = "the trainer offloads to host memory only, not to NVMe"
+    if kept.endswith("-nvme") or state == "parameters-nvme":
+        rule = "the trainer keeps the optimizer's state on NVMe, and nothing else"
         fix = f"plan with --offload {mapping.offload.replace('-nvme', '')}, or on more GPUs"
         raise ConfigError("offload", mapping.offload, rule, fix)
-    where: Any = state
-    return Memory(recompute=mapping.recompute, offload=where, offload_activations=bool(kept))
+    where: Any = state.removesuffix("-nvme")
+    return Memory(
+        recompute=mapping.recompute,
+        offload=where,
+        offload_folder=NVME_FOLDER if state != where else "",
+        offload_activations=bool(kept),
+    )
 
 
 def _precision(mapping: Mapping) -> Precision:
@@ -138,14 +166,22 @@ def job_toml(job: Job, comments: Iterable[str] = ()) -> str:
         if isinstance(section, Model):
             lines.append(_model_toml(section))
             continue
-        changed = [field for field in section.__struct_fields__ if _differs(section, usual, field)]
-        values = [f"{field} = {written(getattr(section, field))}" for field in changed]
-        lines.append("\n".join([f"[{name}]", *values, ""]))
+        lines += _tables(name, section, usual)
     return "\n".join(lines)
 
 
-def _differs(section: Section, usual: Section, field: str) -> bool:
-    return bool(getattr(section, field) != getattr(usual, field))
+def _tables(name: str, section: Section, usual: Section) -> list[str]:
+    """What differs from the usual, with the tables in it."""
+    values, inner = [], []
+    for field in section.__struct_fields__:
+        value = getattr(section, field)
+        if value == getattr(usual, field):
+            continue
+        if isinstance(value, Section):
+            inner += _tables(f"{name}.{field}", value, type(value)())
+        else:
+            values.append(f"{field} = {written(value)}")
+    return ["\n".join([f"[{name}]", *values, ""]), *inner]
 
 
 def _model_toml(model: Model) -> str:

@@ -9,22 +9,24 @@ import msgspec
 from msgspec import Struct, structs
 
 from phalanx.config import (
-    PRESETS,
     STATE_FORMATS,
     ConfigError,
     Model,
     StateFormat,
     load_job,
-    resolve_model,
+    model_of_job,
+    named_model,
     run_tokens,
 )
 from phalanx.config.errors import did_you_mean
+from phalanx.config.rules.model import model_problems
 from phalanx.config.rules.numbers import nearest_divisor
 from phalanx.hardware import Cluster, cluster
-from phalanx.hardware.tables import nearest
 from phalanx.plan.cost.constants import Constants, read_constants, shipped
 from phalanx.plan.cost.failures import FailureSettings, rate_named
+from phalanx.plan.machine import computes
 from phalanx.plan.memory.model_counts import parameters
+from phalanx.plan.question.emit import workload_of
 from phalanx.plan.question.quantities import quantity, short
 from phalanx.plan.stacks import stack_of
 from phalanx.plan.workload import (
@@ -114,7 +116,8 @@ class PlanQuestion(Struct, frozen=True, kw_only=True):
 def understand(request: PlanRequest) -> PlanQuestion:
     """Read a request; everything that is wrong with it raises ConfigError with a way out."""
     assumed: list[str] = []
-    name, model, sequence, batch, tokens, state = _model(request.model)
+    name, said, tokens = _workload(request.model, assumed)
+    model, sequence, batch = said.model, said.sequence, said.global_batch
     if request.sequence:
         sequence = quantity(request.sequence, "sequence", 1, MOST_SEQUENCE, binary=True)
     if not sequence:
@@ -139,11 +142,11 @@ def understand(request: PlanRequest) -> PlanQuestion:
         assumed.append("float16: the GPU has no bfloat16")
     return PlanQuestion(
         name=name,
-        workload=Workload(
-            model=model,
+        workload=structs.replace(
+            said,
             sequence=sequence,
             global_batch=batch,
-            state=_state(request.optimizer_state) if request.optimizer_state else state,
+            state=_state(request.optimizer_state) if request.optimizer_state else said.state,
             routing_skew=_routing_skew(request.routing, model, assumed),
         ),
         cluster=on,
@@ -183,20 +186,17 @@ def changed(request: PlanRequest, text: str) -> PlanRequest:
         raise ConfigError("options", text, str(error), fix) from None
 
 
-def _model(text: str) -> tuple[str, Model, int, int, int, StateFormat]:
-    """Name, shape, and the sequence, batch, tokens and state of a job file; 0: nothing is said."""
-    if text.endswith(".toml"):
-        job = load_job(Path(text))
-        model = resolve_model(job.model)
-        if not (model.dim and model.layers and model.heads and model.vocab):
-            raise ConfigError("model", text, "gives no model shape", "set model.preset in it")
-        tokens = run_tokens(job)
-        batch = job.train.global_batch
-        return job.name, model, job.data.sequence, batch, tokens, job.optimizer.state
-    if text not in PRESETS:
-        fix = nearest(text.casefold(), list(PRESETS)) + " (or a job file, *.toml)"
-        raise ConfigError("model", f'"{text}"', "no such model", fix)
-    return text, resolve_model(PRESETS[text]), 0, 0, 0, "float32"
+def _workload(text: str, assumed: list[str]) -> tuple[str, Workload, int]:
+    """Name, and what a job file says of a step and of all tokens; 0: nothing is said."""
+    if not text.endswith(".toml"):
+        return text, Workload(model=named_model(text), sequence=0, global_batch=0), 0
+    job = load_job(Path(text))
+    model = model_of_job(job, text)
+    if problems := list(model_problems(model)):
+        raise ConfigError.of(problems)
+    if job.train.sequence_stages:
+        assumed.append("samples as long as the first (`phalanx train --dry-run` counts the others)")
+    return job.name, workload_of(structs.replace(job, model=model)), run_tokens(job)
 
 
 def _state(text: str) -> StateFormat:
@@ -292,8 +292,9 @@ def _pins(request: PlanRequest, model: Model, on: Cluster) -> dict[str, Any]:
 
 def _check_precision(precision: str, on: Cluster) -> None:
     # Devices that have fp4 are those that scale blocks of narrow numbers in hardware.
-    needed = {"mxfp8": "fp4", "nvfp4": "fp4", "float32": ""}.get(precision, precision)
-    if needed and needed not in on.gpu.peak_flops:
+    needed = {"mxfp8": "fp4", "nvfp4": "fp4"}.get(precision, precision)
+    wider = precision == "float32" and computes(on.gpu, precision)
+    if needed and needed not in on.gpu.peak_flops and not wider:
         fix = "its formats: " + ", ".join(on.gpu.peak_flops)
         raise ConfigError("precision", f'"{precision}"', f"{on.gpu.name} lacks it", fix)
 
@@ -319,6 +320,16 @@ def _check_axes(pins: dict[str, Any], model: Model, gpus: int) -> None:
             near = nearest_divisor(model.moe.experts, pins["expert"])
             rule = f"must divide the {model.moe.experts} experts"
             raise ConfigError("expert", pins["expert"], rule, f"nearest: {near}")
+    _check_stages(pins)
     if pins.get("pipeline", 1) > model.layers:
         rule = f"must be at most the {model.layers} layers"
         raise ConfigError("pipeline", pins["pipeline"], rule, f"nearest: {model.layers}")
+
+
+def _check_stages(pins: dict[str, Any]) -> None:
+    """What only a pipeline has is not asked of one GPU after the other without one."""
+    usual = {"schedule": "1f1b", "virtual_stages": 1}
+    for name, plain in usual.items():
+        if pins.get("pipeline") == 1 and pins.get(name, plain) != plain:
+            fix = "leave it out, or fix pipeline at 2 or more"
+            raise ConfigError(name, pins[name], "needs a pipeline, and pipeline = 1", fix)

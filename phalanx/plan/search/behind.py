@@ -32,7 +32,7 @@ def evidence_behind(
     named = constants.runs.get(f"{software.name}:{kind}", 0)
     work = constants.seen.get(f"{kind}:{family}:{mapping.precision}", 0)
     words = "mixtures of experts" if kind == "moe" else "dense models"
-    found = [
+    evidence = [
         EvidenceBehind(what=stack, runs=named, margin=0.0),
         EvidenceBehind(what=f"{words} on {family} in {mapping.precision}", runs=work, margin=0.0),
     ]
@@ -44,5 +44,5 @@ def evidence_behind(
         what = f"{sort} {feature}"
         margin = math.expm1(Z80 * (wide - within))
         runs = constants.seen.get(feature, 0)
-        found.append(EvidenceBehind(what=what, runs=runs, margin=margin))
-    return tuple(found)
+        evidence.append(EvidenceBehind(what=what, runs=runs, margin=margin))
+    return tuple(evidence)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from phalanx.config import Job, run_tokens
+from phalanx.config import Job, run_tokens, stage_tokens
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
 from phalanx.plan.cost.failures import FailureOutlook, FailureSettings, outlook
@@ -14,7 +14,7 @@ from phalanx.plan.cost.restart import RestartTimes, restart_times
 from phalanx.plan.cost.traffic import AxisTraffic, traffic
 from phalanx.plan.memory.model_counts import parameters
 from phalanx.plan.memory.offload import MASTER_BYTES
-from phalanx.plan.question.emit import mapping_of, workload_of
+from phalanx.plan.question.emit import stage_workloads
 from phalanx.plan.search.proposal import PlanProposal
 from phalanx.plan.workload import Mapping, Workload
 
@@ -76,14 +76,28 @@ def plan_job(
     spare_gpus: int = 0,
 ) -> Plan:
     """What a resolved job promises on a cluster that it fills; ConfigError where it cannot run."""
-    workload = workload_of(job)
-    prediction = predict(workload, mapping_of(job), on, constants=constants)
-    stored = (MASTER_BYTES + workload.moment_bytes) * parameters(workload.model).total
+    stages = [predict(*each, on, constants=constants) for each in stage_workloads(job)]
+    workload = stages[0].workload
+    moments = workload.moment_bytes if workload.trains == "all" else 0.0
+    stored = (MASTER_BYTES + moments) * parameters(workload.model).total
     ahead = outlook(on, stored, settings)
-    tokens = run_tokens(job)
     kept = Range(ahead.goodput_low, ahead.goodput, ahead.goodput_high)
-    cost = bill(on, tokens, _speed(prediction), kept, spare_gpus)
-    return _plan(job.name, on, prediction, ahead, cost)
+    speed = _mean_speed(stage_tokens(job), [_speed(each) for each in stages])
+    cost = bill(on, run_tokens(job), speed, kept, spare_gpus)
+    fullest = max(stages, key=lambda each: each.memory_bytes)
+    return _plan(job.name, on, stages[0].holding(fullest), ahead, cost)
+
+
+def _mean_speed(tokens: list[int], speeds: list[Range]) -> Range:
+    """Of a run that reads so many tokens at each of them."""
+    if len(speeds) == 1:
+        return speeds[0]
+    total = sum(tokens)
+    means = [
+        total / sum(n / speed for n, speed in zip(tokens, each, strict=True))
+        for each in zip(*(structs.astuple(speed) for speed in speeds), strict=True)
+    ]
+    return Range(*means)
 
 
 def _speed(step: Prediction) -> Range:

@@ -29,6 +29,7 @@ WORDS = {
     "bubble": "pipeline bubble",
     "optimizer": "optimizer step",
     "host": "host work, and what no term counts",
+    "allocator": "the allocator, which gives memory back and asks for it again",
     "straggler": "waiting for the slowest rank",
 }
 WORK = ("matmul", "attention", "elementwise")
@@ -85,20 +86,22 @@ def best_changes(
 ) -> list[PlanChange]:
     """Every single change that can run, fits and makes tokens faster; best first."""
     changes = []
-    for kind, what, workload, mapping, on, does in _candidates(prediction, cluster, software):
+    for change_kind, what, workload, mapping, on, does in _candidates(
+        prediction, cluster, software
+    ):
         try:
-            if kind == "mapping":
+            if change_kind == "mapping":
                 job_of("plan", workload, mapping, workload.tokens, 0)
             other = predict(workload, mapping, on, constants=constants, software=does)
         except ConfigError:
             continue
         gain = other.tokens_per_second / prediction.tokens_per_second - 1
         # What hardly a run has shown must win at the 90th percentile too.
-        sure = kind != "mapping" or other.step_seconds_high < prediction.step_seconds_high
+        sure = change_kind != "mapping" or other.step_seconds_high < prediction.step_seconds_high
         if other.fits and gain > 0.002 and sure:
             changes.append(
                 PlanChange(
-                    kind, what, gain, other.tokens_per_second, other.memory_bytes, other.fits
+                    change_kind, what, gain, other.tokens_per_second, other.memory_bytes, other.fits
                 )
             )
     return sorted(changes, key=lambda change: -change.gain)
@@ -112,7 +115,8 @@ def _candidates(
 ) -> Iterator[Candidate]:
     workload, mapping = prediction.workload, prediction.mapping
     for what, other in _mappings(mapping):
-        yield "mapping", what, workload, other, cluster, software
+        if other.schedule != "zero-bubble" or workload.model.mtp is None:  # it splits no such model
+            yield "mapping", what, workload, other, cluster, software
     for what, bigger in _workloads(workload):
         yield "job", what, bigger, mapping, cluster, software
     if "fp8" in cluster.gpu.peak_flops and mapping.precision in ("bfloat16", "float16"):

@@ -11,8 +11,8 @@ from phalanx.hardware.gpus import gpu
 from phalanx.plan.grid import grid_of
 from phalanx.plan.memory.deciding_stages import rank_at
 from phalanx.plan.memory.peak import memory, rank_memory
-from phalanx.plan.question.emit import mapping_of, workload_of
-from phalanx.plan.workload import Software
+from phalanx.plan.question.emit import stage_workloads
+from phalanx.plan.workload import Mapping, Software, Workload
 
 GIB = 2**30
 SHOWN = ("h100", "h200", "b200", "b300")  # that large models train on, by their memory
@@ -86,12 +86,16 @@ def _changes(job: Job, ranks: int, needed: int) -> Iterator[MemoryChange]:
 
 
 def _rank_bytes(job: Job) -> int:
-    found = memory(workload_of(job), grid_of([mapping_of(job)]), Software())
-    return int(found.total[0])
+    stages = stage_workloads(job)
+    return max(int(memory(each, grid_of([on]), Software()).total[0]) for each, on in stages)
 
 
 def activation_bytes(job: Job, position: int) -> int:
-    """Peak over the step for a pipeline position of a resolved job: what the planner counts."""
-    workload, grid = workload_of(job), grid_of([mapping_of(job)])
-    rank = rank_at(workload, grid, Software(), position)
-    return int(rank_memory(workload, grid, Software(), rank).activations[0])
+    """Peak over the run for a pipeline position of a resolved job: what the planner counts."""
+
+    def of_stage(workload: Workload, mapping: Mapping) -> int:
+        grid = grid_of([mapping])
+        rank = rank_at(workload, grid, Software(), position)
+        return int(rank_memory(workload, grid, Software(), rank).activations[0])
+
+    return max(of_stage(*stage) for stage in stage_workloads(job))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from phalanx.config import Model, gate_up_groups, is_gated, ring_computes, shares_embedding
+from phalanx.config import Model, gate_up_groups, is_gated, ring_computes
 from phalanx.hardware import Cluster
 from phalanx.plan.grid import Bools, Grid, Ints
 from phalanx.plan.memory.offload import PARAMETERS_AWAY
@@ -173,7 +173,7 @@ def _divisions(
         if tensor > widest or not tensor_divides(model, tensor):
             continue
         for pipeline in _chosen(_divisors(gpus // tensor), pins.pipeline):
-            if pipeline > model.layers or (pipeline > 1 and shares_embedding(model)):
+            if pipeline > model.layers:
                 continue
             rest, left = divmod(gpus, tensor * pipeline)
             if left:
@@ -191,7 +191,7 @@ def _divisions(
                 experts = list(_experts(model, data * context * tensor, pins))
                 for micro_batch in _micro_batches(batch, data, pins):
                     m = -(-batch // (data * micro_batch))
-                    for schedule, virtual in _schedules(model.layers, pipeline, m, pins):
+                    for schedule, virtual in _schedules(model, pipeline, m, pins):
                         for expert in experts:
                             yield (
                                 tensor, pipeline, data, context, expert, micro_batch,
@@ -242,8 +242,10 @@ def _micro_batches(batch: int, data: int, pins: Pins) -> list[int]:
     return [size for size in (1, 2, 4, 8, 16, 32, 64) if size <= own]
 
 
-def _schedules(layers: int, pipeline: int, m: int, pins: Pins) -> list[tuple[int, int]]:
-    found = _all_schedules(layers, pipeline, m, pins.schedule or "")
+def _schedules(model: Model, pipeline: int, m: int, pins: Pins) -> list[tuple[int, int]]:
+    found = _all_schedules(model.layers, pipeline, m, pins.schedule or "")
+    if model.mtp is not None:  # the trainer refuses to split their backward
+        found = [pair for pair in found if SCHEDULES[pair[0]] != "zero-bubble"]
     if pins.virtual_stages is None:
         return found
     return [pair for pair in found if pair[1] == pins.virtual_stages]

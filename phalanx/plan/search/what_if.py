@@ -99,13 +99,8 @@ class PricedChange(NamedTuple):
     ranks: int
 
 
-def what_if(running: Running, change: JobChange, constants: Constants | None = None) -> WhatIf:
-    """Price a change; ConfigError where the job could not run so."""
-    return priced(running, change, constants).answer
-
-
 def priced(running: Running, change: JobChange, constants: Constants | None = None) -> PricedChange:
-    """The same with the changed job, so that it may be carried out."""
+    """Price a change, and make the job that it leads to; ConfigError where that could not run."""
     job = resolve(job_from_table(parse_toml(running.toml)), running.ranks)
     rate = FailureSettings(rate=rate_named(running.failure_rate))
     before = plan_job(job, running.devices, constants=constants, settings=rate)

@@ -57,7 +57,7 @@ def predictor(
             return PredictedStep()
         asked = resolve(asked, ranks)
         try:
-            found = predict(
+            prediction = predict(
                 workload_of(asked),
                 mapping_of(asked),
                 on,
@@ -66,8 +66,8 @@ def predictor(
             )
         except ConfigError:
             return PredictedStep()
-        limit = 0.0 if on.gpu.family == "cpu" else found.memory_limit
-        return PredictedStep(found.step_seconds, found.memory_bytes, limit)
+        limit = 0.0 if on.gpu.family == "cpu" else prediction.memory_limit
+        return PredictedStep(prediction.step_seconds, prediction.memory_bytes, limit)
 
     return predicted
 

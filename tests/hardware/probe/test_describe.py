@@ -246,11 +246,9 @@ def test_a_recording_of_a_recording_is_the_same_machine(tree: str, tmp_path: Pat
     assert describe(RecordedReader(tmp_path), Known()) == first == described(tree)
 
 
-def test_this_machine_is_described_within_a_moment() -> None:
-    began = time.monotonic()
+def test_this_machine_is_described() -> None:
     found = describe(MachineReader(), Known())
     assert said(found, "cpus") is not None and bad_description(found) == ""
-    assert time.monotonic() - began < 30
 
 
 def test_descriptions_are_bounded() -> None:

@@ -85,9 +85,20 @@ def test_rings_between_pods_share_the_uplinks_with_those_that_leave_beside_them(
 def test_stages_in_other_pods_are_sent_to_over_the_uplinks() -> None:
     _, machine = groups(1, 1, gpus=12288, name="llama3")
     near, far = (
-        send_seconds(LARGE, np.array([stride]), machine, shipped()) for stride in (256.0, 4096.0)
+        send_seconds(LARGE, np.array([stride]), np.array([12288.0]), machine, shipped())
+        for stride in (256.0, 4096.0)
     )
     assert far / near == pytest.approx(7, rel=1e-3)
+
+
+def test_stages_that_share_a_domain_still_send_out_of_it_where_the_pipeline_is_longer() -> None:
+    _, machine = groups(1, 1, gpus=64)
+    inside, across, apart = (
+        send_seconds(LARGE, np.array([stride]), np.array([span]), machine, shipped())
+        for stride, span in ((4.0, 8.0), (4.0, 64.0), (8.0, 64.0))
+    )
+    assert inside < across < apart
+    assert across == pytest.approx((inside + apart) / 2)
 
 
 def test_a_group_of_one_communicates_nothing() -> None:

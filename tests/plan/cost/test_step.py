@@ -13,6 +13,7 @@ from phalanx.hardware import Cluster, cluster
 from phalanx.plan import Mapping, Workload, predict
 from phalanx.plan.cost.constants import shipped
 from phalanx.plan.cost.matmul import matmul_seconds
+from phalanx.plan.cost.predict import Prediction
 from phalanx.plan.cost.step import step_time
 from phalanx.plan.grid import grid_of
 from phalanx.plan.machine import machine_of
@@ -144,3 +145,45 @@ def test_full_recompute_repeats_a_forward() -> None:
     found = parts(workload, mapping, Software())
     compute = found["matmul"] + found["attention"] + found["elementwise"]
     assert found["recompute"] == pytest.approx(compute / 3, rel=0.15)
+
+
+def test_small_work_waits_for_the_host_that_launches_it_and_large_work_does_not() -> None:
+    def times(preset: str, sequence: int, kernels: float) -> tuple[float, float]:
+        """A step with hosts that need no time for a launch, and with those that do."""
+        workload = Workload(model=PRESETS[preset], sequence=sequence, global_batch=64)
+        mapping = Mapping(data=8, zero=1, micro_batch=1)
+        quick = structs.replace(shipped(), launch_seconds=0.0)
+        slow = structs.replace(shipped(), launch_seconds=kernels)
+        return tuple(
+            predict(workload, mapping, cluster("h100-8"), constants=one).step_seconds
+            for one in (quick, slow)
+        )  # type: ignore[return-value]
+
+    small, launched = times("tiny", 128, 1e-5)
+    blocks, micro_batches, least_kernels = 4, 8, 3 * 12
+    assert launched > max(1.3 * small, blocks * micro_batches * least_kernels * 1e-5)
+    plain, beside = times("llama3-8b", 8192, 1e-5)
+    assert plain == beside
+
+
+def test_a_full_device_slows_steps_and_one_that_cannot_hold_them_says_so() -> None:
+    on = cluster("h100-16")
+    workload = Workload(model=PRESETS["llama3-8b"], sequence=8192, global_batch=64)
+    mapping = Mapping(data=16, zero=1, recompute="full")
+    fixed = Software(expandable_segments=False)
+
+    def at(memory_bytes: float, software: Software = fixed) -> Prediction:
+        gpu = structs.replace(on.gpu, memory_bytes=int(memory_bytes))
+        there = structs.replace(on, gpu=gpu)
+        return predict(workload, mapping, there, software=software)
+
+    room = at(200e9)
+    assert "allocator" not in room.parts and room.needed_bytes < room.memory_bytes
+    spare = room.memory_bytes - room.needed_bytes
+    assert at(room.needed_bytes + 0.5 * spare).step_seconds == room.step_seconds
+    pressed = at(room.needed_bytes + 0.02 * spare)
+    assert 1.08 < pressed.step_seconds / room.step_seconds < 1.16
+    assert sum(pressed.parts.values()) == pytest.approx(pressed.step_seconds)
+    grows = at(room.needed_bytes + 0.02 * spare, Software())
+    assert "allocator" not in grows.parts and grows.fits and not pressed.fits
+    assert at(0.9 * room.needed_bytes).step_seconds == room.step_seconds

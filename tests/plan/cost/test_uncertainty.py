@@ -43,6 +43,19 @@ def test_naming_the_software_and_seeing_its_runs_narrow_the_interval() -> None:
     assert many == pytest.approx(exposed, rel=0.01)
 
 
+def test_what_only_good_software_runs_fast_is_a_gamble_where_nobody_named_it() -> None:
+    """Sharded weights are gathered one by one, beside nothing, by software of years ago."""
+    unnamed, named = Software(name=""), Software()
+    added = {
+        mapping: width(made(), unnamed, mapping) ** 2 - width(made(), named, mapping) ** 2
+        for mapping in (Mapping(data=64, zero=3), Mapping(tensor=8, data=8, zero=1))
+    }
+    sharded, split = added.values()
+    least = SPREADS["unnamed:dense"] ** 2
+    assert sharded > least and split > least
+    assert sharded > 2 * split
+
+
 def test_a_stacks_pace_scales_the_step_and_every_part() -> None:
     mapping = Mapping(data=64, zero=3)
     plain = predict(WORKLOAD, mapping, ON, constants=made())

@@ -15,7 +15,7 @@ from phalanx.config import ConfigError
 from phalanx.plan.evidence.calibrate import calibrate
 from phalanx.plan.evidence.check import check_rows, check_runs
 from phalanx.plan.evidence.columns import BEYOND_HEADINGS, tidy
-from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_runs
+from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_table
 from tests.plan.evidence.test_published import ROW
 
 FIELDS = tuple(ROW)
@@ -71,7 +71,7 @@ def test_other_spellings_mean_the_same() -> None:
 def test_values_are_read_as_they_are_meant(
     changed: dict[str, str], field: str, value: object
 ) -> None:
-    run = one(**changed)
+    run = one(**{"tokens_per_s_per_gpu": "1000"} | changed)  # that any of these GPUs makes
     found: dict[str, Any] = {
         "gpus": run.mapping.gpus,
         "sequence": run.workload.sequence,
@@ -123,13 +123,13 @@ def test_what_cannot_be_meant_is_skipped_and_not_guessed(
 @pytest.mark.parametrize("separator", [",", "\t", ";"])
 def test_tabs_and_semicolons_separate_columns_too(tmp_path: Path, separator: str) -> None:
     path = write(tmp_path, [list(ROW), list(ROW.values())], separator)
-    assert read_runs(path)[0] == parse_runs([ROW])[0]
+    assert parse_runs(read_table(path))[0] == parse_runs([ROW])[0]
 
 
 def test_a_column_that_comes_twice_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, [[*ROW, "tp"], [*ROW.values(), "8"]])
     with pytest.raises(ConfigError, match='the column "tp" more than once'):
-        read_runs(path)
+        read_table(path)
 
 
 def test_a_fit_to_nothing_says_why(tmp_path: Path) -> None:

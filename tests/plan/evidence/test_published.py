@@ -12,7 +12,7 @@ from phalanx.plan.cost.constants import constants_toml, read_constants, shipped
 from phalanx.plan.evidence.calibrate import calibrate_runs
 from phalanx.plan.evidence.check import check_runs
 from phalanx.plan.evidence.fit import CalibrationFit, Knob, prior_constants
-from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_runs
+from phalanx.plan.evidence.published import PublishedRun, parse_runs, read_table
 from phalanx.plan.evidence.replay import Replay
 
 ROW = {
@@ -79,6 +79,13 @@ def test_tflops_are_brought_back_by_the_sources_own_formula() -> None:
         ({"tokens_per_s_per_gpu": "-4"}, "must be above 0"),
         ({"iter_time_s": "1000", "tflops_per_gpu": "400"}, "disagree"),
         ({"pp": "64", "dp": "1"}, "exceeds 32 layers"),
+        ({"experts": "8", "topk": "9"}, "topk = 9 exceeds 8 experts"),
+        ({"iter_time_s": "1e-6"}, "times the GPU's peak"),
+        ({"tokens_per_s_per_gpu": "", "mfu_pct": "150%"}, "times the GPU's peak"),
+        ({"tokens_per_s_per_gpu": "", "mfu_pct": "0.45"}, "percents are meant"),
+        ({"mem_gb": "500"}, "exceeds the device's 80 GiB"),
+        ({"gpu": "TPU v4", "precision": "fp32"}, "TPU v4 has no float32"),
+        ({"fragmented": "-5"}, "fragmented"),
     ],
 )
 def test_a_row_that_cannot_be_compared_is_skipped_with_its_reason(
@@ -91,7 +98,7 @@ def test_a_row_that_cannot_be_compared_is_skipped_with_its_reason(
 @pytest.fixture(scope="module")
 def published() -> list[PublishedRun]:
     with resources.as_file(resources.files("phalanx.plan") / "data/published_runs.csv") as path:
-        return read_runs(Path(path))[0]
+        return parse_runs(read_table(Path(path)))[0]
 
 
 def test_shipped_constants_meet_the_published_runs(published: list[PublishedRun]) -> None:

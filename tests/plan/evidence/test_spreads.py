@@ -36,12 +36,11 @@ def test_intervals_hold_what_they_promise(made: tuple[list[PublishedRun], LeftOu
     runs, left_out = made
     constants = with_spreads(prior_constants(), runs, left_out)
     new = [structs.replace(run, software=structs.replace(run.software, name="x")) for run in runs]
-    for errors, same in (
-        (left_out.named, new),
-        (left_out.unnamed, [unnamed(run) for run in runs]),
-    ):
-        _, widths = Replay(same).price(constants)
-        assert 0.75 <= np.mean(np.abs(errors) <= Z80 * widths) <= 0.88
+    _, widths = Replay(new).price(constants)
+    assert 0.75 <= np.mean(np.abs(left_out.named) <= Z80 * widths) <= 0.88
+    # Unnamed software may be plain, which none of these runs was: wider than they alone ask for.
+    _, widths = Replay([unnamed(run) for run in runs]).price(constants)
+    assert np.mean(np.abs(left_out.unnamed) <= Z80 * widths) >= 0.75
 
 
 def test_a_stack_with_runs_is_predicted_at_its_own_pace_and_narrower(

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from phalanx.config import (
     PRESETS,
-    LatentAttention,
+    LatentAttentionShape,
     Model,
     Moe,
     MultiTokenPrediction,
@@ -95,7 +95,7 @@ VARIANTS = {
     "latent": Model(
         preset="tiny",
         kv_heads=8,
-        latent=LatentAttention(
+        latent=LatentAttentionShape(
             query_rank=48,
             key_value_rank=32,
             content_head_dim=16,
@@ -106,7 +106,7 @@ VARIANTS = {
     "latent-full-rank": Model(
         preset="tiny",
         kv_heads=8,
-        latent=LatentAttention(
+        latent=LatentAttentionShape(
             query_rank=0, key_value_rank=32, content_head_dim=16, rope_head_dim=8, value_head_dim=12
         ),
     ),

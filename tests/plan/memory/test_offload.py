@@ -8,7 +8,7 @@ from msgspec import structs
 from phalanx.config import PRESETS, ConfigError
 from phalanx.hardware import ClusterFile, cluster, make_cluster
 from phalanx.plan import Mapping, Prediction, Workload, predict, search
-from phalanx.plan.question.emit import job_of
+from phalanx.plan.question.emit import job_of, mapping_of
 from phalanx.plan.search.space import Pins
 from phalanx.plan.workload import OFFLOADS
 
@@ -76,16 +76,18 @@ def test_offload_is_left_out_where_everything_fits() -> None:
 
 
 @pytest.mark.parametrize("offload", OFFLOADS)
-def test_emit_writes_host_offload_and_refuses_nvme(offload: str) -> None:
+def test_emit_writes_what_the_trainer_offloads_and_refuses_the_rest(offload: str) -> None:
     mapping = structs.replace(MAPPING, offload=offload)
-    if "nvme" in offload:
-        with pytest.raises(ConfigError, match="host memory only, not to NVMe; plan with"):
+    if "nvme" in offload.replace("optimizer-nvme", ""):
+        with pytest.raises(ConfigError, match="optimizer's state on NVMe, and nothing else; plan"):
             job_of("plan", WORKLOAD, mapping, 10**9, 0)
         return
     job = job_of("plan", WORKLOAD, mapping, 10**9, 0)
     state = offload.replace("+activations", "").replace("activations", "none")
-    assert job.memory.offload == state
+    assert job.memory.offload == state.removesuffix("-nvme")
+    assert bool(job.memory.offload_folder) == state.endswith("-nvme")
     assert job.memory.offload_activations == ("activations" in offload)
+    assert mapping_of(job).offload == offload
 
 
 def test_drives_without_a_speed_are_refused() -> None:

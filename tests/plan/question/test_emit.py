@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from phalanx.config import PRESETS, ConfigError, check, load_job, resolve_model
-from phalanx.plan.question.emit import job_of, job_toml
+from phalanx.config import PRESETS, Adapter, ConfigError, check, load_job, resolve_model
+from phalanx.plan.question.emit import job_of, job_toml, workload_of
 from phalanx.plan.workload import Mapping, Workload
 
 LLAMA = Workload(model=resolve_model(PRESETS["llama3-70b"]), sequence=8192, global_batch=512)
@@ -37,14 +38,23 @@ def test_a_plan_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     assert resolve_model(loaded.model) == LLAMA.model
 
 
+def test_adapters_and_an_average_are_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    for kind, averaged in (("lora", False), ("none", True)):
+        adapter = Adapter(kind=kind, rank=8) if kind == "lora" else None  # type: ignore[arg-type]
+        trains = "adapters" if adapter else "all"
+        changed = structs.replace(LLAMA, adapter=adapter, trains=trains, averaged=averaged)
+        path.write_text(job_toml(job_of("mine", changed, MAPPING, 10**9, 0)), encoding="utf-8")
+        assert workload_of(load_job(path)).adapter == adapter
+        assert workload_of(load_job(path)).averaged == averaged
+
+
 def test_the_steps_cover_the_tokens() -> None:
     job = job_of("mine", LLAMA, MAPPING, 10**12, 25)
     assert (job.train.steps - 1) * LLAMA.tokens < 10**12 <= job.train.steps * LLAMA.tokens
 
 
 def test_fp8_and_a_model_without_a_preset_are_written_out(tmp_path: Path) -> None:
-    from msgspec import structs
-
     changed = structs.replace(LLAMA, model=structs.replace(LLAMA.model, layers=40))
     job = job_of("mine", changed, structs.replace(MAPPING, precision="fp8"), 10**9, 0)
     path = tmp_path / "job.toml"

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from phalanx.config import ConfigError
+from phalanx.plan import predict
+from phalanx.plan.question.emit import job_of
 from phalanx.plan.question.request import PlanQuestion, PlanRequest, understand
+from phalanx.plan.workload import Mapping
 
 
 def ask(**changes: Any) -> PlanQuestion:
@@ -64,6 +67,36 @@ def test_a_job_file_gives_model_sequence_and_batch(tmp_path: Path) -> None:
     assert (question.workload.sequence, question.workload.global_batch) == (4096, 96)
 
 
+def test_a_job_file_says_what_is_trained_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    job = '[model]\npreset = "llama3-8b"\n[data]\nsequence = 8192\n[train]\nglobal_batch = 64\n'
+    adapter = '[adapter]\nkind = "lora"\nrank = 8\n'
+    averaged = "[train.ema]\ndecay = 0.9\n"
+    stages = "[[train.sequence_stages]]\nafter_tokens = 10000000\nsequence = 32768\n"
+    needed = {}
+    for name, added in {"": "", "adapter": adapter, "averaged": averaged}.items():
+        path.write_text(job + added, encoding="utf-8")
+        question = ask(model=str(path), cluster="h100-8")
+        job_of("again", question.workload, Mapping(data=8, zero=3), 10**9, 0)
+        step = predict(question.workload, Mapping(data=8, zero=3), question.cluster)
+        needed[name] = step.memory_bytes
+        assert (question.workload.adapter is not None) == (name == "adapter")
+    assert needed["adapter"] < needed[""] < needed["averaged"]
+    path.write_text(job + stages, encoding="utf-8")
+    assert "samples as long as the first" in ask(model=str(path), cluster="h100-8").assumed[0]
+
+
+def test_a_job_file_whose_model_cannot_be_built_is_not_planned(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    shape = "[model]\ndim = 256\nlayers = 2\nheads = 4\nvocab = 1000\n"
+    path.write_text(shape + "[model.moe]\nexperts = 4\ntop_k = 8\nffn = 512\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"at most model\.moe\.experts \(4\); nearest: 4"):
+        ask(model=str(path))
+    path.write_text(shape, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"model\.ffn = 0"):
+        ask(model=str(path))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -84,7 +117,10 @@ def test_a_job_file_gives_model_sequence_and_batch(tmp_path: Path) -> None:
         ({"precision": "fp9"}, '"fp8"'),
         ({"precision": "fp8", "cluster": "a100-1024"}, "lacks it"),
         ({"precision": "nvfp4"}, "lacks it"),
+        ({"precision": "float32", "cluster": "tpu-v4-64"}, "lacks it"),
         ({"schedule": "interleave"}, '"interleaved"'),
+        ({"schedule": "interleaved", "pipeline": 1}, "needs a pipeline"),
+        ({"virtual_stages": 4, "pipeline": 1}, "needs a pipeline"),
         ({"objective": "token"}, "tokens"),
         ({"price": -1.0}, "dollars"),
         ({"failure_rate": "lama3"}, '"llama3"'),

@@ -1,0 +1,1 @@
+"""Sweeps: choose trials, promote them between rungs, bound their cost, fit scaling laws."""
