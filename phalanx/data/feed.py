@@ -205,6 +205,14 @@ class StepReader:
             raise DataExhausted(needed, limit, self._data.epochs)
 
 
+def steps_read_ahead(data: Data) -> int:
+    """Steps at the start of a run that wait for no data, however slow it is: they were read before.
+
+    The queue holds ``prefetch`` of them, and one is being read.
+    """
+    return 0 if data.source == "synthetic" else data.prefetch + 1
+
+
 def count_pairs(documents: NDArray[np.int32], silent: NDArray[np.bool_]) -> int:
     """Pairs of documents [rows, sequence] that have labels."""
     rows, columns = np.nonzero(~silent)

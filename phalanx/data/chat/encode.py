@@ -49,8 +49,6 @@ class ChatEncoder:
             raise _unmarked(template or folder)
         self.tokenizer: Tokenizer = load_tokenizer(folder / TOKENIZER_NAME)
         self.tokenizer_text = self.tokenizer.to_str(pretty=False)
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
         self.vocab = max(self.tokenizer.get_vocab().values()) + 1  # ids may have gaps
         name = self.template.special_tokens.get("eos_token", "")
         self.end_token = end_of_document(self.tokenizer, name)

@@ -16,7 +16,6 @@ import numpy as np
 from jinja2 import TemplateError
 
 from phalanx.data.chat.encode import ChatEncoder, Conversation, NotAppended
-from phalanx.data.chat.packing import BestFit
 from phalanx.data.chat.records import ChatRecord, Record, read_records
 from phalanx.data.chat.template import CONFIG_NAME, TEMPLATE_NAME, Rendered
 from phalanx.data.corpus.index import document_hash
@@ -24,6 +23,7 @@ from phalanx.data.corpus.manifest import TOKENIZER_NAME, CorpusManifest, CorpusO
 from phalanx.data.corpus.writer import FILE_BYTES, SampleLayout, ShardWriter
 from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
+from phalanx.data.pack.best_fit import BestFit
 from phalanx.data.tokenize.records import Unreadable
 from phalanx.data.tokenize.run import FEW_UNREADABLE, MOST_NAMED, UNREADABLE_NAME
 

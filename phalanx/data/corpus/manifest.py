@@ -72,6 +72,7 @@ class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     masked: bool = False  # indices say which tokens count as labels; else all do
     packed: int = 0  # samples of so many tokens, each of whole documents; 0: any sample may be cut
     pairs: bool = False  # documents take turns: a preferred answer, the rejected one
+    packed_apart: float | None = None  # held-out share whose documents share no sample with others
 
     @property
     def stored_type(self) -> np.dtype[np.unsignedinteger[Any]]:

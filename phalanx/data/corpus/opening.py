@@ -7,11 +7,11 @@ from pathlib import Path
 
 from phalanx.config import Data, Store
 from phalanx.data.corpus.foreign import is_megatron, open_datatrove, open_megatron
+from phalanx.data.corpus.heldout import cut
 from phalanx.data.corpus.manifest import MANIFEST_NAME
 from phalanx.data.corpus.shards import ShardStream
 from phalanx.data.corpus.stream import FileStream, Split, TokenStream
 from phalanx.data.errors import DataError
-from phalanx.data.order.heldout import cut
 
 ANY_VOCAB = 1 << 32  # where no model says what its tokens are
 
@@ -111,6 +111,11 @@ def refuse_other_layout(whole: FileStream, data: Data, path: str) -> bool:
         rule = f"the corpus at {path} was packed into samples of {manifest.packed} tokens"
         fix = f"set it to {manifest.packed}, or prepare the corpus again with --sequence"
         raise DataError("data.sequence", data.sequence, rule, fix)
+    apart = manifest.packed_apart
+    if apart is not None and data.validation_fraction not in (0, apart):
+        rule = f"the corpus at {path} was packed with {apart} of its documents apart"
+        fix = f"set it to {apart}, or pack the corpus again with --validation-fraction"
+        raise DataError("data.validation_fraction", data.validation_fraction, rule, fix)
     if not data.document_mask and manifest.documents * manifest.packed > manifest.tokens:
         rule = f"a sample of the corpus at {path} holds several documents, which would be mixed"
         fix = "set it to true, or prepare the corpus again with --no-pack"

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from phalanx.config import Data
 from phalanx.config.own_code import load_class
-from phalanx.data.corpus.documents import number_documents
 from phalanx.data.corpus.opening import (
     one_side,
     open_whole,
     refuse_mixed_tokenizers,
     refuse_other_layout,
 )
-from phalanx.data.corpus.stream import TokenPosition, TokenStream
+from phalanx.data.corpus.stream import TokenPosition, TokenStream, number_documents
 from phalanx.data.corpus.synthetic import SyntheticSource
 from phalanx.data.errors import DataError
 from phalanx.data.own_corpus import OwnCorpus

@@ -210,3 +210,10 @@ class FileStream(ABC):
     def _refuse_outside(self, first: int, count: int) -> None:
         if first < 0 or count < 0 or first + count > self.tokens:
             raise IndexError(f"tokens [{first}, {first + count}) of a stream of {self.tokens}")
+
+
+def number_documents(tokens: NDArray[np.int64], end_of_document: int) -> NDArray[np.int32]:
+    """Document number per position, from 0; an end token belongs to the document it ends."""
+    ended = np.zeros(tokens.shape, np.int32)
+    np.cumsum(tokens[..., :-1] == end_of_document, axis=-1, dtype=np.int32, out=ended[..., 1:])
+    return ended

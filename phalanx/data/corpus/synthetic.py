@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.corpus.documents import number_documents
-from phalanx.data.corpus.stream import TokenPosition
+from phalanx.data.corpus.stream import TokenPosition, number_documents
 from phalanx.data.errors import DataError
 
 SAMPLES = 1 << 40  # more than any run reads, and cheap to permute

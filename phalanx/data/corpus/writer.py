@@ -37,6 +37,7 @@ class SampleLayout(msgspec.Struct, frozen=True):
     masked: bool = False
     packed: int = 0
     pairs: bool = False
+    packed_apart: float | None = None
 
 
 class ShardWriter:

@@ -55,21 +55,21 @@ class Cursor(msgspec.Struct, frozen=True):
 
     def skip(self, first: int, past: int) -> Cursor:
         """The cursor with sample numbers [first, past) added to those never to be read."""
-        known = self.skips
+        skipped = self.skips
         if not 0 <= first < past:
             raise ValueError(f"skip range [{first}, {past}): must be 0 <= first < past")
-        if first < known.floor:
+        if first < skipped.floor:
             raise ValueError(
-                f"skip range [{first}, {past}): ranges before {known.floor} are only counted by "
+                f"skip range [{first}, {past}): ranges before {skipped.floor} are only counted by "
                 "now. Start from the checkpoint before it, whose cursor still knows them."
             )
         merged: list[tuple[int, int]] = []
-        for start, stop in sorted([*known.ranges, (first, past)]):
+        for start, stop in sorted([*skipped.ranges, (first, past)]):
             if merged and start <= merged[-1][1]:
                 merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
             else:
                 merged.append((start, stop))
-        packed = pack(known._replace(ranges=tuple(merged)), self.consumed)
+        packed = pack(skipped._replace(ranges=tuple(merged)), self.consumed)
         return msgspec.structs.replace(self, skipped=packed)
 
     def upcoming(self, first: int, count: int) -> range | NDArray[np.int64]:

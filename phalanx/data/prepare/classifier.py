@@ -25,7 +25,7 @@ def load_classifier(reference: str, folder: Path) -> Score:
     sys.path.insert(0, str(folder.absolute()))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's code may raise anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         rule = f"cannot be imported: {type(error).__name__}: {error}"
         fix = f"put {module_name}.py beside the recipe, or install its package"
         raise DataError("classifier.function", reference, rule, fix) from error
@@ -42,7 +42,7 @@ def score(function: Score, text: str) -> float:
     """The score of a text; ``ClassifierFailure`` where there is none."""
     try:
         value = float(function(text))
-    except Exception as error:  # a user's code may raise anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise ClassifierFailure(f"{type(error).__name__}: {error}") from error
     if value != value:
         raise ClassifierFailure("the score is not a number")

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from phalanx.data.errors import DataError
-from phalanx.data.prepare.read.records import SourceDocument, UnreadableRecord
+from phalanx.data.prepare.read.file_formats import SourceDocument, UnreadableRecord
 from phalanx.data.prepare.recipe import PrepareRecipe
 
 Name = TypeVar("Name", str, int)

@@ -7,6 +7,7 @@ An example that is shorter is looked for whole, if it has at least 8 words.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
+from phalanx.data.prepare.read.file_formats import SourceDocument, read_documents
 from phalanx.data.prepare.read.inputs import find_inputs, open_input
-from phalanx.data.prepare.read.records import SourceDocument, read_documents
 from phalanx.data.prepare.words import Hashes, TextView, ngram_hashes
 from phalanx.data.tokenize.inputs import LINE_SUFFIXES, UNPACK_ERRORS, open_unpacked
 
@@ -47,10 +49,11 @@ class EvaluationNgrams:
         return content.hexdigest()[:24]
 
     def save(self, path: Path) -> None:
-        """Write them to a file that ``load`` reads."""
-        with path.open("wb") as file:
-            arrays: dict[str, Any] = {str(size): each for size, each in self._by_size.items()}
-            np.savez(file, **arrays)
+        """Write them to a file that ``load`` reads, which is whole or not there."""
+        arrays: dict[str, Any] = {str(size): each for size, each in self._by_size.items()}
+        content = io.BytesIO()
+        np.savez(content, **arrays)
+        write_atomically(path, content.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> EvaluationNgrams:

@@ -80,6 +80,6 @@ def run_phase(engine: UnitEngine, work: WorkFolder, phase: UnitPhase, progress: 
             if (failure := work.failure(unit)) is not None:
                 raise DataError(failure.key, failure.value, failure.rule, failure.fix)
     if left := [unit for unit in phase.units if not work.done(unit)]:
-        rule = f"{len(left)} of {total} units of the phase {phase.name} end without a result"
+        rule = f"{len(left)} of {total} units of the phase {phase.name} ended without a result"
         fix = "look at the workers' output; finished units are kept (out of memory?)"
         raise DataError("work", work.path, rule, fix)

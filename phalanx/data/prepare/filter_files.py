@@ -16,7 +16,7 @@ from phalanx.data.prepare.counts import EMPTY, FilterCounts, add
 from phalanx.data.prepare.decontaminate import EvaluationNgrams
 from phalanx.data.prepare.dedup.minhash import MinHasher, choose_banding, shingles, sketch
 from phalanx.data.prepare.masks import mask
-from phalanx.data.prepare.read.records import SourceDocument, UnreadableRecord, read_documents
+from phalanx.data.prepare.read.file_formats import SourceDocument, UnreadableRecord, read_documents
 from phalanx.data.prepare.recipe import DeduplicateSettings, PrepareRecipe
 from phalanx.data.prepare.rules.registry import Edited, chosen_rules
 from phalanx.data.prepare.words import TextView, content_hash

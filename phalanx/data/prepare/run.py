@@ -35,7 +35,7 @@ from phalanx.data.prepare.work import (
     WorkUnit,
 )
 
-SMALL_DOCUMENTS = 100_000  # that are compared faster than workers start
+SMALL_DOCUMENTS = 100_000  # that are compared faster than processes start
 STARTED_NAME = "prepare.json"  # whose corpus a folder holds, or will
 
 
@@ -129,9 +129,10 @@ class _Preparation:
         run_phase(engine or self._engine, self._work, phase, self._progress)
 
     def _compare(self, name: str, units: list[WorkUnit], layout: tuple[GroupLayout, ...]) -> None:
-        """A phase of deduplication; of a small corpus, here."""
+        """A phase of deduplication; of a small corpus on one machine, by this process."""
         small = sum(group.documents for group in layout) <= SMALL_DOCUMENTS
-        self._run(name, units, layout, LocalEngine(1) if small else None)
+        alone = small and isinstance(self._engine, LocalEngine)
+        self._run(name, units, layout, LocalEngine(1) if alone else None)
 
     def _identify(self, groups: Sequence[Sequence[InputFile]]) -> list[list[SourceFile]]:
         folder = Path.cwd().as_posix()

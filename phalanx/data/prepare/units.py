@@ -97,7 +97,7 @@ def _refuse_changed(unit: FilterFiles) -> None:
     for path, version in zip(unit.paths, unit.versions, strict=True):
         if stat_input(path).version != version:
             rule = "changed while it was read"
-            raise DataError("read.inputs", path, rule, "run again when nobody writes to it")
+            raise DataError("read.inputs", path, rule, "run again when nothing writes to it")
 
 
 def identify(path: str) -> SourceFile:

@@ -164,8 +164,8 @@ class WorkFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                rule = "another run is at work in it"
-                raise DataError("work", self.path, rule, "wait for it, or end it") from None
+                rule = "another run is using it"
+                raise DataError("work", self.path, rule, "wait for it, or stop it") from None
             yield
 
     # Phases, for workers that are told their units by name.

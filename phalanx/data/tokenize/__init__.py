@@ -1,1 +1,1 @@
-"""From text to token shards."""
+"""From clean text to token shards: ``phalanx data tokenize``."""

@@ -145,21 +145,21 @@ def _text_pieces(
     stream: IO[bytes], number: int, progress: Callable[[], int]
 ) -> Iterator[InputPiece]:
     """The file as one document, cut at line ends where it has any; an empty one has no text."""
-    held, first = "", True
+    pending_text, first = "", True
     reason = ""
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     try:
         while piece := text.read(PIECE_CHARACTERS):
-            if held:
-                yield InputPiece("text", held, number, 0, progress(), first, last=False)
+            if pending_text:
+                yield InputPiece("text", pending_text, number, 0, progress(), first, last=False)
                 first = False
-            held = piece + text.readline(PIECE_CHARACTERS)
+            pending_text = piece + text.readline(PIECE_CHARACTERS)
     except UnicodeDecodeError as error:
         reason = f"is not UTF-8 ({error.reason}): left out from there on"
     except UNPACK_ERRORS as error:  # the document that has begun must also end
         reason = unpack_reason(error)
-    if held or not reason:
-        yield InputPiece("text", held, number, 0, progress(), first, last=True)
+    if pending_text or not reason:
+        yield InputPiece("text", pending_text, number, 0, progress(), first, last=True)
     if reason:
         yield InputPiece("unreadable", reason, number, 0, progress())
 

@@ -39,15 +39,21 @@ def train_tokenizer(
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a Hugging Face ``tokenizer.json``."""
+    """Read a Hugging Face ``tokenizer.json``.
+
+    Lengths that it cuts texts to, or fills them up to, are those of a model's input: left out.
+    """
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         rule, fix = "does not exist", "correct the path, or train one with --vocab-size"
         raise DataError("tokenizer", path, rule, fix) from None
     except Exception as error:  # the library raises bare Exception
         rule = f"is no tokenizer.json of Hugging Face tokenizers ({error})"
         raise DataError("tokenizer", path, rule, "train one with --vocab-size") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def end_of_document(tokenizer: Tokenizer, name: str = "") -> int:

@@ -22,8 +22,8 @@ from phalanx.data import (
     verify,
 )
 from phalanx.data.corpus.foreign import ForeignStream
+from phalanx.data.corpus.heldout import HeldOut, record_held_out
 from phalanx.data.corpus.sums import forget_sums, record_sums
-from phalanx.data.order.heldout import HeldOut, record_held_out
 from phalanx.data.remote.staging import stage
 
 DOCUMENTS = [[5, 6, 7, 0], [8, 0], [9, 10, 11, 12, 13, 0], [14, 0]]

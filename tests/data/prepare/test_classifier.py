@@ -34,7 +34,8 @@ def test_references_that_do_not_work_are_refused(tmp_path: Path, reference: str,
 
 
 @pytest.mark.parametrize(
-    "function", [lambda text: 1 / 0, lambda text: "high", lambda text: float("nan")]
+    "function",
+    [lambda text: 1 / 0, lambda text: "high", lambda text: float("nan"), lambda text: sys.exit(3)],
 )
 def test_what_is_no_score_is_a_failure_of_the_document(function: object) -> None:
     with pytest.raises(ClassifierFailure):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from phalanx.data import DataError
@@ -59,3 +62,16 @@ def test_a_set_without_text_is_refused(tmp_path: Path) -> None:
     path.write_text("{\n")
     with pytest.raises(DataError, match="line 1 cannot be read"):
         gather_ngrams([str(path)], "", 13, 8)
+
+
+def test_n_grams_that_were_half_written_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    ngrams = EvaluationNgrams({13: np.arange(100, dtype=np.uint64)})
+    monkeypatch.setattr(os, "fsync", killed)  # the moment before all of it is on the disk
+    with suppress(KeyboardInterrupt):
+        ngrams.save(tmp_path / "ngrams.npz")
+    assert not (tmp_path / "ngrams.npz").exists()

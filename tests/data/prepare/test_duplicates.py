@@ -11,7 +11,7 @@ from phalanx.data.prepare.dedup.minhash import shingles
 from phalanx.data.prepare.duplicates import Removed, find_duplicates
 from phalanx.data.prepare.engine import LocalEngine, run_phase
 from phalanx.data.prepare.filter_files import KeptWriter
-from phalanx.data.prepare.read.records import SourceDocument
+from phalanx.data.prepare.read.file_formats import SourceDocument
 from phalanx.data.prepare.recipe import DeduplicateSettings, PrepareRecipe
 from phalanx.data.prepare.words import TextView
 from phalanx.data.prepare.work import FilterFiles, GroupLayout, UnitPhase, WorkFolder

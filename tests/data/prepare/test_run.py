@@ -193,7 +193,7 @@ def test_units_of_workers_that_died_are_done_again(
 
 def test_workers_that_always_die_end_the_run_with_a_sentence(tmp_path: Path) -> None:
     write_lines(tmp_path / "raw/a.jsonl", [prose(1)])
-    with pytest.raises(DataError, match="1 of 1 units of the phase inputs end without a result"):
+    with pytest.raises(DataError, match="1 of 1 units of the phase inputs ended without a result"):
         prepare(recipe(tmp_path), tmp_path, DyingWorkers(0))
 
 

@@ -47,7 +47,7 @@ def test_drafts_of_the_dead_are_removed(tmp_path: Path) -> None:
 
 def test_two_runs_do_not_work_in_one_folder(tmp_path: Path) -> None:
     work = WorkFolder(tmp_path)
-    with work.alone(), pytest.raises(DataError, match="another run is at work"), work.alone():
+    with work.alone(), pytest.raises(DataError, match="another run is using it"), work.alone():
         pass
     with work.alone():
         pass

@@ -177,6 +177,25 @@ def test_another_corpus_can_reuse_a_tokenizer(texts: Path, tmp_path: Path) -> No
     assert read_manifest(tmp_path / "one") == read_manifest(tmp_path / "two")
 
 
+def test_limits_of_a_model_s_input_change_no_document(texts: Path, tmp_path: Path) -> None:
+    """As files have them that a model's tokenizer was saved to after use."""
+    files = inputs.find_files([texts])
+    encoder = vocabulary.train_tokenizer(files, vocab_size=300)
+    encoder.enable_truncation(8)
+    encoder.enable_padding()
+    encoder.save(str(tmp_path / "limited.json"))
+    limited = vocabulary.load_tokenizer(tmp_path / "limited.json")
+    done = tokenize.tokenize_files(files, limited, tmp_path / "out", OPTIONS)
+    assert decoded_documents(tmp_path / "out") == [
+        TEXTS[f] for f in ("a/one.txt", "a/two.md", "b.txt")
+    ]
+    encoder.no_truncation()
+    encoder.no_padding()
+    assert (
+        done.manifest == tokenize.tokenize_files(files, encoder, tmp_path / "own", OPTIONS).manifest
+    )
+
+
 def test_inspect_shows_counts_and_text(texts: Path, tmp_path: Path) -> None:
     run("tokenize", texts, "--vocab-size", 300, "--out", tmp_path / "out")
     code, text, _ = run("inspect", tmp_path / "out")

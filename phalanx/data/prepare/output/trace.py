@@ -105,7 +105,7 @@ def trace_sample(data: Data, vocab: int, sample: int) -> list[TracedDocument]:
     name = list(reader.sources)[int(which[0])]
     path = data.blend[name].path if data.blend else data.path
     if not path or "://" in path:
-        rule = "only a corpus of token shards on this machine is traced"
+        rule = "only a corpus of token shards on this machine can be traced"
         raise DataError("data.path", path, rule, "bring it here with `phalanx data stage`")
     trace = CorpusTrace(Path(path))
     stream = open_stream(path, vocab, data.validation_fraction, "train")

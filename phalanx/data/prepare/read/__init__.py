@@ -1,1 +1,1 @@
-"""Documents out of files of raw text: JSON lines, Parquet, plain text, WARC and WET."""
+"""Documents out of raw files for ``phalanx data prepare``."""

@@ -86,7 +86,9 @@ def wrong_rules(
     """Names and thresholds that do not exist, and values of another type than the default's."""
     known = [*RULES.groups, *RULES]
     problems = [
-        problem("filter.rules", name, "is no rule and no set of rules", did_you_mean(name, known))
+        problem(
+            "filter.rules", name, "is neither a rule nor a set of rules", did_you_mean(name, known)
+        )
         for name in names
         if name not in known
     ]
@@ -97,7 +99,7 @@ def wrong_rules(
             continue
         if not {name, RULES[name].group} & set(names):
             fix = f'add "{name}" to filter.rules, or take this out'
-            problems.append(problem(key, "", "is of a rule that is not applied", fix))
+            problems.append(problem(key, "", "belongs to a rule that is not applied", fix))
         problems += _wrong_thresholds(key, RULES[name], given)
     return problems
 
@@ -110,7 +112,9 @@ def _wrong_thresholds(
         if threshold not in rule.thresholds:
             known = list(rule.thresholds)
             fix = did_you_mean(threshold, known) if known else "this rule has none"
-            problems.append(problem(f"{key}.{threshold}", value, "is no threshold of it", fix))
+            problems.append(
+                problem(f"{key}.{threshold}", value, "is not one of its thresholds", fix)
+            )
             continue
         default = rule.thresholds[threshold]
         number = isinstance(default, int | float)

@@ -15,7 +15,7 @@ from phalanx.data import DataError, ShardStream, ShardWriter
 from phalanx.data.corpus.survey import tokenizer_of
 from phalanx.data.prepare.engine import LocalEngine
 from phalanx.data.prepare.output.trace import CorpusTrace, trace_sample
-from phalanx.data.prepare.read.records import SourceDocument, read_documents
+from phalanx.data.prepare.read.file_formats import SourceDocument, read_documents
 from phalanx.data.prepare.run import prepare
 from phalanx.data.reader import SampleReader
 from phalanx.data.tokenize.vocabulary import load_tokenizer

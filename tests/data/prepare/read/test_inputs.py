@@ -11,6 +11,7 @@ import pytest
 from phalanx.data import DataError
 from phalanx.data.prepare.engine import LocalEngine
 from phalanx.data.prepare.output.trace import CorpusTrace
+from phalanx.data.prepare.read.file_formats import read_documents
 from phalanx.data.prepare.read.inputs import (
     InputFile,
     find_inputs,
@@ -18,7 +19,6 @@ from phalanx.data.prepare.read.inputs import (
     open_input,
     stat_input,
 )
-from phalanx.data.prepare.read.records import read_documents
 from phalanx.data.prepare.run import prepare
 from tests.data.prepare.raw import prose, recipe, write_lines
 

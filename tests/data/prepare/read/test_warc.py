@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.data.prepare.read import warc
-from phalanx.data.prepare.read.records import SourceDocument, UnreadableRecord, read_documents
+from phalanx.data.prepare.read.file_formats import SourceDocument, UnreadableRecord, read_documents
 from phalanx.data.prepare.read.warc import WarcPage, is_warc, read_warc
 
 HTTP = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=%b\r\n%b\r\n%b"

@@ -84,8 +84,8 @@ def test_sets_and_rules_are_applied_in_the_order_given() -> None:
     [
         (["gofer"], {}, 'did you mean "gopher"'),
         (["gopher"], {"gopher.word_cont": {}}, 'did you mean "gopher.word_count"'),
-        (["c4"], {"gopher.word_count": {"least": 1}}, "is of a rule that is not applied"),
-        (["gopher"], {"gopher.word_count": {"min": 1}}, "is no threshold of it"),
+        (["c4"], {"gopher.word_count": {"least": 1}}, "belongs to a rule that is not applied"),
+        (["gopher"], {"gopher.word_count": {"min": 1}}, "is not one of its thresholds"),
         (["gopher"], {"gopher.word_count": {"least": "x"}}, "must be a number"),
         (["c4"], {"c4.placeholder": {"least": 1}}, "this rule has none"),
         (["language"], {"language.stop_words": {"languages": 3}}, "must be an array"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.data import DataError
-from phalanx.data.prepare.read.records import SourceDocument, UnreadableRecord, read_documents
+from phalanx.data.prepare.read.file_formats import SourceDocument, UnreadableRecord, read_documents
 
 LINES = b'{"text": "one", "id": 7}\n\n{"text": "two \\u00e9"}\n'
 

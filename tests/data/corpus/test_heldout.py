@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from phalanx.data import DataError, ShardWriter, TokenStream, open_stream
+from phalanx.data.corpus import heldout
 from phalanx.data.corpus.opening import open_whole
-from phalanx.data.order import heldout
 from tests.data.corpus.test_foreign import write_datatrove, write_megatron
 
 END = 0

@@ -76,7 +76,7 @@ def _lines(stream: IO[bytes], text_key: str, id_key: str) -> Iterator[Found]:
     decoder = msgspec.json.Decoder()
     offset = 0
     for number, line in enumerate(stream, 1):
-        here, offset = offset, offset + len(line)
+        line_offset, offset = offset, offset + len(line)
         if not line.strip():
             continue
         try:
@@ -86,7 +86,7 @@ def _lines(stream: IO[bytes], text_key: str, id_key: str) -> Iterator[Found]:
             continue
         text = record.get(text_key) if isinstance(record, dict) else None
         if isinstance(text, str):
-            yield SourceDocument(text, _id(record.get(id_key)), number, here)
+            yield SourceDocument(text, _id(record.get(id_key)), number, line_offset)
         else:
             keys = ", ".join(map(str, record)) if isinstance(record, dict) else "no keys at all"
             yield UnreadableRecord(number, f"has no text under {text_key!r}, only {keys}")
@@ -99,7 +99,9 @@ def _id(value: object) -> str:
 def _whole(stream: IO[bytes], html: bool) -> Iterator[Found]:
     content = stream.read(MOST_TEXT_BYTES + 1)
     if len(content) > MOST_TEXT_BYTES:
-        yield UnreadableRecord(0, f"is one text of more than {MOST_TEXT_BYTES:,} bytes: cut it")
+        yield UnreadableRecord(
+            0, f"is a single text of more than {MOST_TEXT_BYTES:,} bytes: cut it"
+        )
         return
     try:
         text = content.decode()

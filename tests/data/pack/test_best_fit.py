@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.data.chat.packing import BestFit
+from phalanx.data.pack.best_fit import BestFit
 
 
 def pack(sizes: list[int], sequence: int, **options: int) -> list[list[int]]:
