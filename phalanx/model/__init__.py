@@ -10,6 +10,7 @@ from phalanx.model.declare import (
     declarations,
     declare,
     declared,
+    is_orthogonalized,
 )
 from phalanx.model.init import draw, fill, key_of, width_factors
 from phalanx.model.layer import Layer
@@ -49,6 +50,7 @@ __all__ = [
     "declared",
     "draw",
     "fill",
+    "is_orthogonalized",
     "key_of",
     "linear_cross_entropy",
     "make_model",

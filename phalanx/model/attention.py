@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -19,18 +18,11 @@ from torch.nn.attention.flex_attention import (
 )
 
 from phalanx.config import Model, has_window, rotated_width
+from phalanx.model.cuda.attention import causal_attention
 from phalanx.model.declare import BIAS, REPLICATED, RESIDUAL, ROWS, Declaration, declare
 from phalanx.model.layers import BiasedLinear, ForwardContext, Linear, Windowed, make_norm
 from phalanx.model.ops import apply_rope, soft_cap, split_heads, split_rope
 from phalanx.model.score_peaks import ScorePeaks
-
-# cuDNN is the fastest on Hopper; flash is the deterministic one; the others are fallbacks.
-CUDA_BACKENDS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 
 
 @functools.cache
@@ -171,19 +163,15 @@ class CausalAttention(nn.Module):
         if not q.is_cuda and k.shape[2] != q.shape[2]:  # the CPU kernel has no grouped heads
             repeat = q.shape[2] // k.shape[2]
             k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         peaks = self.peaks if self.training else None
         largest_seen = None if peaks is None else functools.partial(peaks.take, counted=counted)
-        if isinstance(mask, BlockMask):
-            out = self._flex(q, k, v, mask, scale, sinks, largest_seen)
-        elif q.is_cuda:
+        if q.is_cuda and not isinstance(mask, BlockMask):
             plain = not self.softcap and sinks is None and peaks is None
             assert plain, "other forms need a mask of blocks"
-            backends = CUDA_BACKENDS[1:] if deterministic() else CUDA_BACKENDS
-            with sdpa_kernel(backends, set_priority=True):
-                out = F.scaled_dot_product_attention(
-                    q, k, v, is_causal=True, scale=scale, enable_gqa=_grouped(q, k)
-                )
+            return causal_attention(q, k, v, scale)[..., :value_dim]
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if isinstance(mask, BlockMask):
+            out = self._flex(q, k, v, mask, scale, sinks, largest_seen)
         elif self.softcap or sinks is not None or peaks is not None:
             out = plain_attention(q, k, v, mask, scale, self.softcap, sinks, largest_seen)
         else:
@@ -227,11 +215,6 @@ def make_core(config: Model) -> CausalAttention:
 def _grouped(q: Tensor, k: Tensor) -> bool:
     """Whether several of the queries' heads share one of the keys'. [batch, heads, seq, dim]"""
     return k.shape[1] != q.shape[1]
-
-
-def deterministic() -> bool:
-    """Whether bit-reproducible kernels were asked for."""
-    return torch.are_deterministic_algorithms_enabled()
 
 
 class GroupedQueryAttention(nn.Module):

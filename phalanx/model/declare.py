@@ -64,6 +64,12 @@ def declarations(root: nn.Module) -> Iterator[tuple[str, Declaration]]:
                 yield full, declared(module, name) or _usual(module, name)
 
 
+def is_orthogonalized(name: str, ndim: int, said: Declaration) -> bool:
+    """Whether Muon takes a parameter: as declared, else matrices inside layers."""
+    inside = ndim == 2 and name.startswith("layers.")
+    return inside if said.orthogonal is None else said.orthogonal
+
+
 def _usual(module: nn.Module, name: str) -> Declaration:
     """Of a parameter that nobody declared: torch's norms start at one, biases at zero."""
     if name == "bias":

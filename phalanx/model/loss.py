@@ -12,6 +12,7 @@ from torch import Tensor
 from phalanx.model import ops
 
 _CHUNK_BYTES = 2 << 30  # logits that exist at once: few chunks for fast matmuls, little memory
+_EVEN_TOKENS = 256  # a chunk has a multiple of, so that its matmuls are whole tiles
 _CAPPED_BYTES = 8  # of fp32 beside a logit that is capped: its derivative, and a product
 
 
@@ -66,19 +67,19 @@ class LinearCrossEntropy(torch.autograd.Function):
         grad_weight: Tensor | None = None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         width = hidden.element_size() + (_CAPPED_BYTES if softcap else 0)
-        tokens = max(1, _CHUNK_BYTES // (weight.shape[0] * width))
+        tokens = chunk_tokens(weight.shape[0], width)
         for start in range(0, hidden.shape[0], tokens):
             part = slice(start, start + tokens)
             x = hidden[part]
-            logits, steepness = _capped(x @ weight.t(), softcap)
+            logits, steepness = _capped(ops.matmul(x, weight, turn_b=True), softcap)
             loss, slope = _cross_entropy(logits, labels[part], scale, vocab, wanted, z_loss)
             total += loss
             if slope is not None and steepness is not None:
                 slope.mul_(steepness)
             if grad_hidden is not None and slope is not None:
-                torch.mm(slope, weight, out=grad_hidden[part])
+                grad_hidden[part] = ops.matmul(slope, weight)
                 if ctx.needs_input_grad[1]:  # it may be frozen
-                    grad_weight = _added(grad_weight, slope.t() @ x)
+                    grad_weight = _added(grad_weight, ops.matmul(slope, x, turn_a=True))
             del logits, slope, steepness  # before the next chunk's exist
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
@@ -93,6 +94,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         ctx.applied = grad.clone()
         grad_hidden, grad_weight = (g if g is None else _scaled(g, factor) for g in ctx.gradients)
         return grad_hidden, grad_weight, None, None, None, None, None
+
+
+def chunk_tokens(vocab: int, width: int) -> int:
+    """Tokens whose logits exist at once; ``width``: bytes that a logit takes."""
+    tokens = _CHUNK_BYTES // (vocab * width)
+    return tokens - tokens % _EVEN_TOKENS if tokens > _EVEN_TOKENS else max(1, tokens)
 
 
 def _capped(logits: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:

@@ -218,7 +218,7 @@ class MoeLayer(nn.Module):
         self.shared = SWIGLU_FORMS[mlp](dim, shared) if shared else None
         self.shared_gate = Linear(dim, 1) if moe.shared_gate else None
         if self.shared_gate is not None:
-            declare(self.shared_gate, weight=Declaration(orthogonal=False))
+            declare(self.shared_gate, weight=Declaration(orthogonal=False, width="output"))
         if self.shared is not None:  # whole on every rank: it sees a slice of the sequence
             pair = (self.shared.group_width, self.shared.group_width)
             declare(self.shared.gate_up, weight=Declaration(fused=pair))

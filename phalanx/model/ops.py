@@ -12,8 +12,8 @@ from torch import Tensor
 # Asking the CUDA runtime here would forbid the launcher to fork; the build says enough.
 HAS_KERNELS = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
 if HAS_KERNELS or TYPE_CHECKING:
-    from phalanx.model import cublaslt as cublaslt
-    from phalanx.model import kernels as kernels
+    from phalanx.model.cuda import cublaslt as cublaslt
+    from phalanx.model.cuda import kernels as kernels
 
 NARROW_GROUP = 16  # of gates: the kernels take multiples of it
 _CLAMP, _GATE_GAIN = 7.0, 1.702  # of gpt-oss

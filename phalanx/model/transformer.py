@@ -170,7 +170,8 @@ class Transformer(nn.Module):
     """Layers ``layers`` of the model, with embedding and head where asked for.
 
     A part without the embedding takes hidden states [batch, seq, dim] instead of tokens, and
-    one without the head returns them. One with both has the layers that predict tokens further on.
+    one without the head returns them. The one with the head has the layers that predict tokens
+    further on, and a copy of the embedding for them where another part has the embedding itself.
     """
 
     def __init__(
@@ -185,14 +186,15 @@ class Transformer(nn.Module):
         self.config = config
         self.embed = Embedding(config.vocab, config.dim) if embed else None
         indices = [*(range(config.layers) if layers is None else layers)]
+        copies = False
         if config.mtp is not None and head:
-            assert embed, "configuration refuses pipelines"
             indices += range(config.layers, config.layers + config.mtp.layers)
+            copies = not embed
+        self.embed_copy = Embedding(config.vocab, config.dim) if copies else None
         self.layers = nn.ModuleDict({str(i): make_block(config, i) for i in indices})
         self.norm = make_norm(config, config.dim) if head else None
         self.head = make_head(config) if head else None
-        if config.tied_embedding and self.embed is not None and self.head is not None:
-            self.head.weight = self.embed.weight
+        self.tie()
         self.token_weight: Tensor
         self.cos: Tensor
         self.sin: Tensor
@@ -209,14 +211,37 @@ class Transformer(nn.Module):
             self.window_cos, self.window_sin = rope_tables(self.config, positions, windowed=True)
         self.token_weight = torch.ones((), device=positions.device)
 
+    @property
+    def token_table(self) -> Embedding | None:
+        """The embedding, or its copy."""
+        return self.embed if self.embed is not None else self.embed_copy
+
+    def tie(self) -> None:
+        """Have head and embedding be one weight, where they are and both are here."""
+        table = self.token_table
+        if self.config.tied_embedding and self.head is not None and table is not None:
+            self.head._parameters["weight"] = table._parameters["weight"]
+
+    def embedding_copies(self) -> set[str]:
+        """Names of parameters that are copies of the embedding, which another part has."""
+        if self.embed is not None or self.head is None:
+            return set()
+        names = {"head.weight"} if self.config.tied_embedding else set()
+        return names | {"embed_copy.weight"} if self.embed_copy is not None else names
+
     def forward(
-        self, x: Tensor, labels: Tensor | None = None, documents: Tensor | None = None
+        self,
+        x: Tensor,
+        labels: Tensor | None = None,
+        documents: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """tokens [batch, seq] -> logits [batch, seq, vocab], or with labels the loss [1].
 
-        The loss is the sum over labels >= 0 of cross-entropy times ``token_weight``.
+        The loss is the sum over labels >= 0 of cross-entropy times ``token_weight``. ``tokens`` are
+        for a part that gets hidden states, and predicts further on.
         """
-        return self.run(x, labels, self._context(labels, documents), documents)
+        return self.run(x, labels, self._context(labels, documents), documents, tokens)
 
     def run(
         self,
@@ -224,10 +249,11 @@ class Transformer(nn.Module):
         labels: Tensor | None,
         context: ForwardContext,
         documents: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """The same with positions and masks of the caller's."""
-        tokens = x
         if self.embed is not None:
+            tokens = x
             x = self._vectors(tokens)
         for layer in self.layers.values():
             if not isinstance(layer, PredictionLayer):
@@ -236,6 +262,7 @@ class Transformer(nn.Module):
             return x
         x = self.norm(x)
         if self.config.mtp is not None and self.training and labels is not None:
+            assert tokens is not None
             loss = self._prediction_loss(x, tokens, labels, documents, context)
             x = AttachLoss.apply(x, loss)  # type: ignore[no-untyped-call]
         out: Tensor = self.head(x, labels, self.token_weight)
@@ -292,8 +319,8 @@ class Transformer(nn.Module):
 
     def _vectors(self, tokens: Tensor) -> Tensor:
         """What the first layer gets of tokens."""
-        assert self.embed is not None
-        x: Tensor = self.embed(tokens)
+        assert self.token_table is not None
+        x: Tensor = self.token_table(tokens)
         scale = self.config.embedding_scale
         return x if scale == 1.0 else x * scale
 

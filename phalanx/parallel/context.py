@@ -37,6 +37,8 @@ def apply_context_parallel(part: Transformer, group: dist.ProcessGroup, method: 
     """Replace the attention core of every block."""
     if method == "ulysses":
         part.sequence_parts = group.size()
+    else:
+        part.__class__ = type("RingDocuments", (RingDocuments, type(part)), {})
     if part.config.mtp is not None:
         bound = {"group": group, "method": method}
         part.__class__ = type("SplitLookAhead", (SplitLookAhead, type(part)), bound)
@@ -46,6 +48,13 @@ def apply_context_parallel(part: Transformer, group: dist.ProcessGroup, method: 
             for name, core in list(module.named_children()):
                 if isinstance(core, CausalAttention):
                     setattr(module, name, _over_ranks(core, group, method))
+
+
+class RingDocuments(Transformer):
+    """Hands on the documents [batch, seq] themselves: the ring has no mask of all its tokens."""
+
+    def _mask(self, documents: Tensor | None) -> Tensor | object | None:
+        return documents
 
 
 class SplitLookAhead(Transformer):
@@ -142,13 +151,14 @@ class RingAttention(nn.Module):
         sinks: Tensor | None = None,
         counted: Tensor | None = None,
     ) -> Tensor:
-        assert mask is None, "ring attention has no mask but its own; configuration refuses others"
+        assert mask is None or isinstance(mask, Tensor), "the ring is given documents, not blocks"
         assert sinks is counted is None, "configuration refuses the ring for other scores"
         value_dim = v.shape[-1]
         if value_dim != q.shape[-1]:
             v = F.pad(v, (0, q.shape[-1] - value_dim))
         q, k, v = (t.transpose(1, 2).contiguous() for t in (q, k, v))
-        out: Tensor = _Ring.apply(q, k, v, self.group, self.scale or None)  # type: ignore[no-untyped-call]
+        ring: Any = _Ring.apply
+        out: Tensor = ring(q, k, v, self.group, self.scale or None, mask)
         return out.transpose(1, 2)[..., :value_dim]
 
 
@@ -157,7 +167,13 @@ class _Ring(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup, scale: float | None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        group: dist.ProcessGroup,
+        scale: float | None,
+        documents: Tensor | None,
     ) -> Tensor:
         rank, size = dist.get_rank(group), group.size()
         out = torch.zeros_like(q, dtype=torch.float32)
@@ -165,19 +181,21 @@ class _Ring(Function):
         travelling = torch.stack((k, v))
         for step in range(size):
             arriving = _Rotation(travelling, group) if step < size - 1 else None
-            queries, keys = _visible(q.shape[2], rank, (rank - step) % size)
+            source = (rank - step) % size
+            queries, keys = _visible(q.shape[2], rank, source)
             part, weight = _attend(
                 q[:, :, queries],
                 travelling[0][:, :, keys],
                 travelling[1][:, :, keys],
                 step == 0,
                 scale,
+                _hidden(documents, rank, source, size, queries, keys),
             )
             _merge(out[:, :, queries], total[:, :, queries], part, weight)
             if arriving is not None:
                 travelling = arriving.wait()
         result = out.to(q.dtype)
-        ctx.group, ctx.scale = group, scale
+        ctx.group, ctx.scale, ctx.documents = group, scale, documents
         ctx.save_for_backward(q, k, v, result, total)
         return result
 
@@ -192,7 +210,8 @@ class _Ring(Function):
         slopes = torch.zeros_like(travelling, dtype=torch.float32)
         for step in range(size):
             arriving = _Rotation(travelling, ctx.group) if step < size - 1 else None
-            queries, keys = _visible(q.shape[2], rank, (rank - step) % size)
+            source = (rank - step) % size
+            queries, keys = _visible(q.shape[2], rank, source)
             dq, dk, dv = _attend_backward(
                 grad[:, :, queries],
                 q[:, :, queries],
@@ -202,6 +221,7 @@ class _Ring(Function):
                 total[:, :, queries],
                 step == 0,
                 ctx.scale,
+                _hidden(ctx.documents, rank, source, size, queries, keys),
             )
             grad_q[:, :, queries] += dq
             slopes[0][:, :, keys] += dk
@@ -209,7 +229,8 @@ class _Ring(Function):
             slopes = _Rotation(slopes, ctx.group).wait()
             if arriving is not None:
                 travelling = arriving.wait()
-        return grad_q.to(q.dtype), slopes[0].to(k.dtype), slopes[1].to(v.dtype), None, None
+        grads = (grad_q.to(q.dtype), slopes[0].to(k.dtype), slopes[1].to(v.dtype))
+        return *grads, None, None, None
 
 
 class _Rotation:
@@ -247,20 +268,62 @@ def _visible(length: int, rank: int, source: int) -> tuple[slice, slice]:
     return slice(half, None), slice(None)
 
 
+def _hidden(
+    documents: Tensor | None, rank: int, source: int, size: int, queries: slice, keys: slice
+) -> Tensor | None:
+    """Pairs [batch, 1, queries, keys] of tokens that do not see each other, where any are known."""
+    if documents is None:
+        return None
+    places = [local_positions("ring", documents.shape[1], r, size) for r in (rank, source)]
+    here, there = (place.to(documents.device) for place in places)
+    own, theirs = documents[:, here][:, queries], documents[:, there][:, keys]
+    hidden = own[:, None, :, None] != theirs[:, None, None, :]
+    if source == rank:
+        hidden = hidden | (here[queries, None] < there[None, keys])
+    return hidden
+
+
+def _bias(hidden: Tensor, like: Tensor) -> Tensor:
+    """What is added to the scores of every head; rows begin where CUDA's kernels can read them."""
+    batch, _, queries, keys = hidden.shape
+    row = -(-keys // 8) * 8
+    bias = torch.zeros(batch, 1, queries, row, dtype=like.dtype, device=like.device)[..., :keys]
+    return bias.masked_fill_(hidden, -torch.inf).expand(batch, like.shape[1], queries, keys)
+
+
 def _spread(x: Tensor, heads: int) -> Tensor:
     """Key/value heads repeated to the number of query heads."""
     return x.repeat_interleave(heads // x.shape[1], dim=1).contiguous()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Pair:
-    """Attention of one block of keys and its log-sum-exp [batch, heads, queries]."""
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, hidden: Tensor | None
+) -> Pair:
+    """Attention of one block of keys and its log-sum-exp [batch, heads, queries].
+
+    Queries that see none of the keys add nothing.
+    """
     heads = q.shape[1]
     q, k, v = q.contiguous(), _spread(k, heads), _spread(v, heads)
+    if hidden is not None:
+        part, weight = _attend_biased(q, k, v, _bias(hidden, q), scale)
+        blind = hidden.all(-1)  # [batch, 1, queries]
+        return part.masked_fill(blind.unsqueeze(-1), 0.0), weight.masked_fill(blind, -torch.inf)
     if q.is_cuda:
         attend = torch.ops.aten._scaled_dot_product_flash_attention
     else:
         attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     found = attend(q, k, v, 0.0, causal, scale=scale)
+    return found[0], found[1]
+
+
+def _attend_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Pair:
+    if q.is_cuda:
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        found = efficient(q, k, v, bias, True, 0.0, False, scale=scale)
+        return found[0], found[1][..., : q.shape[2]]  # padded
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    found = flash(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
     return found[0], found[1]
 
 
@@ -281,12 +344,15 @@ def _attend_backward(
     total: Tensor,
     causal: bool,
     scale: float | None,
+    hidden: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of one block, given the merged output and log-sum-exp of all blocks."""
     heads, kv_heads = q.shape[1], k.shape[1]
     full = [t.contiguous() for t in (grad, q)] + [_spread(k, heads), _spread(v, heads)]
     full += [out.contiguous(), total.contiguous()]
-    if q.is_cuda:
+    if hidden is not None:
+        dq, dk, dv = _biased_backward(full, _bias(hidden, q), scale)
+    elif q.is_cuda:
         seed = torch.empty(0, dtype=torch.uint64, device=q.device)
         lengths = (None, None, q.shape[2], k.shape[2])
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -297,4 +363,24 @@ def _attend_backward(
             *full, 0.0, causal, scale=scale
         )
     dk, dv = (t.float().unflatten(1, (kv_heads, -1)).sum(2) for t in (dk, dv))
+    return dq, dk, dv
+
+
+def _biased_backward(
+    full: list[Tensor], bias: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``full``: gradient, queries, keys, values, output and log-sum-exp."""
+    if not bias.is_cuda:
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        dq, dk, dv = backward(*full, 0.0, False, attn_mask=bias, scale=scale)
+        return dq, dk, dv
+    *inputs, out, total = full
+    queries = total.shape[-1]
+    # As the kernel's own forward pass leaves them; of the result it does not ask for strides.
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    total = F.pad(total, (0, -queries % 32))
+    seed = torch.empty(0, dtype=torch.int64, device=bias.device)
+    backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+    wanted = [True, True, True, False]
+    dq, dk, dv, _ = backward(*inputs, bias, out, total, seed, seed, 0.0, wanted, False, scale=scale)
     return dq, dk, dv

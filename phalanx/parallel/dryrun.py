@@ -9,18 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from phalanx.config import Job, micro_batches
-from phalanx.model import Transformer
-from phalanx.parallel.engine import build_parts, local_part
+from phalanx.config import Job, micro_batches, stage_jobs
+from phalanx.model import Transformer, declarations, is_orthogonalized
+from phalanx.parallel.engine import build_parts
 from phalanx.parallel.mesh import Mesh, build_mesh
 from phalanx.parallel.pipeline import stages_of_rank
 from phalanx.parallel.precision import compute_dtype
+from phalanx.parallel.weight import local_part
 from phalanx.plan.search.gpus_that_fit import MemoryFit, activation_bytes, fit_of
 from phalanx.plan.workload import MOMENT_BYTES
 
@@ -40,6 +42,7 @@ class StageRow(msgspec.Struct, frozen=True):
     optimizer_bytes: int
     activation_bytes: int  # estimated
     total_bytes: int
+    offloaded_bytes: int = 0  # of masters and moments, in host memory or on NVMe; not in the total
 
 
 class DryRunReport(msgspec.Struct, frozen=True):
@@ -77,7 +80,7 @@ def dry_run(job: Job, world_size: int) -> DryRunReport:
         micro_batches=micro_batches(job),
         parameters=sum(row.parameters for row in rows),
         rows=rows,
-        notes=[*_notes(job), *([fit.text] if fit is not None and fit.text else [])],
+        notes=[*_notes(job, rows), *([fit.text] if fit is not None and fit.text else [])],
         fit=fit,
         seconds=time.perf_counter() - began,
     )
@@ -98,31 +101,62 @@ def pretended_group(rank: int, world_size: int) -> Iterator[None]:
 def _row(
     job: Job, mesh: Mesh, position: int, parts: list[Transformer], activations: int
 ) -> StageRow:
-    whole = held = sharded = 0
-    for part in parts:
-        for parameter in part.parameters():
-            whole += parameter.numel()
-            held += parameter.numel() // _model_shards(parameter)
-            sharded += local_part(parameter).numel()
-    weights = _weight_bytes(job, mesh, held, sharded)
-    gradients = _gradient_bytes(job, mesh, held, sharded)
-    moments = 4 if job.optimizer.kind == "muon" else MOMENT_BYTES[job.optimizer.state]
-    moments += 4 if job.train.ema is not None else 0
-    optimizer = int(moments * sharded)
+    count = _count(parts)
+    weights = _weight_bytes(job, mesh, count)
+    gradients = _gradient_bytes(job, mesh, count)
+    muon = count.orthogonal_shards if job.optimizer.kind == "muon" else 0
+    optimizer = int(MOMENT_BYTES[job.optimizer.state] * (count.trained_shards - muon)) + 4 * muon
+    optimizer += 4 * count.trained_shards if job.train.ema is not None else 0
+    offloaded = 0
     if job.memory.offload != "none":
-        optimizer = 0
+        optimizer, offloaded = 0, optimizer + 4 * count.trained_shards
     return StageRow(
         pipeline_rank=position,
         stages=stages_of_rank(job.parallel, position),
         layers=[int(index) for part in parts for index in part.layers],
-        parameters=whole,
-        parameters_per_rank=held,
+        parameters=count.whole,
+        parameters_per_rank=count.held,
         weight_bytes=weights,
         gradient_bytes=gradients,
         optimizer_bytes=optimizer,
         activation_bytes=activations,
         total_bytes=weights + gradients + optimizer + activations,
+        offloaded_bytes=offloaded,
     )
+
+
+@dataclass
+class _Elements:
+    """Of a rank's parameters; one that is frozen has no gradient, and a copy no state."""
+
+    whole: int = 0  # over all ranks of the position
+    held: int = 0  # that compute, before ZeRO
+    shards: int = 0  # of those, after it
+    learning: int = 0  # that have a gradient
+    learning_shards: int = 0
+    trained: int = 0  # that have a master and moments
+    trained_shards: int = 0
+    orthogonal_shards: int = 0  # of those, matrices of which Muon keeps one moment
+
+
+def _count(parts: list[Transformer]) -> _Elements:
+    elements = _Elements()
+    for part in parts:
+        copies, said = part.embedding_copies(), dict(declarations(part))
+        for name, parameter in part.named_parameters():
+            here = parameter.numel() // _model_shards(parameter)
+            shards, learns = local_part(parameter).numel(), parameter.requires_grad
+            elements.held += here
+            elements.shards += shards
+            elements.learning += here * learns
+            elements.learning_shards += shards * learns
+            if name not in copies:  # the first stage counts it, and has its state
+                elements.whole += parameter.numel()
+                elements.trained += here * learns
+                elements.trained_shards += shards * learns
+                muons = is_orthogonalized(name, parameter.ndim, said[name])
+                elements.orthogonal_shards += shards * learns * muons
+    return elements
 
 
 def _model_shards(parameter: torch.Tensor) -> int:
@@ -138,37 +172,54 @@ def _model_shards(parameter: torch.Tensor) -> int:
     return pieces
 
 
-def _weight_bytes(job: Job, mesh: Mesh, held: int, sharded: int) -> int:
+def _weight_bytes(job: Job, mesh: Mesh, count: _Elements) -> int:
     """fp32 masters where they are sharded, and the weights that compute where they are kept."""
     width = compute_dtype(job.precision).itemsize
     if job.memory.offload == "parameters":
         return 0
     if job.memory.offload == "optimizer":  # masters leave with the moments
-        return 4 * sharded if mesh.uses_fsdp and job.parallel.zero == 3 else width * held
+        whole_shards = mesh.uses_fsdp and job.parallel.zero == 3
+        return 4 * count.shards if whole_shards else width * count.held
     if not mesh.uses_fsdp:
-        return held * (4 if width == 4 else 4 + width)
-    return 4 * sharded + (width * held if job.parallel.zero < 3 else 0)
+        return width * count.held + (4 if width < 4 else 0) * count.trained
+    return 4 * count.shards + (width * count.held if job.parallel.zero < 3 else 0)
 
 
-def _gradient_bytes(job: Job, mesh: Mesh, held: int, sharded: int) -> int:
+def _gradient_bytes(job: Job, mesh: Mesh, count: _Elements) -> int:
     """Gradients between the first micro-batch and the optimizer."""
     width = 4 if job.parallel.reduce_dtype == "float32" else compute_dtype(job.precision).itemsize
-    if not mesh.uses_fsdp and micro_batches(job) == 1 and not mesh.uses_ddp:
+    if (
+        not mesh.uses_fsdp
+        and max(micro_batches(each.job) for each in stage_jobs(job)) == 1
+        and not mesh.uses_ddp
+    ):
         width = compute_dtype(job.precision).itemsize
     kept_whole = job.parallel.zero < 2 or job.parallel.pipeline > 1
     if job.memory.offload == "parameters" and not kept_whole:
         return 0  # FSDP adds them up in host memory
-    return width * (held if kept_whole or not mesh.uses_fsdp else sharded)
+    whole = kept_whole or not mesh.uses_fsdp
+    return width * (count.learning if whole else count.learning_shards)
 
 
-def _notes(job: Job) -> list[str]:
+def _notes(job: Job, rows: list[StageRow]) -> list[str]:
     notes = ["activations are estimated; the other columns are counted"]
+    if job.train.sequence_stages:
+        notes.append("activations are those of the stage of train.sequence_stages that has most")
+    if job.adapter.kind != "none":
+        notes.append(
+            "the model's own weights are frozen: adapters alone have gradients and moments"
+        )
     if job.parallel.pipeline > 1 and job.parallel.zero >= 2:
         notes.append(
             "pipeline schedules reduce gradients once a step, so whole gradients are held "
             "although parallel.zero >= 2"
         )
-    if job.memory.offload != "none" or job.memory.offload_activations:
+    if folder := job.memory.offload_folder:
+        most = max(row.offloaded_bytes for row in rows) / 1e9
+        notes.append(
+            f"masters and moments are in files below {folder}, at most {most:.1f} GB a rank"
+        )
+    if job.memory.offload_activations or (job.memory.offload != "none" and not folder):
         notes.append("what is offloaded is in host memory and not counted")
     if job.parallel.zero == 3:
         notes.append("gathered weights of the running layer and those prefetched come on top")

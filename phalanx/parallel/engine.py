@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,8 +16,6 @@ from phalanx.config import Job, micro_batches, parameter_group, stage_jobs
 from phalanx.config.own_code import import_code
 from phalanx.data import Batch
 from phalanx.model import (
-    REPLICATED,
-    Declaration,
     Router,
     ScorePeaks,
     Transformer,
@@ -29,12 +26,13 @@ from phalanx.model import (
     prepare_post_training,
     width_factors,
 )
+from phalanx.model.post_training.preference import without_notes
 from phalanx.parallel.context import apply_context_parallel, local_positions
 from phalanx.parallel.expert import apply_expert_parallel, share_balance_statistics
 from phalanx.parallel.fsdp import DdpGradients, PeerWaitTimer, apply_fsdp, sync_gradients
 from phalanx.parallel.gradient_sums import GradientSums
 from phalanx.parallel.mesh import Mesh
-from phalanx.parallel.pipeline import Pipeline, stages_of_rank
+from phalanx.parallel.pipeline import Pipeline, SharedEmbedding, stages_of_rank
 from phalanx.parallel.precision import MainGradients, cast_parameters, compute_dtype
 from phalanx.parallel.recompute import (
     apply_activation_offload,
@@ -44,6 +42,7 @@ from phalanx.parallel.recompute import (
 )
 from phalanx.parallel.tensor import apply_tensor_parallel, enable_async_tensor_parallel
 from phalanx.parallel.virtual import VirtualGradients, losses_by_replica
+from phalanx.parallel.weight import Weight, local_part
 from phalanx.plan.memory.stages import stage_layers
 
 
@@ -51,61 +50,6 @@ class Timer(PeerWaitTimer, Protocol):
     """What the engine asks of whoever measures a step."""
 
     def phase(self, name: Any) -> AbstractContextManager[None]: ...
-
-
-@dataclass
-class Weight:
-    """One parameter as the optimizer and checkpoints see it: the block that this rank holds."""
-
-    name: str
-    parameter: nn.Parameter
-    master: Tensor  # fp32; the parameter's own memory where that is fp32
-    copies: int  # ranks that hold this same block
-    declaration: Declaration = REPLICATED
-    frozen: bool = False  # it stays as it is
-    first_row: int = 0  # of the whole parameter that the block begins with
-    width_rate: float = 1.0  # factor on the rate at which AdamW learns it
-
-    @property
-    def local(self) -> Tensor:
-        return local_part(self.parameter)
-
-    @property
-    def gradient(self) -> Tensor:
-        """The block's gradient of the finished step."""
-        main: Tensor | None = getattr(self.parameter, "main_grad", None)
-        if main is not None:
-            return main
-        if self.parameter.grad is None:
-            return torch.zeros_like(self.master, device=self.local.device)  # masters may be away
-        return local_part(self.parameter.grad)
-
-    def like(self, block: Tensor) -> Tensor:
-        """``block`` with the layout of the whole parameter, as checkpoints want it.
-
-        It may have one element for several neighbours of a row.
-        """
-        p = self.parameter
-        if not isinstance(p, DTensor):
-            return block
-        shape, stride = p.shape, p.stride()
-        if block.shape != self.master.shape:
-            row = shape[-1] * block.shape[-1] // self.master.shape[-1]
-            shape = torch.Size((*shape[:-1], row))
-            stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(
-            block, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride
-        )
-
-    def publish(self) -> None:
-        """Bring the master's values to the weight that computes."""
-        if self.master.data_ptr() != self.local.data_ptr():
-            self.local.copy_(self.master, non_blocking=True)
-
-
-def local_part(x: Tensor) -> Tensor:
-    """The block of a tensor that is on this rank."""
-    return x._local_tensor if isinstance(x, DTensor) else x.detach()
 
 
 def build_parts(job: Job, mesh: Mesh) -> list[Transformer]:
@@ -159,10 +103,9 @@ class Engine:
         self.parts = build_parts(job, mesh)
         for part in self.parts:
             part.to_empty(device="cpu" if mesh.offloads_parameters else mesh.device)
-            if job.model.tied_embedding and part.embed is not None and part.head is not None:
-                # Each module got memory of its own.
-                part.head._parameters["weight"] = part.embed._parameters["weight"]
+            part.tie()  # each module got memory of its own
         self.weights = list(self._draw_weights(job.train.seed))
+        self.shared_embedding = SharedEmbedding.of(self.parts, self.weights, job, mesh)
         self._prepare_positions()
         for module in self._modules():
             if isinstance(module, Router | ScorePeaks):
@@ -197,7 +140,10 @@ class Engine:
         if self.pipeline is not None:
             with timer.phase("backward"):  # the schedule interleaves forward and backward
                 tokens, labels, documents = (_joined(part) for part in zip(*inputs, strict=True))
-                return self.share(self.pipeline.train(tokens, labels, documents).unbind())
+                losses_here = self.pipeline.train(tokens, labels, documents)
+                if self.shared_embedding is not None:
+                    self.shared_embedding.return_gradient()
+                return self.share(losses_here.unbind())
         losses = []
         for i, (tokens, labels, documents) in enumerate(inputs):
             with self._synchronization(i, len(inputs)), self._summation(i):
@@ -239,7 +185,7 @@ class Engine:
         sums, loads = self.sum_gradients(), self._router_loads()
         kept = [load.clone() for load in loads]
         self._begin(token_weight, train=True)
-        with self._synchronization(0, 1), sums.taken(discard=True):
+        with self._synchronization(0, 1), sums.taken(discard=True), without_notes(self.parts[0]):
             self._module(*self._to_device(batch)).backward()
         self.clear_gradients()
         for load, before in zip(loads, kept, strict=True):
@@ -265,14 +211,16 @@ class Engine:
             self.main_gradients.clear()
         for virtual in self.virtual:
             virtual.clear()
-        for weight in self.weights:
-            weight.parameter.grad = None
+        for parameter in self._parameters():
+            parameter.grad = None
 
     def _begin(self, token_weight: Tensor, *, train: bool) -> None:
         for part in self.parts:
             if part.training != train:
                 part.train(train)
             part.token_weight.copy_(token_weight)
+        if self.shared_embedding is not None:
+            self.shared_embedding.refresh()
 
     @property
     def _module(self) -> nn.Module:
@@ -335,7 +283,10 @@ class Engine:
         """Fill every parameter's block; the same values whatever the mesh."""
         for part in self.parts:
             declared = dict(declarations(part))
+            copied = part.embedding_copies()
             for name, parameter in part.named_parameters():
+                if name in copied:
+                    continue  # another stage holds the weight itself
                 local = local_part(parameter)
                 shape, offset, copies = self._block(parameter)
                 master = local
@@ -384,7 +335,13 @@ class Engine:
         reduced = self.mesh.uses_ddp and self.job.parallel.reduce_dtype == "float32"
         if self.micro_batches == 1 and not reduced:
             return None
-        return MainGradients([weight.parameter for weight in self.weights])
+        return MainGradients(self._parameters())
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """All that gradients are made of."""
+        copy = self.shared_embedding.copy if self.shared_embedding is not None else None
+        weights = self.weights if copy is None else [*self.weights, copy]
+        return [weight.parameter for weight in weights]
 
     def _modules(self) -> Iterator[nn.Module]:
         for part in self.parts:

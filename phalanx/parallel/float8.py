@@ -24,7 +24,7 @@ from phalanx.model.layers import Linear, RMSNorm, SwiGLU
 
 HAS_KERNELS = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
 if HAS_KERNELS or TYPE_CHECKING:
-    from phalanx.model import cublaslt
+    from phalanx.model.cuda import cublaslt
     from phalanx.parallel import float8_kernels
 
 FORWARD = torch.float8_e4m3fn

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from phalanx.model.kernels import swiglu_block
+from phalanx.model.cuda.kernels import swiglu_block
 
 PEAKS = 1024  # partial maxima that one measurement leaves
 _ROWS = 64  # rows of a tile; as many bytes are contiguous in the transposed copy

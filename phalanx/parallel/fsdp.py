@@ -61,7 +61,8 @@ def apply_fsdp(part: Transformer, mesh: Mesh, job: Job) -> None:
             assert experts is not None
             shard(block.moe.experts, experts)
         shard(block, dense)
-    shared = shares_embedding(part.config)  # by the whole: gathered with it, and as long
+    both = part.token_table is not None and part.head is not None
+    shared = both and shares_embedding(part.config)  # gathered with the whole, and as long
     if part.embed is not None and not shared:
         shard(part.embed, dense)
         # Its backward adds into rows that the tokens name and never reads the weight.

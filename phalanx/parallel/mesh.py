@@ -7,6 +7,7 @@ re-divide shard x context x tensor. Ranks close together in number share the inn
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -96,11 +97,11 @@ class Mesh:
         assert self.dense is not None
         if self.parallel.zero == 0:
             copies = _merged(self.dense, ("replicate", "context"), self.sizes)
-            return self.dense[copies, "shard"] if copies else self.dense["shard"]
+            return _sliced(self.dense, copies, "shard") if copies else self.dense["shard"]
         shards = _merged(self.dense, ("shard", "context"), self.sizes) or "shard"
         if self.parallel.replicate > 1:
-            return self.dense["replicate", shards]
-        return self.dense[shards]
+            return _sliced(self.dense, "replicate", shards)
+        return _sliced(self.dense, shards)
 
     @cached_property
     def expert_fsdp(self) -> DeviceMesh:
@@ -137,6 +138,13 @@ def _merged(mesh: DeviceMesh, axes: tuple[str, ...], sizes: dict[str, int]) -> s
         mesh[wide]._flatten(name)
         return name
     return wide[0] if wide else None
+
+
+def _sliced(mesh: DeviceMesh, *names: str) -> DeviceMesh:
+    """Some axes of a mesh, merged ones among them, of which torch 2.11 to 2.13 warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Slicing a flattened dim")
+        return mesh[names]
 
 
 def forget_meshes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -65,8 +64,17 @@ def apply_recompute(part: Transformer, mode: str) -> None:
     for layer in part.layers.values():
         block = cast(Layer, layer)
         covered = _attention(block) if mode == "selective" and block.moe is not None else block
-        forward = covered.forward
-        covered.forward = functools.partial(checkpoint, forward, **options)
+        covered.forward = _recomputed(covered.forward, options)
+
+
+def _recomputed(forward: Callable[..., Tensor], options: dict[str, Any]) -> Callable[..., Tensor]:
+    """A function of ours: the compiler begins with none of torch's own, such as ``checkpoint``."""
+
+    def run(*inputs: Any) -> Tensor:
+        out: Tensor = checkpoint(forward, *inputs, **options)
+        return out
+
+    return run
 
 
 def _attention(block: Layer) -> nn.Module:
@@ -88,7 +96,9 @@ def _offloaded(forward: Callable[..., Tensor], pin: bool) -> Callable[..., Tenso
         with torch.autograd.graph.save_on_cpu(pin_memory=pin):
             return forward(x, context)
 
-    return run
+    # The hooks that it sets cannot be compiled; what is inside can.
+    apart: Callable[..., Tensor] = torch.compiler.disable(run, recursive=False)
+    return apart
 
 
 def compiles(job: Job, mesh: Mesh) -> bool:

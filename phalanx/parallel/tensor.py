@@ -42,16 +42,15 @@ from phalanx.parallel.collectives import (
 def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Split a model part over the ranks of ``mesh``."""
     group = mesh.get_group()
-    if part.embed is not None:
-        shard_parameter(part.embed, "weight", mesh, Shard(0))
-        part.embed.__class__ = _bind(type(part.embed), VocabParallelEmbedding, group)
+    if (table := part.token_table) is not None:
+        shard_parameter(table, "weight", mesh, Shard(0))
+        table.__class__ = _bind(type(table), VocabParallelEmbedding, group)
     for layer in part.layers.values():
         assert isinstance(layer, Layer)
         _split_layer(layer, mesh, group)
     if part.norm is not None and part.head is not None:
         shard_parameter(part.norm, "weight", mesh, Replicate(), partial=True)
-        if part.config.tied_embedding and part.embed is not None:
-            part.head._parameters["weight"] = part.embed._parameters["weight"]
+        part.tie()
         shard_parameter(part.head, "weight", mesh, Shard(0))
         part.head.__class__ = _bind(type(part.head), VocabParallelHead, group)
     if unknown := list(_unknown(part)):

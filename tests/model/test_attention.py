@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from phalanx.config import LatentAttention, Model, RopeScaling, Window
+from phalanx.config import LatentAttentionShape, Model, RopeScaling, Window
 from phalanx.model import attention
 from phalanx.model.attention import CausalAttention, document_mask, window_mask
 from phalanx.model.ops import apply_rope
@@ -19,7 +19,7 @@ from phalanx.model.rope import rope_tables
 from phalanx.model.score_peaks import ScorePeaks
 from tests.model.small_models import built, plain_context, small_model
 
-LATENT = LatentAttention(
+LATENT = LatentAttentionShape(
     query_rank=12, key_value_rank=10, content_head_dim=8, rope_head_dim=4, value_head_dim=6
 )
 KINDS: dict[str, dict[str, Any]] = {
@@ -250,7 +250,7 @@ def test_rotation_turns_each_pair_by_its_angle() -> None:
     torch.testing.assert_close(apply_rope(x, cos, sin), expected)
 
 
-def naive_latent(model: Any, x: Tensor, latent: LatentAttention, heads: int) -> Tensor:
+def naive_latent(model: Any, x: Tensor, latent: LatentAttentionShape, heads: int) -> Tensor:
     """Latent attention, one head and one query at a time."""
     attention = model.layers["0"].attention
     batch, length, _ = x.shape
@@ -283,7 +283,7 @@ def naive_latent(model: Any, x: Tensor, latent: LatentAttention, heads: int) -> 
 @pytest.mark.parametrize("query_rank", [12, 0])
 @pytest.mark.parametrize("value_head_dim", [6, 12, 16])  # narrower than keys, as wide, wider
 def test_latent_attention_equals_a_naive_one(query_rank: int, value_head_dim: int) -> None:
-    latent = LatentAttention(
+    latent = LatentAttentionShape(
         query_rank=query_rank,
         key_value_rank=10,
         content_head_dim=8,

@@ -8,13 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from phalanx.config import PRESETS, LatentAttention, Model, Moe, RopeScaling, Window, resolve_model
+from phalanx.config import (
+    PRESETS,
+    LatentAttentionShape,
+    Model,
+    Moe,
+    RopeScaling,
+    Window,
+    resolve_model,
+)
 from phalanx.model import Layer, Transformer
 from phalanx.model.cache import KeyValueCache, can_cache
 from phalanx.train.parity.shrink import VOCAB, shrunken_model
 from tests.model.small_models import built, small_model
 
-LATENT = LatentAttention(
+LATENT = LatentAttentionShape(
     query_rank=12, key_value_rank=10, content_head_dim=8, rope_head_dim=4, value_head_dim=6
 )
 FORMS: dict[str, dict[str, Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from phalanx.config import Model, Moe, MultiTokenPrediction
-from phalanx.model import Transformer
+from phalanx.config import PRESETS, Model, Moe, MultiTokenPrediction, RopeScaling
+from phalanx.model import ForwardContext, Router, Transformer
 from phalanx.model.hf import HfError, config_from_hf, export_hf, load_hf
+from phalanx.model.hf.config import config_to_hf
 from tests.model.small_models import plain_context
 
 transformers = pytest.importorskip("transformers")
@@ -221,13 +223,29 @@ def test_imported_logits_equal_those_of_transformers(case: str, tmp_path: Path) 
 def test_exported_logits_equal_ours_and_transformers_misses_nothing(
     case: str, tmp_path: Path
 ) -> None:
+    assert_exported(config_from_hf(saved(case, tmp_path / "source")), tmp_path / "out")
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gemma3", "gpt-oss"])
+def test_a_model_whose_layout_has_windows_is_exported_without_any(
+    case: str, tmp_path: Path
+) -> None:
+    """Theirs makes a mask of windows whether a layer takes it or not."""
     config = config_from_hf(saved(case, tmp_path / "source"))
+    assert config.window is not None
+    config = msgspec.structs.replace(config, window=None)
+    assert_exported(config, tmp_path / "out")
+    assert config_from_hf(tmp_path / "out") == config
+
+
+def assert_exported(config: Model, folder: Path) -> None:
+    """What is written is all that transformers asks for, and it computes the same."""
     torch.manual_seed(7)
     model = randomized(Transformer(config).eval(), "expert_bias")
     model.prepare(torch.arange(TOKENS.shape[1]))
-    export_hf(model.state_dict(), config, tmp_path / "out", torch.float32)
+    export_hf(model.state_dict(), config, folder, torch.float32)
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", output_loading_info=True
+        folder, output_loading_info=True
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     with torch.no_grad():
@@ -478,6 +496,8 @@ def test_export_refuses_what_the_layouts_cannot_express(tmp_path: Path) -> None:
     attempt(r"model\.nope_every", nope_every=2)
     attempt(r"model\.norm = 'post'", norm="post")
     attempt(r"model\.mtp", mtp=MultiTokenPrediction())
+    yarn = RopeScaling(kind="yarn", factor=2.0, original_context=32, attention_factor=1.0)
+    attempt(r"model\.attention_scale", attention_scale=0.3, rope_scaling=yarn)
     attempt(r"model\.rotary_fraction = 0\.5", rotary_fraction=0.5)
     attempt("norm.weight is missing", {k: v for k, v in state.items() if k != "norm.weight"})
     attempt(r"norm.weight has the shape \(3,\)", {**state, "norm.weight": torch.zeros(3)})
@@ -514,3 +534,80 @@ def test_a_window_that_is_exported_is_one_that_transformers_sees(tmp_path: Path)
         all_of_it = ours(msgspec.structs.replace(config, window=None), state)(TOKENS)
     torch.testing.assert_close(near[:, :8], all_of_it[:, :8], rtol=1e-4, atol=1e-5)
     assert float((near - all_of_it)[:, 8:].abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("dense", [0, 2])
+def test_the_imported_balance_loss_pulls_as_that_of_transformers(
+    dense: int, tmp_path: Path
+) -> None:
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+    layers, theirs = 6, 0.37
+    settings = {
+        **SMALL,
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": layers,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "mlp_only_layers": list(range(dense)),
+        "router_aux_loss_coef": theirs,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    model = config_from_hf(tmp_path)
+    assert model.moe is not None
+    logits = torch.randn(1, 40, 8, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    rows = (logits[0],) * (layers - dense)  # alike in all layers, of which theirs takes the mean
+    loss = load_balancing_loss_func(rows, num_experts=8, top_k=3)
+    (expected,) = torch.autograd.grad(theirs * loss, logits)
+    router = Router(8, model.moe).train()
+    router.weight.data.copy_(torch.eye(8))  # its logits are what it is given
+    empty = torch.empty(0)
+    context = ForwardContext(empty, empty, None, None, token_weight=torch.tensor(1 / 40))
+    passed, _, _ = router(logits, context)
+    (one_layer,) = torch.autograd.grad(passed.sum() * 0.0, logits)
+    assert expected.abs().max() > 1e-4
+    torch.testing.assert_close((layers - dense) * one_layer, expected)
+    assert config_to_hf(model, torch.float32)["router_aux_loss_coef"] == theirs
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(("kind", "options"), [("Mixtral", MIXTRAL), ("Qwen3Moe", QWEN_MOE)])
+def test_a_whole_models_balance_loss_has_the_gradients_of_transformers(
+    kind: str, options: dict[str, Any], layers: int, tmp_path: Path
+) -> None:
+    """Theirs multiplies means over all layers; ours is the mean of what it is for each layer."""
+    coefficient, experts, top_k = 0.37, 4, 2
+    settings = {**SMALL, **options, "num_hidden_layers": layers}
+    config = getattr(transformers, f"{kind}Config")(**settings, router_aux_loss_coef=coefficient)
+    reference = randomized(
+        getattr(transformers, f"{kind}ForCausalLM")(config), "score_correction_bias"
+    )
+    reference.save_pretrained(tmp_path)
+    said = reference(TOKENS[:1], output_router_logits=True)
+    modeling = importlib.import_module(type(reference).__module__)
+    each = [
+        modeling.load_balancing_loss_func((logits,), experts, top_k)
+        for logits in said.router_logits
+    ]
+    if layers == 1:
+        torch.testing.assert_close(each[0], said.aux_loss)
+    (coefficient * torch.stack(each).mean()).backward()
+    model = ours(config_from_hf(tmp_path), dict(load_hf(tmp_path))).train()
+    model.token_weight.fill_(1 / TOKENS.shape[1])
+    (model(TOKENS[:1]).sum() * 0.0).backward()
+    assert model.embed is not None
+    pairs = [(model.embed.weight, reference.get_input_embeddings().weight)]
+    for number in range(layers):
+        name = f"layers.{number}.moe.router.weight"
+        gate = f"model.layers.{number}.mlp.gate.weight"
+        pairs.append((model.get_parameter(name), reference.get_parameter(gate)))
+    for found, expected in pairs:
+        assert expected.grad is not None and expected.grad.abs().max() > 1e-6
+        torch.testing.assert_close(found.grad, expected.grad, rtol=2e-4, atol=1e-8)
+
+
+def test_presets_have_the_balance_losses_that_were_published() -> None:
+    published = {"mixtral-8x7b": 0.02, "qwen2-moe-57b-a14b": 0.001, "qwen3-moe-30b-a3b": 0.001}
+    for name, theirs in published.items():
+        assert config_to_hf(PRESETS[name], torch.float32)["router_aux_loss_coef"] == theirs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from phalanx.config import Job, check, job_from_table, resolve
 from phalanx.parallel.dryrun import DryRunReport
 from phalanx.parallel.dryrun import dry_run as dry_run_here
 from phalanx.plan.memory.model_counts import parameters
+from phalanx.train.parity.prove import make_trainer
+from tests.parallel.test_parity import make_job
 from tests.ranks import run_alone
 
 
@@ -55,6 +58,17 @@ def test_sixteen_bytes_a_parameter_divided_by_the_zero_level(zero: int) -> None:
     assert found == pytest.approx(held * (whole + divided / 16), rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_optimizer_holds_what_the_trainer_holds(kind: str) -> None:
+    """Muon keeps one moment of its matrices, and two of what is left to AdamW."""
+    job = make_job(1, {"optimizer": {"kind": kind}})
+    trainer = make_trainer(job)
+    state = trainer.optimizer.tensors().items()
+    held = sum(each.nbytes for name, each in state if name != "optimizer.step")
+    trainer.close()
+    assert [row.optimizer_bytes for row in dry_run(job, 1).rows] == [held]
+
+
 def test_stages_cover_the_405b_model_on_16384_ranks() -> None:
     job = job_of("llama3-405b", 16384, {"tensor": 8, "pipeline": 16, "zero": 1})
     report = dry_run(job, 16384)
@@ -64,6 +78,19 @@ def test_stages_cover_the_405b_model_on_16384_ranks() -> None:
     outer = (len(report.rows[0].layers), len(report.rows[-1].layers))
     assert min(len(row.layers) for row in report.rows) >= 7
     assert max(outer) <= max(len(row.layers) for row in report.rows), "the head counts as work"
+
+
+def dry_run_strictly(job: Job, world_size: int) -> DryRunReport:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        return dry_run_here(job, world_size)
+
+
+@pytest.mark.parametrize("axes", [{}, {"replicate": 2}, {"zero": 0}])
+def test_nothing_is_warned_of_that_a_reader_could_not_change(axes: dict[str, int]) -> None:
+    job = job_of("llama3-8b", 16, {"context": 2, **axes})
+    report: DryRunReport = run_alone(dry_run_strictly, job, 16)
+    assert report.rows
 
 
 def test_expert_and_tensor_parallelism_divide_what_a_rank_computes_with() -> None:

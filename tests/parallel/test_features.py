@@ -13,16 +13,17 @@ from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train.parity.prove import LOSS_TOLERANCE, NORM_TOLERANCE, train
 from phalanx.train.trainer import Trainer
-from tests.parallel.test_parity import MODELS, STEPS, make_job, train_alone
+from tests.parallel.test_parity import MODELS, STEPS, make_job, micro_batch, train_alone
 from tests.shared_ranks import SharedRanks
 
 # Tensor parallelism on CPUs takes its time for each layer: no more of them than a case needs.
 BASE: dict[str, dict[str, Any]] = {
     "model": {"layers": 2},
-    "train": {"steps": STEPS, "micro_batch": 2},
+    "train": {"steps": STEPS},
 }
 FOUR_LAYERS = {"model": {"layers": 4}}
 
+RING = {"context": 2, "context_method": "ring"}
 SCHEDULE_FREE = {"optimizer": {"kind": "schedule-free"}, "schedule": {"kind": "constant"}}
 
 # name: (sections of both runs, ranks and parallel section of the run on a mesh, further sections)
@@ -60,7 +61,7 @@ SAME: dict[str, Case] = {
         {},
         2,
         {"pipeline": 2},
-        {"memory": {"recompute": "full"}, "train": {"micro_batch": 1}},
+        {"memory": {"recompute": "full"}},
     ),
     "offload-parameters": ({}, 2, {}, {"memory": {"offload": "parameters"}}),
     "offload-parameters-of-one-rank": ({}, 1, {}, {"memory": {"offload": "parameters"}}),
@@ -72,7 +73,7 @@ SAME: dict[str, Case] = {
         SCHEDULE_FREE,
         2,
         {"pipeline": 2},
-        {"train": {"micro_batch": 1}},
+        {},
     ),
     "muon-tp-fsdp": ({"optimizer": {"kind": "muon"}}, 4, {"tensor": 2}, {}),
     "muon-experts": (
@@ -90,8 +91,51 @@ SAME: dict[str, Case] = {
     "tied-ddp": ({"model": {"tied_embedding": True}}, 2, {"zero": 0}, {}),
     "tied-fsdp": ({"model": {"tied_embedding": True}}, 2, {}, {}),
     "tied-tp-fsdp": ({"model": {"tied_embedding": True}}, 4, {"tensor": 2}, {}),
+    "tied-schedule-free-pipeline": (
+        {**SCHEDULE_FREE, "model": {"tied_embedding": True}},
+        2,
+        {"pipeline": 2},
+        {},
+    ),
+    "tied-muon-pipeline": (
+        {"optimizer": {"kind": "muon"}, "model": {"tied_embedding": True}},
+        2,
+        {"pipeline": 2},
+        {},
+    ),
+    "tied-offload-parameters-pipeline": (
+        {"model": {"tied_embedding": True}},
+        4,
+        {"pipeline": 2},
+        {"memory": {"offload": "parameters"}},
+    ),
+    "muon-offload-parameters-pipeline": (  # FSDP over the one rank of each stage
+        {"optimizer": {"kind": "muon"}},
+        2,
+        {"pipeline": 2},
+        {"memory": {"offload": "parameters"}},
+    ),
     "documents-tp": ({"data": {"document_mask": True}}, 2, {"tensor": 2}, {}),
     "documents-ulysses": ({"data": {"document_mask": True}}, 2, {"context": 2}, {}),
+    "documents-ring": ({"data": {"document_mask": True}}, 4, RING, {}),
+    "documents-ring-grouped": (
+        {"data": {"document_mask": True}, "model": MODELS["grouped"]},
+        4,
+        {**RING, "context": 4},
+        {"memory": {"recompute": "full"}},
+    ),
+    "documents-ring-latent": (
+        {"data": {"document_mask": True}, "model": MODELS["latent"]},
+        2,
+        RING,
+        {},
+    ),
+    "documents-mtp-ring": (
+        {"data": {"document_mask": True}, "model": MODELS["mtp"]},
+        2,
+        RING,
+        {},
+    ),
     "documents-mtp-ulysses": (
         {"data": {"document_mask": True}, "model": MODELS["mtp"]},
         2,
@@ -102,7 +146,7 @@ SAME: dict[str, Case] = {
         {"data": {"document_mask": True}},
         2,
         {"pipeline": 2},
-        {"train": {"micro_batch": 1}},
+        {},
     ),
     "no-prefetch": (FOUR_LAYERS, 2, {"prefetch_layers": 0}, {}),
     "deep-prefetch": (FOUR_LAYERS, 2, {"prefetch_layers": 3}, {}),
@@ -119,11 +163,26 @@ def merged(*tables: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", SAME)
+def alone(*tables: dict[str, Any]) -> Job:
+    """What a run on a mesh is compared with."""
+    return make_job(1, merged({"train": {"micro_batch": 4}}, *tables))
+
+
+def on_mesh(ranks: int, parallel: dict[str, Any], *tables: dict[str, Any]) -> Job:
+    section = {"micro_batch": micro_batch(ranks, parallel)}
+    return make_job(ranks, merged({"train": section, "parallel": parallel}, *tables))
+
+
+# Of recompute what is selective keeps another part of the same layers, sharded or not.
+IN_SOAK = {"recompute-selective-tp", "recompute-selective-experts"}
+CASES = [pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK else ()) for name in SAME]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_feature_changes_nothing_but_where_and_when(name: str, shared_ranks: SharedRanks) -> None:
     common, ranks, parallel, further = SAME[name]
-    expected = train_alone(make_job(1, merged(common)))
-    job = make_job(ranks, merged(common, {"parallel": parallel}, further))
+    expected = train_alone(alone(common))
+    job = on_mesh(ranks, parallel, common, further)
     for found in shared_ranks.run(ranks, train, job):
         for (loss, norm), (expected_loss, expected_norm) in zip(found, expected, strict=True):
             assert loss == pytest.approx(expected_loss, rel=LOSS_TOLERANCE)
@@ -142,6 +201,12 @@ LOW_PRECISION: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     ),
     "bf16-tp": (2, {"tensor": 2}, {"compute": "bfloat16"}),
     "bf16-pp": (2, {"pipeline": 2}, {"compute": "bfloat16"}),
+    "bf16-tied-pp": (2, {"pipeline": 2}, {"compute": "bfloat16"}),
+    "bf16-tied-pp-zero-bubble": (
+        2,
+        {"pipeline": 2, "schedule": "zero-bubble"},
+        {"compute": "bfloat16"},
+    ),
     "bf16-pp-zero-bubble": (
         2,
         {"pipeline": 2, "schedule": "zero-bubble"},
@@ -160,13 +225,22 @@ LOW_PRECISION: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOW_PRECISION)
+# Each is proved by one in fp8, which computes in bf16 too, or with one rank or schedule more.
+LOW_IN_SOAK = {"bf16-tp", "bf16-pp", "bf16-single", "fp8-single"}
+LOW_CASES = [
+    pytest.param(name, marks=pytest.mark.soak if name in LOW_IN_SOAK else ())
+    for name in LOW_PRECISION
+]
+
+
+@pytest.mark.parametrize("name", LOW_CASES)
 def test_low_precision_follows_fp32(name: str, shared_ranks: SharedRanks) -> None:
     ranks, parallel, precision = LOW_PRECISION[name]
     # One common token in half of the positions gives a loss that falls: lagging weights show.
-    common = {"train": {"steps": 6}} | (FOUR_LAYERS if "schedule" in parallel else {})
-    expected = train_alone(make_job(1, merged(common)))
-    job = make_job(ranks, merged(common, {"parallel": parallel, "precision": precision}))
+    common = merged({"train": {"steps": 4}}, FOUR_LAYERS if "schedule" in parallel else {})
+    common["model"] |= {"tied_embedding": "tied" in name}
+    expected = train_alone(alone(common))
+    job = on_mesh(ranks, parallel, common, {"precision": precision})
     for found in shared_ranks.run(ranks, train, job):
         for (loss, norm), (expected_loss, expected_norm) in zip(found, expected, strict=True):
             assert loss == pytest.approx(expected_loss, rel=2e-3)
@@ -205,6 +279,14 @@ RESHAPES: dict[str, tuple[str, tuple[int, dict[str, Any]], tuple[int, dict[str, 
     "gpt-oss-tp2-to-ep2": ("gpt-oss-moe", (2, {"tensor": 2}), (2, {"expert": 2})),
     "moe-tp2-to-ep2": ("moe-bias", (2, {"tensor": 2}), (2, {"expert": 2})),
     "mtp-tp2-to-fsdp2": ("mtp", (2, {"tensor": 2}), (2, {})),
+    "mtp-pp2-to-tp2": ("mtp", (2, {"pipeline": 2}), (2, {"tensor": 2})),
+    "tied-fsdp2-to-pp2": ("tied", (2, {}), (2, {"pipeline": 2})),
+    "tied-pp2-to-single": ("tied", (2, {"pipeline": 2}), (1, {})),
+    "tied-zero-bubble-to-pp2": (
+        "tied",
+        (2, {"pipeline": 2, "schedule": "zero-bubble"}),
+        (2, {"pipeline": 2}),
+    ),
 }
 
 
@@ -218,9 +300,9 @@ def test_a_checkpoint_continues_on_another_mesh(
         "train": {"steps": 2 * SAVED, "validate_samples": 8},
         "data": {"validation_fraction": 0.5},
     }
-    straight = train_alone(make_job(1, merged(common)))
-    first = make_job(ranks_before, merged(common, {"parallel": before}))
-    then = make_job(ranks_after, merged(common, {"parallel": after}))
+    straight = train_alone(alone(common))
+    first = on_mesh(ranks_before, before, common)
+    then = on_mesh(ranks_after, after, common)
     validated = shared_ranks.run(ranks_before, save, first, tmp_path)
     for start, losses in shared_ranks.run(ranks_after, continue_from, then, tmp_path):
         assert start == pytest.approx(validated[0], rel=LOSS_TOLERANCE)

@@ -112,7 +112,16 @@ MODELS: dict[str, dict[str, Any]] = {  # a step on CPUs takes as long as it has 
         "moe": {**EXPERTS, "groups": 2, "top_groups": 1, "z_loss_coefficient": 0.1},
     },
     "moe-bias": {"layers": 2, "moe": {**EXPERTS, "balance": "bias", "score": "sigmoid"}},
+    "tied": {"layers": 2, "tied_embedding": True},
+    "tied-four-layers": {"tied_embedding": True},
+    "tied-mtp": {"layers": 2, "tied_embedding": True, "mtp": {"weight": 1.0}},
     "mtp": {"layers": 2, "mtp": {"layers": 2, "weight": 1.0}},
+    "mtp-deep": {"mtp": {"weight": 1.0}},
+    "mtp-moe-two": {
+        "layers": 2,
+        "moe": {**EXPERTS, "balance": "bias", "score": "sigmoid"},
+        "mtp": {"weight": 1.0},
+    },
     "mtp-moe": {
         "layers": 1,
         "moe": {**EXPERTS, "balance": "bias", "score": "sigmoid"},
@@ -189,6 +198,24 @@ MESHES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "ep2xfsdp2": (4, "moe", {"expert": 2}),
     "ep4-hsdp": (4, "moe", {"expert": 2, "replicate": 2}),
     "ep2xtp2": (4, "moe", {"expert": 2, "tensor": 2}),
+    "tied-pp2-gpipe": (2, "tied", {"pipeline": 2, "schedule": "gpipe"}),
+    "tied-pp2-interleaved": (2, "tied-four-layers", {"pipeline": 2, "schedule": "interleaved"}),
+    "tied-pp2-zero-bubble": (2, "tied-four-layers", {"pipeline": 2, "schedule": "zero-bubble"}),
+    "tied-pp4": (4, "tied-four-layers", {"pipeline": 4}),
+    "tied-pp2xfsdp2": (4, "tied", {"pipeline": 2}),
+    "tied-pp2xfsdp2-zero-bubble": (
+        4,
+        "tied-four-layers",
+        {"pipeline": 2, "schedule": "zero-bubble", "zero": 2},
+    ),
+    "tied-pp2xtp2": (4, "tied", {"pipeline": 2, "tensor": 2}),
+    "tied-pp2xcp2": (4, "tied", {"pipeline": 2, "context": 2}),
+    "tied-mtp-pp2": (2, "tied-mtp", {"pipeline": 2}),
+    "tied-mtp-pp2xtp2": (4, "tied-mtp", {"pipeline": 2, "tensor": 2}),
+    "mtp-pp2-interleaved": (2, "mtp-deep", {"pipeline": 2, "schedule": "interleaved"}),
+    "mtp-pp2xfsdp2": (4, "mtp", {"pipeline": 2}),
+    "mtp-pp2xcp2-ring": (4, "mtp", {"pipeline": 2, "context": 2, "context_method": "ring"}),
+    "mtp-ep2xpp2": (4, "mtp-moe-two", {"expert": 2, "pipeline": 2}),
     "mtp-ddp2": (2, "mtp", {"zero": 0}),
     "mtp-tp2xfsdp2": (4, "mtp", {"tensor": 2}),
     "mtp-cp2-ring": (2, "mtp", {"context": 2, "context_method": "ring"}),
@@ -206,13 +233,18 @@ def reference_of_mesh(name: str, steps: int = STEPS) -> list[tuple[float, float]
     return train_alone(make_job(1, {"model": MODELS[model], "train": train_section}))
 
 
+def micro_batch(ranks: int, parallel: dict[str, Any]) -> int:
+    """Two of them a replica prove accumulation; a pipeline needs two a stage to fill."""
+    stages: int = parallel.get("pipeline", 1)
+    split: int = math.prod(parallel.get(axis, 1) for axis in ("tensor", "context"))
+    replicas = ranks // split // stages
+    return max(1, 8 // replicas // (2 * stages))
+
+
 def job_of_mesh(name: str, steps: int = STEPS) -> Job:
     """The job that trains on a mesh of the table."""
     ranks, model, parallel = MESHES[name]
-    # Two micro-batches a replica prove accumulation; a pipeline needs two a stage to fill.
-    stages = parallel.get("pipeline", 1)
-    replicas = ranks // math.prod(parallel.get(axis, 1) for axis in ("tensor", "context")) // stages
-    train_section = {"micro_batch": max(1, 8 // replicas // (2 * stages)), "steps": steps}
+    train_section = {"micro_batch": micro_batch(ranks, parallel), "steps": steps}
     return make_job(ranks, {"model": MODELS[model], "parallel": parallel, "train": train_section})
 
 
@@ -221,7 +253,22 @@ def job_of_mesh(name: str, steps: int = STEPS) -> Job:
 IN_SOAK = {"fsdp4", "pp4-gpipe", "pp2xtp2xfsdp2", "ep2xfsdp2xpp2"}
 IN_SOAK |= {"gemma-fsdp2", "mistral-fsdp2", "olmo-fsdp2"}
 # Proved for the families themselves by tests/train/parity/test_families.py.
-IN_SOAK |= {"olmo-pp2", "olmo-cp2", "gpt-oss-fsdp2", "gpt-oss-tp2", "gpt-oss-cp2"}
+IN_SOAK |= {
+    "gemma-pp2",
+    "gemma-cp2",
+    "olmo-pp2",
+    "olmo-cp2",
+    "gpt-oss-fsdp2",
+    "gpt-oss-tp2",
+    "gpt-oss-cp2",
+}
+# Proved pair by pair: by ep2xfsdp2 and hsdp2x2, by cp2xtp2 and cp2-ulysses, by tp2xfsdp2 and ddp2,
+# by fsdp3-batch8.
+IN_SOAK |= {"ep4-hsdp", "cp2xtp2-ulysses", "tp2xddp2", "ddp3-batch8"}
+# And by mtp-ep2, by families with it and, on a tensor axis, by tests/parallel/test_features.py.
+IN_SOAK |= {"mtp-tp2xfsdp2", "mtp-ep2xtp2"}
+# Several axes at once, of which each pair is proved above.
+IN_SOAK |= {"tied-pp4", "tied-pp2xcp2", "tied-mtp-pp2xtp2", "mtp-pp2xcp2-ring"}
 CASES = [pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK else ()) for name in MESHES]
 
 

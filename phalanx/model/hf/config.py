@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from phalanx.config import LatentAttention, Model, Moe, MultiTokenPrediction
+from phalanx.config import LatentAttentionShape, Model, Moe, MultiTokenPrediction
 from phalanx.model.hf.families import (
     ACTIVATIONS,
     FAMILIES,
@@ -108,7 +108,7 @@ def with_latent(folder: Path, config: dict[str, Any], model: Model) -> Model:
         model,
         kv_heads=model.heads,
         head_dim=key["content_head_dim"] + key["rope_head_dim"],
-        latent=LatentAttention(query_rank=config.get("q_lora_rank") or 0, **key),
+        latent=LatentAttentionShape(query_rank=config.get("q_lora_rank") or 0, **key),
     )
     model = structs.replace(model, mtp=_mtp(folder, config, model))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -175,18 +175,30 @@ def _moe(folder: Path, config: dict[str, Any]) -> Moe:
         return _deepseek_moe(folder, config)
     experts = "num_local_experts" if "num_local_experts" in config else "num_experts"
     width = "intermediate_size" if family.one_ffn else "moe_intermediate_size"
+    top_k = _required(folder, config, "num_experts_per_tok")
+    layers = _required(folder, config, "num_hidden_layers") - len(dense)
+    theirs = config.get("router_aux_loss_coef", 0.001)
     return Moe(
         experts=_required(folder, config, experts),
-        top_k=_required(folder, config, "num_experts_per_tok"),
+        top_k=top_k,
         ffn=_required(folder, config, width),
         first_dense_layers=len(dense),
         normalize_top_k=family.one_ffn or config.get("norm_topk_prob", False),
-        auxiliary_coefficient=config.get("router_aux_loss_coef", 0.001),
+        auxiliary_coefficient=_rounded(theirs * top_k / max(1, layers)),
         biases=family.expert_biases,
         shared_experts=int(family.shared_gate),
         shared_ffn=_required(folder, config, SHARED_WIDTH) if family.shared_gate else 0,
         shared_gate=family.shared_gate,
     )
+
+
+def _rounded(coefficient: float) -> float:
+    """Of a balance loss, as it is written: there and back again it is the same.
+
+    Theirs counts each of a token's experts, and is the mean over layers; in ours experts share a
+    token, and each layer adds its own: ours is theirs times experts of a token, by layers.
+    """
+    return float(f"{coefficient:.12g}")
 
 
 def _deepseek_moe(folder: Path, config: dict[str, Any]) -> Moe:
@@ -234,14 +246,14 @@ def kind_of(model: Model) -> str:
 
 def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str, Any]:
     """The content of config.json for a resolved model, for transformers 4 and 5."""
-    kind = kind_of(model)
-    family, moe = FAMILIES[kind], model.moe
+    family_name = kind_of(model)
+    family, moe = FAMILIES[family_name], model.moe
     activation = next((name for name, mlp in ACTIVATIONS.items() if mlp == model.mlp), "silu")
     if model.rope_scaling is not None:
         context = context or int(model.rope_scaling.factor * model.rope_scaling.original_context)
     config: dict[str, Any] = {
         "architectures": [family.architecture],
-        "model_type": kind,
+        "model_type": family_name,
         "hidden_size": model.dim,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
@@ -275,11 +287,12 @@ def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str
         return config
     if moe is not None:
         config["num_experts_per_tok"] = moe.top_k
-        config["router_aux_loss_coef"] = moe.auxiliary_coefficient
+        sparse = model.layers - moe.first_dense_layers
+        config["router_aux_loss_coef"] = _rounded(moe.auxiliary_coefficient * sparse / moe.top_k)
         config["num_local_experts" if family.one_ffn else "num_experts"] = moe.experts
     if moe is not None and family.shared_gate:
         config[SHARED_WIDTH] = moe.shared_ffn
-    if moe is not None and kind in ("qwen2_moe", "qwen3_moe"):
+    if moe is not None and family_name in ("qwen2_moe", "qwen3_moe"):
         config["moe_intermediate_size"] = moe.ffn
         config["norm_topk_prob"] = moe.normalize_top_k
         config["mlp_only_layers"] = list(range(moe.first_dense_layers))
@@ -298,7 +311,7 @@ def _scalar(model: Model) -> int:
     return scalar
 
 
-def _deepseek_keys(latent: LatentAttention, moe: Moe) -> dict[str, Any]:
+def _deepseek_keys(latent: LatentAttentionShape, moe: Moe) -> dict[str, Any]:
     return {
         **{theirs: getattr(latent, ours) for ours, theirs in LATENT_KEYS.items()},
         "q_lora_rank": latent.query_rank or None,

@@ -76,13 +76,19 @@ def export_hf(
 
 def exporter(model: Model, dtype: torch.dtype) -> Callable[[str, Tensor], dict[str, Tensor]]:
     """What makes of one of our tensors those that a Hugging Face folder has in its place."""
-    known = {rule.fqn: rule for rule in rules(model, kind_of(model)) if _is_stored(rule, model)}
+    known: dict[str, list[Rule]] = {}
+    for rule in (*rules(model, kind_of(model)), *copies(model)):
+        if _is_stored(rule, model):
+            known.setdefault(rule.fqn, []).append(rule)
 
     def export(fqn: str, whole: Tensor) -> dict[str, Tensor]:
-        if (rule := known.get(fqn)) is None:
-            return {}
-        parts = zip(_pieces(rule), rule.sources[0].split(whole.detach()), strict=True)
-        return {name: _own_copy(part, rule.keep or dtype) for (name, _), part in parts}
+        return {
+            name: _own_copy(part, rule.keep or dtype)
+            for rule in known.get(fqn, ())
+            for (name, _), part in zip(
+                _pieces(rule), rule.sources[0].split(whole.detach()), strict=True
+            )
+        }
 
     return export
 

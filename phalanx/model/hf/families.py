@@ -130,7 +130,7 @@ FORMS = (
 def obstacles(model: Model, family: ModelFamily) -> list[str]:
     """Settings of a resolved model that keep it from being of a family."""
     default = Model()
-    found = [
+    differences = [
         f"model.{name} = {getattr(model, name)!r}"
         for name in FORMS
         if getattr(model, name) != family.has.get(name, getattr(default, name))
@@ -160,8 +160,8 @@ def obstacles(model: Model, family: ModelFamily) -> list[str]:
         and not family.one_rope,
         "model.moe": (model.moe is not None) != family.moe,
     }
-    found += [setting for setting, present in wrong.items() if present]
-    return found + (_expert_obstacles(model.moe, family) if model.moe is not None else [])
+    differences += [setting for setting, present in wrong.items() if present]
+    return differences + (_expert_obstacles(model.moe, family) if model.moe is not None else [])
 
 
 def _has_mlp(model: Model, family: ModelFamily) -> bool:
@@ -175,7 +175,8 @@ def _has_scale(model: Model, family: ModelFamily) -> bool:
         return True
     scaling = model.rope_scaling
     yarn = scaling is not None and scaling.kind == "yarn" and scaling.attention_factor == 1.0
-    return family.latent and yarn and model.attention_scale == latent_scale(model)
+    both = family.latent and model.latent is not None
+    return both and yarn and model.attention_scale == latent_scale(model)
 
 
 def latent_scale(model: Model) -> float:

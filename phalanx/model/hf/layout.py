@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phalanx.config import LatentAttention, Model, gate_up_groups
+from phalanx.config import LatentAttentionShape, Model, gate_up_groups
 
 # Our norms of a block by their place, and what stands before "layernorm" in theirs.
 NORMS = {
@@ -62,13 +62,14 @@ def rules(model: Model, kind: str) -> Iterator[Rule]:
 def copies(model: Model) -> list[Rule]:
     """Tensors that are stored once more with each layer that predicts tokens further on."""
     shape = (model.vocab, model.dim)
+    head = "embed.weight" if model.tied_embedding else "head.weight"
     depths = range(model.mtp.layers if model.mtp is not None else 0)
     return [
         _same(ours, prediction_prefix(model, depth) + theirs, shape)
         for depth in depths
         for ours, theirs in (
             ("embed.weight", "embed_tokens.weight"),
-            ("head.weight", "shared_head.head.weight"),
+            (head, "shared_head.head.weight"),
         )
     ]
 
@@ -123,7 +124,9 @@ def _grouped_rules(model: Model, ours: str, attention: str) -> Iterator[Rule]:
         yield _same(ours + "attention.sinks", attention + "sinks", (model.heads,))
 
 
-def _latent_rules(model: Model, latent: LatentAttention, ours: str, theirs: str) -> Iterator[Rule]:
+def _latent_rules(
+    model: Model, latent: LatentAttentionShape, ours: str, theirs: str
+) -> Iterator[Rule]:
     rank, narrow = latent.query_rank, latent.key_value_rank
     content, rope, heads = latent.content_head_dim, latent.rope_head_dim, model.heads
     query = "q_b_proj" if rank else "q_proj"

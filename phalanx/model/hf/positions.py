@@ -45,7 +45,8 @@ def write_positions(model: Model, family: ModelFamily) -> dict[str, Any]:
     if family.window == "pattern":
         windowed = [has_window(model, layer) for layer in range(model.layers)]
         written["layer_types"] = [SLIDING if near else FULL for near in windowed]
-        written["sliding_window"] = None if window is None else window.size
+        # Theirs asks for a size also where no layer has a window.
+        written["sliding_window"] = (window or Window()).size
     if family.window == "pattern" and not family.one_rope:
         theta = (window.rope_theta if window is not None else 0.0) or model.rope_theta
         scaled = window is None or window.rope_scaled
@@ -78,18 +79,18 @@ def _theta(rope: dict[str, Any], default: float) -> float:
 
 
 def _scaling(config: dict[str, Any], rope: dict[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type == "default":
         return None
-    if kind not in ("llama3", "linear", "yarn"):
+    if rope_type not in ("llama3", "linear", "yarn"):
         known = "only 'llama3', 'linear' and 'yarn'"
-        raise ValueError(f"RoPE scaling of type {kind!r} is not supported, {known}")
+        raise ValueError(f"RoPE scaling of type {rope_type!r} is not supported, {known}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor is not supported in this layout, only 1.0")
     factor = float(_required(rope, "factor"))
-    if kind == "linear":
+    if rope_type == "linear":
         return RopeScaling(kind="linear", factor=factor)
-    if kind == "yarn":
+    if rope_type == "yarn":
         return _yarn(config, rope, factor)
     return RopeScaling(
         factor=factor,

@@ -6,6 +6,8 @@ probable each has become than it was to the same model without its adapters, the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -34,6 +36,7 @@ class PairLoss(TokenLoss):
         self.beta = settings.beta
         self.documents: Tensor | None = None  # [batch, seq]
         self.reference: Tensor | None = None  # [batch, pairs, 2]; None: it is what is asked for
+        self.notes = True  # whether pairs count in the sums
         self._sums: Tensor | None = None
 
     def total(self, logits: Tensor, labels: Tensor, token_weight: Tensor) -> Tensor:
@@ -43,7 +46,7 @@ class PairLoss(TokenLoss):
             return scores
         rewards = self.beta * (scores - self.reference)
         margins = rewards[..., 0] - rewards[..., 1]
-        if torch.is_grad_enabled():  # a validation is no training
+        if self.notes and torch.is_grad_enabled():  # a validation is no training
             self._note(rewards.detach(), answered)
         return -(F.logsigmoid(margins) * answered).sum() * token_weight
 
@@ -80,10 +83,14 @@ class PreferenceModel(Transformer):
     """With labels, the loss of pairs: a pass without adapters, which is constant, and one with."""
 
     def forward(
-        self, x: Tensor, labels: Tensor | None = None, documents: Tensor | None = None
+        self,
+        x: Tensor,
+        labels: Tensor | None = None,
+        documents: Tensor | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
-        if labels is None or self.head is None:
-            return super().forward(x, labels, documents)
+        if labels is None or self.head is None or self.head.scores_rows:
+            return super().forward(x, labels, documents, tokens)
         loss = self.head.own_loss
         assert isinstance(loss, PairLoss) and documents is not None
         loss.documents, loss.reference = documents, None
@@ -106,3 +113,16 @@ def pair_loss_of(part: Transformer) -> PairLoss | None:
     """The loss of pairs that a model part has; None: it has another one."""
     loss = None if part.head is None else part.head.own_loss
     return loss if isinstance(loss, PairLoss) else None
+
+
+@contextmanager
+def without_notes(part: Transformer) -> Iterator[None]:
+    """Inside, what is computed is no part of a step: no pair is noted."""
+    loss = pair_loss_of(part)
+    if loss is not None:
+        loss.notes = False
+    try:
+        yield
+    finally:
+        if loss is not None:
+            loss.notes = True

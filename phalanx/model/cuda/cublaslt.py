@@ -2,19 +2,24 @@
 
 The library's first choice assumes full clocks. Under the power limit, where long training
 steps run, other tile shapes are up to a tenth faster, so each shape's candidates are
-timed when it is first met. Imported on CUDA builds only.
+timed when it is first met, unless a table has its choice (`matmul_table.py`). Imported on CUDA
+builds only.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import statistics
 from ctypes import Structure, byref, c_float, c_int, c_int8, c_size_t, c_uint64, c_void_p
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from phalanx.model.cuda.matmul_table import MatmulTable, Tuned
 
 WORKSPACE_BYTES = 32 << 20
 CANDIDATES = 8
@@ -29,8 +34,11 @@ _TYPES = {torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
 _TRANSPOSE_A, _TRANSPOSE_B, _SCALE_A, _SCALE_B, _FAST_ACCUMULATION = 3, 4, 17, 18, 25
 _MAX_WORKSPACE = 1
 
+# Where choices of this process are kept, and found by the next one; "": nowhere.
+FOLDER_VARIABLE = "PHALANX_MATMULS"
 
-class _Candidate(Structure):
+
+class Algorithm(Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
@@ -54,6 +62,14 @@ class MatmulProblem(NamedTuple):
     b: torch.dtype
     fast: bool  # fp8: sum in the tensor cores' short format
 
+    @property
+    def text(self) -> str:
+        """Its name in tables."""
+        turns = f"{'t' if self.turn_a else 'n'}{'t' if self.turn_b else 'n'}"
+        types = "-".join(str(each).removeprefix("torch.") for each in (self.a, self.b))
+        shape = f"{self.rows}x{self.columns}x{self.inner}"
+        return f"{shape}-{turns}-{types}{'-fast' if self.fast else ''}"
+
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
@@ -72,6 +88,17 @@ def library() -> ctypes.CDLL | None:
 def _check(status: int) -> None:
     if status:
         raise RuntimeError(f"cuBLASLt failed with status {status}")
+
+
+@functools.cache
+def table(device: int) -> MatmulTable:
+    """The choices that are known for a device and the library that is loaded."""
+    lib = library()
+    assert lib is not None
+    lib.cublasLtGetVersion.restype = c_size_t
+    folder = os.environ.get(FOLDER_VARIABLE)
+    name = torch.cuda.get_device_name(device)
+    return MatmulTable(name, int(lib.cublasLtGetVersion()), Path(folder) if folder else None)
 
 
 @functools.cache
@@ -97,7 +124,8 @@ class MatmulPlan:
     def __init__(self, problem: MatmulProblem, device: int) -> None:
         lib = library()
         assert lib is not None
-        self.lib, self.handle, self.device = lib, _handle(device), device
+        self.problem, self.device = problem, device
+        self.lib, self.handle = lib, _handle(device)
         self.operation = c_void_p()
         _check(lib.cublasLtMatmulDescCreate(byref(self.operation), _COMPUTE_32F, _R_32F))
         self._set(_TRANSPOSE_A, c_int(problem.turn_b))
@@ -110,8 +138,8 @@ class MatmulPlan:
         self.a, self.b = self._layout(p.a, *a_shape), self._layout(p.b, *b_shape)
         self.out = self._layout(torch.bfloat16, p.rows, p.columns)
         self.one, self.zero = c_float(1.0), c_float(0.0)
-        self.candidates: list[_Candidate] = []
-        self.chosen: _Candidate | None = None
+        self.candidates: list[Algorithm] = []
+        self.chosen: Algorithm | None = None
 
     def _set(self, attribute: int, value: ctypes._SimpleCData[int] | c_void_p) -> None:
         size = ctypes.sizeof(value)
@@ -127,15 +155,43 @@ class MatmulPlan:
 
     def run(self, a: Tensor, b: Tensor, out: Tensor, scales: tuple[Tensor, Tensor] | None) -> None:
         """Compute into ``out``; the first call also chooses the algorithm."""
+        self.scale(scales)
+        if self.chosen is None:
+            self.chosen = self._known() or self._timed(a, b, out)
+        self.launch(self.chosen, a, b, out)
+
+    def scale(self, scales: tuple[Tensor, Tensor] | None) -> None:
+        """What the operands are multiplied by; fp8 alone is."""
         if scales is not None:
             self._set(_SCALE_A, c_void_p(scales[1].data_ptr()))
             self._set(_SCALE_B, c_void_p(scales[0].data_ptr()))
-        if self.chosen is None:
-            self.candidates = self._ask()
-            self.chosen = self._choose(a, b, out)
-        self._launch(self.chosen, a, b, out)
 
-    def _launch(self, candidate: _Candidate, a: Tensor, b: Tensor, out: Tensor) -> None:
+    def _known(self) -> Algorithm | None:
+        """The choice of a table, if this library takes it."""
+        tuned = table(self.device).find(self.problem.text)
+        if tuned is None:
+            return None
+        checked, given = Algorithm(), (c_uint64 * 8)(*tuned.algorithm)
+        status = self.lib.cublasLtMatmulAlgoCheck(
+            self.handle, self.operation, self.b, self.a, self.out, self.out,
+            byref(given), byref(checked),
+        )  # fmt: skip
+        if status or checked.state or checked.workspace > WORKSPACE_BYTES:
+            return None
+        checked.algorithm = given
+        return checked
+
+    def _timed(self, a: Tensor, b: Tensor, out: Tensor) -> Algorithm:
+        """The candidate that is fastest now, which is remembered."""
+        self.candidates = self.ask(CANDIDATES)
+        if torch.cuda.is_current_stream_capturing():
+            return self.candidates[0]
+        chosen, seconds = self._choose(a, b, out)
+        found = Tuned(tuple(chosen.algorithm), chosen.workspace, seconds * 1e6)
+        table(self.device).remember(self.problem.text, found)
+        return chosen
+
+    def launch(self, candidate: Algorithm, a: Tensor, b: Tensor, out: Tensor) -> None:
         stream = torch.cuda.current_stream(self.device).cuda_stream
         target = out.data_ptr()
         _check(
@@ -147,10 +203,10 @@ class MatmulPlan:
             )
         )  # fmt: skip
 
-    def _ask(self) -> list[_Candidate]:
+    def ask(self, most: int) -> list[Algorithm]:
         """The library's candidates, its favourite first."""
         preference, count = c_void_p(), c_int()
-        results = (_Candidate * CANDIDATES)()
+        results = (Algorithm * most)()
         _check(self.lib.cublasLtMatmulPreferenceCreate(byref(preference)))
         limit = c_uint64(WORKSPACE_BYTES)
         _check(
@@ -161,7 +217,7 @@ class MatmulPlan:
         _check(
             self.lib.cublasLtMatmulAlgoGetHeuristic(
                 self.handle, self.operation, self.b, self.a, self.out, self.out, preference,
-                CANDIDATES, results, byref(count),
+                most, results, byref(count),
             )
         )  # fmt: skip
         _check(self.lib.cublasLtMatmulPreferenceDestroy(preference))
@@ -169,24 +225,23 @@ class MatmulPlan:
             raise RuntimeError("cuBLASLt has no algorithm for this matmul")
         return list(results[: count.value])
 
-    def _choose(self, a: Tensor, b: Tensor, out: Tensor) -> _Candidate:
-        """The candidate with the best median time; ``out`` is written on the way."""
-        if torch.cuda.is_current_stream_capturing():
-            return self.candidates[0]
+    def _choose(self, a: Tensor, b: Tensor, out: Tensor) -> tuple[Algorithm, float]:
+        """The candidate with the best median time, in seconds; ``out`` is written on the way."""
         times: list[list[float]] = [[] for _ in self.candidates]
         for _ in range(ROUNDS):
             for candidate, measured in zip(self.candidates, times, strict=True):
                 measured.append(self._seconds(candidate, a, b, out))
         medians = [statistics.median(measured) for measured in times]
         best = min(range(len(medians)), key=medians.__getitem__)
-        return self.candidates[best if medians[0] > MARGIN * medians[best] else 0]
+        best = best if medians[0] > MARGIN * medians[best] else 0
+        return self.candidates[best], medians[best]
 
-    def _seconds(self, candidate: _Candidate, a: Tensor, b: Tensor, out: Tensor) -> float:
+    def _seconds(self, candidate: Algorithm, a: Tensor, b: Tensor, out: Tensor) -> float:
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._launch(candidate, a, b, out)
+        self.launch(candidate, a, b, out)
         before.record()
         for _ in range(RUNS):
-            self._launch(candidate, a, b, out)
+            self.launch(candidate, a, b, out)
         after.record()
         after.synchronize()
         return float(before.elapsed_time(after)) / RUNS / 1e3

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the stages of a rank, and the schedules that run them."""
+"""The stages of a rank, and the schedules that run them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 def stages_of_rank(parallel: Parallel, rank: int) -> list[int]:
     """Stage numbers of a pipeline rank: looped, or as a V for the zero-bubble schedule."""
     return rank_stages(parallel.schedule, parallel.pipeline, parallel.virtual_stages, rank)
+
+
+def holder_of_stage(parallel: Parallel, stage: int) -> int:
+    """The pipeline rank that holds a stage; the last one is stage -1."""
+    number = stage % (parallel.pipeline * parallel.virtual_stages)
+    holders = range(parallel.pipeline)
+    return next(rank for rank in holders if number in stages_of_rank(parallel, rank))
 
 
 class _Stage(PipelineStage):
@@ -125,6 +132,8 @@ class Pipeline:
         keywords: dict[str, Any] = {"labels": labels}
         if documents is not None:
             keywords["documents"] = documents
+        if any(part.embed_copy is not None for part in self.parts.values()):
+            keywords["tokens"] = tokens  # beside what comes from the stage before
         inputs = (tokens,) if self.is_first else ()
         target = labels if self.is_last else None
         micro_batches = len(labels) // self._micro_batch
@@ -168,9 +177,7 @@ class Pipeline:
     def _global_rank(self, stage: int) -> int:
         """Who holds a stage."""
         assert self.group is not None
-        holders = range(self.parallel.pipeline)
-        position = next(r for r in holders if stage in stages_of_rank(self.parallel, r))
-        return dist.get_global_rank(self.group, position)
+        return dist.get_global_rank(self.group, holder_of_stage(self.parallel, stage))
 
 
 def _loss(output: Tensor, _: Tensor) -> Tensor:

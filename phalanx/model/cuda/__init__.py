@@ -1,0 +1,1 @@
+"""What models compute by on CUDA: Triton kernels, chosen matmul algorithms, attention."""
