@@ -27,12 +27,13 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.tier import add_score
 from phalanx.checkpoint.keeper.attach import Attachment, KeeperOptions
+from phalanx.checkpoint.keeper.background import Background
 from phalanx.checkpoint.keeper.client import KeeperClient, NoKeeperError
 from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.checkpoint.keeper.start import home_of
 from phalanx.checkpoint.read.group_load import Loader
+from phalanx.checkpoint.retention import RetentionPolicy
 from phalanx.checkpoint.write.archive import Copy, copy_patiently, try_out
-from phalanx.checkpoint.write.background import Background
 from phalanx.checkpoint.write.commit import (
     ArchiveTier,
     LocalDisk,
@@ -42,7 +43,6 @@ from phalanx.checkpoint.write.commit import (
 )
 from phalanx.checkpoint.write.group_layout import Arrangement, arrange
 from phalanx.checkpoint.write.node_disk import write_local
-from phalanx.checkpoint.write.retention import RetentionPolicy
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -277,12 +277,20 @@ class Checkpointer(Loader):
 
     @property
     def waited_seconds(self) -> float:
-        """How long the last ``before_update`` with a copy under way waited for it, on CPU."""
+        """How long the last update before which a copy was under way waited for it."""
         return 0.0 if self._background is None else self._background.waited_seconds
+
+    def take_waited(self) -> float:
+        """Seconds that updates waited for copies, as far as known and not taken before."""
+        return 0.0 if self._background is None else self._background.take_waited()
 
     def agreed(self, value: T) -> T:
         """Rank 0's value; collective."""
         return self._ranks.agreed(value)
+
+    def largest(self, values: list[float]) -> list[float]:
+        """The largest on any rank, of each; collective."""
+        return [max(each) for each in zip(*self._ranks.gather(values), strict=True)]
 
     def add_score(self, step: int, loss: float) -> None:
         """Remember a validation loss, for the retention of the best."""

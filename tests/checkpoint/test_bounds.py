@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from phalanx.checkpoint import Checkpointer
-from phalanx.checkpoint.write import commit, direct
-from phalanx.checkpoint.write.background import OVERLAP_BYTES
-from phalanx.checkpoint.write.direct import WriteRate
+from phalanx.checkpoint.format import direct
+from phalanx.checkpoint.format.direct import WriteRate
+from phalanx.checkpoint.keeper.background import OVERLAP_BYTES
+from phalanx.checkpoint.write import commit
 from phalanx.checkpoint.write.snapshot import ShardSnapshot
 from tests.checkpoint.keeper.test_process import CPU, extra
 from tests.checkpoint.waiting import newest_child
@@ -76,7 +77,7 @@ def test_one_buffer_takes_no_more_host_memory_than_a_tenth_above_the_shard(
     tensors = {"model.w": torch.ones(40_000_000)}
     checkpointer = Checkpointer(tmp_path)
     assert checkpointer.prepare_background(
-        tensors, generation=0, step=0, device=CPU, slots=1, lease_seconds=5.0
+        tensors, generation=0, step=0, device=CPU, slots=1, lease_seconds=60.0
     )
     keeper = newest_child()
     processes = [psutil.Process(), keeper]
@@ -123,7 +124,7 @@ def test_with_overlap_a_save_returns_before_its_copy_and_an_update_waits_for_it(
     tensors = {"model.w": torch.ones(OVERLAP_BYTES // 4)}
     checkpointer = Checkpointer(tmp_path)
     assert checkpointer.prepare_background(
-        tensors, generation=0, step=0, device=CPU, lease_seconds=5.0, overlap=True
+        tensors, generation=0, step=0, device=CPU, lease_seconds=60.0, overlap=True
     )
     may_copy, copied = threading.Event(), ShardSnapshot.copy_into
 

@@ -19,9 +19,9 @@ from msgspec import structs
 from phalanx.checkpoint import BadCheckpointError, Checkpointer, CheckpointError, Extra
 from phalanx.checkpoint.format.tier import FolderTier, ObjectTier, open_tier, retain
 from phalanx.checkpoint.keeper.start import home_of
+from phalanx.checkpoint.retention import RetentionEntry, RetentionPolicy, decide
 from phalanx.checkpoint.write.archive import Archiver, Copy, copy_patiently
 from phalanx.checkpoint.write.commit import ArchiveTier, LocalDisk
-from phalanx.checkpoint.write.retention import RetentionEntry, RetentionPolicy, decide
 from phalanx.data import Cursor
 from phalanx.parallel import build_mesh
 from phalanx.train.exits import NOT_ARCHIVED, ExitCode, ExitInfo
@@ -221,7 +221,7 @@ def large(value: float) -> dict[str, torch.Tensor]:
 def prepared(folder: Path, archive: ArchiveTier, tensors: dict[str, torch.Tensor]) -> Checkpointer:
     checkpointer = Checkpointer(folder, keep=1, archive=archive)
     assert checkpointer.prepare_background(
-        tensors, generation=0, step=0, device=CPU, lease_seconds=5.0
+        tensors, generation=0, step=0, device=CPU, lease_seconds=60.0
     )
     return checkpointer
 

@@ -14,12 +14,18 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from phalanx.checkpoint.format.manifest import MANIFEST_FILE, CheckpointError, LostPlaceError
+from phalanx.checkpoint.format.manifest import (
+    MANIFEST_FILE,
+    CheckpointError,
+    LostPlaceError,
+    read_manifest,
+)
 from phalanx.checkpoint.format.tier import (
     BAD_FILE,
     DOOMED,
@@ -29,11 +35,12 @@ from phalanx.checkpoint.format.tier import (
     open_tier,
     read_scores,
 )
-from phalanx.checkpoint.write.quota import used_bytes
-from phalanx.checkpoint.write.retention import RetentionPolicy, decide
+from phalanx.checkpoint.retention import RetentionPolicy, decide
 from phalanx.data.durable_files import sync_folder
 
 LOCK_FILE = "writer.lock"
+RESERVED_FILE = "reserved"  # in a checkpoint that is being written: how large it will be
+RESERVED_SECONDS = 3600.0  # after that its writer is taken for dead
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +152,29 @@ def read_bad(tier: Tier, name: str) -> list[str]:
 def remove(path: Path) -> None:
     """Remove a checkpoint so that a crash in the middle leaves nothing that looks complete."""
     FolderTier(path.parent).delete(path.name)
+
+
+def team_folder(folder: Path) -> Path:
+    """What a quota covers: the folder of all runs, three above a run's checkpoints."""
+    return folder.parents[2] if len(folder.parents) > 2 else folder
+
+
+def used_bytes(folder: Path, but: Path | None = None) -> int:
+    """Bytes of all checkpoints under the same quota, those that are being written included."""
+    found = team_folder(folder).glob(f"*/*/{folder.name}/step-*")
+    return sum(_bytes_of(path) for path in found if path != but)
+
+
+def _bytes_of(path: Path) -> int:
+    with suppress(CheckpointError):
+        return read_manifest(path).total_bytes
+    there = 0
+    with suppress(OSError):  # it may go away under our eyes
+        there = sum(entry.stat().st_size for entry in os.scandir(path))
+        reserved = path / RESERVED_FILE
+        if time.time() - reserved.stat().st_mtime < RESERVED_SECONDS:
+            there = max(there, int(reserved.read_text()))
+    return there
 
 
 def prune(folder: Path, policy: RetentionPolicy, newest: Path) -> list[Path]:

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.checkpoint.format.direct import ALIGN_BYTES, CHUNK_BYTES
 from phalanx.checkpoint.format.geometry import TensorPiece
-from phalanx.checkpoint.write.direct import ALIGN_BYTES, CHUNK_BYTES
 
 LENGTH_BYTES = 8  # of the header's length, which safetensors puts first
 FORMAT = "phalanx"

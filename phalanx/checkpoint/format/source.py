@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from phalanx.checkpoint.format.direct import aligned
 from phalanx.checkpoint.format.geometry import RankGroup, TensorTable, digest_of
 from phalanx.checkpoint.format.manifest import (
     BadCheckpointError,
@@ -20,7 +21,6 @@ from phalanx.checkpoint.format.manifest import (
     table_name,
 )
 from phalanx.checkpoint.format.shard import Sidecar
-from phalanx.checkpoint.write.direct import aligned
 from phalanx.data.corpus.checksum import crc32c
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from phalanx.checkpoint.format.direct import WriteRate, write_file
 from phalanx.checkpoint.format.manifest import (
     MANIFEST_FILE,
     CheckpointError,
@@ -24,8 +25,7 @@ from phalanx.checkpoint.format.manifest import (
     shard_name,
 )
 from phalanx.checkpoint.format.source import FolderSource, NamedSource, ShardReader
-from phalanx.checkpoint.write.direct import WriteRate, write_file
-from phalanx.checkpoint.write.retention import (
+from phalanx.checkpoint.retention import (
     RetentionDecision,
     RetentionEntry,
     RetentionPolicy,

@@ -35,6 +35,10 @@ class ChannelError(ConnectionError):
     """The other side is not who it should be, or speaks another way."""
 
 
+class ChannelClosedError(ChannelError):
+    """The other side ended the connection."""
+
+
 class ByteStream(Protocol):
     """What messages are sent over: a socket, or a sealed channel."""
 
@@ -153,7 +157,7 @@ def _receive(connection: socket.socket, count: int) -> bytes:
     while len(received) < count:
         data = connection.recv(count - len(received))
         if not data:
-            raise ChannelError("the other side closed the connection")
+            raise ChannelClosedError("the other side closed the connection")
         received += data
     return received
 
@@ -227,10 +231,8 @@ class SealedStream:
             self._rest = memoryview(self._open.decrypt(_nonce(self._received), body, None))
         except InvalidTag:
             raise ChannelError("a frame was changed on its way") from None
-        except ChannelError as error:
-            if "closed" in str(error):
-                return False
-            raise
+        except ChannelClosedError:
+            return False
         self._received += 1
         return True
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from phalanx.checkpoint.format.direct import aligned
 from phalanx.checkpoint.keeper.messages import (
     Acknowledged,
     Archived,
@@ -21,21 +22,20 @@ from phalanx.checkpoint.keeper.messages import (
     Durable,
     Failed,
     Filled,
-    Flush,
+    FlushSlot,
     FromKeeper,
     Hello,
+    MemoryGranted,
     Pair,
     Refused,
     Replicated,
     SaveOutcome,
     Superseded,
     Trouble,
-    Welcome,
 )
 from phalanx.checkpoint.keeper.wire import KeeperStream, send
 from phalanx.checkpoint.write.commit import SaveOrder
 from phalanx.checkpoint.write.deadline import SnapshotDeadline
-from phalanx.checkpoint.write.direct import aligned
 
 POPULATE_WRITE = 23  # madvise: have the kernel make the pages now, not at the first save
 POPULATE_BYTES = 256 << 20  # by one thread at a time
@@ -64,7 +64,7 @@ class KeeperClient:
         self._stream = KeeperStream(self._connection)
         send(self._connection, Hello(rank, slot_bytes, slots, step), *([lock] if lock >= 0 else []))
         answer, files = self._stream.welcome()
-        if not isinstance(answer, Welcome) or not files:
+        if not isinstance(answer, MemoryGranted) or not files:
             self._connection.close()
             if isinstance(answer, Refused):
                 raise NoKeeperError(answer.problem)
@@ -170,7 +170,7 @@ class KeeperClient:
 
     def hand_over(self, slot: int, order: SaveOrder) -> None:
         """The slot is about to be filled: from now on the keeper sees to it."""
-        send(self._connection, Flush(slot, order))
+        send(self._connection, FlushSlot(slot, order))
         self._free.remove(slot)
         if order.write:
             self._handed[order.draft.step] = order.path

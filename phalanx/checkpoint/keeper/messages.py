@@ -1,4 +1,7 @@
-"""Messages between workers and keepers, and of keepers among themselves."""
+"""Messages between workers and keepers, and of keepers among themselves.
+
+A tag that differs from its class's name is what keepers of earlier versions know it by.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     step: int = -1  # that the worker restored: later ones of older generations never happened
 
 
-class Flush(msgspec.Struct, frozen=True, tag=True):
+class FlushSlot(msgspec.Struct, frozen=True, tag="Flush"):
     """A slot is about to be filled; it is the keeper's until it answers.
 
     What is there is written at once; only a slot that became full counts.
@@ -91,7 +94,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """Nobody needs the snapshots of this keeper any more."""
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class AskSnapshots(msgspec.Struct, frozen=True, tag="Ask"):
     """Which snapshots are there?"""
 
 
@@ -151,7 +154,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
     sidecar: Sidecar  # with checksums
 
 
-class Welcome(msgspec.Struct, frozen=True, tag=True):
+class MemoryGranted(msgspec.Struct, frozen=True, tag="Welcome"):
     """The memory asked for comes as a file descriptor with this message."""
 
     slots: list[int]  # in the order of their use: the newest sealed one last
@@ -240,8 +243,8 @@ class Archived(msgspec.Struct, frozen=True, tag=True):
     problem: str = ""  # why it was given up
 
 
-class Inventory(msgspec.Struct, frozen=True, tag=True):
-    """The answer to Ask, and how other nodes reach this keeper."""
+class KeeperInventory(msgspec.Struct, frozen=True, tag="Inventory"):
+    """The answer to AskSnapshots, and how other nodes reach this keeper."""
 
     headers: list[Header]
     port: int
@@ -271,7 +274,7 @@ class Judged(msgspec.Struct, frozen=True, tag=True):
     bad: bool
 
 
-class Data(msgspec.Struct, frozen=True, tag=True):
+class SnapshotBytes(msgspec.Struct, frozen=True, tag="Data"):
     """The answer to Fetch; the bytes follow."""
 
     length: int
@@ -282,11 +285,11 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 
 ToKeeper = (
-    Hello | Flush | Filled | Pair | FenceReplicas | Bye | Release | Ask | Watch | Save | Shelve
-    | Detail | Fetch | Put | Condemn | Ping
+    Hello | FlushSlot | Filled | Pair | FenceReplicas | Bye | Release | AskSnapshots | Watch
+    | Save | Shelve | Detail | Fetch | Put | Condemn | Ping
 )  # fmt: skip
 FromKeeper = (
-    Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated | Archived
-    | Acknowledged | Noted | Inventory | Details | Data | Taken | Judged | Saved
-    | Pong
+    MemoryGranted | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated
+    | Archived | Acknowledged | Noted | KeeperInventory | Details | SnapshotBytes | Taken | Judged
+    | Saved | Pong
 )  # fmt: skip

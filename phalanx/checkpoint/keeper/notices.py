@@ -32,7 +32,7 @@ class Notices:
                 return
             alike = [n for n in self._waiting if _origin(n) == _origin(note)]
             if len(alike) >= KEPT:
-                self._waiting.remove(min(alike, key=lambda n: n.step))
+                self._waiting.remove(alike[0])
             self._waiting.append(note)
             self._change.notify()
 

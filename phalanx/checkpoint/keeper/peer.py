@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from phalanx.checkpoint.format.direct import CHUNK_BYTES, chunk_sums
 from phalanx.checkpoint.keeper.channel import ByteStream
 from phalanx.checkpoint.keeper.messages import (
-    Ask,
+    AskSnapshots,
     Condemn,
-    Data,
     Detail,
     Details,
     Fetch,
     FromKeeper,
-    Inventory,
     Judged,
+    KeeperInventory,
     Ping,
     Pong,
     Put,
     Refused,
+    SnapshotBytes,
     Taken,
 )
 from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot
 from phalanx.checkpoint.keeper.wire import receive_by_peer, receive_into, send, send_together
-from phalanx.checkpoint.write.direct import CHUNK_BYTES, chunk_sums
 from phalanx.checkpoint.write.node_disk import LocatedShard, ShardRecord, find_record
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class KeeperPeer:
     def answer(self, message: object) -> bool:
         """Serve one request; False for what is none."""
         match message:
-            case Ask():
+            case AskSnapshots():
                 self.tell(self._inventory())
             case Ping():
                 self.tell(Pong())
@@ -83,9 +83,9 @@ class KeeperPeer:
                 return False
         return True
 
-    def _inventory(self) -> Inventory:
+    def _inventory(self) -> KeeperInventory:
         keeper = self.keeper
-        return Inventory(
+        return KeeperInventory(
             [held.header() for held in self.snapshots.sealed()],
             keeper.port,
             keeper.token,
@@ -126,7 +126,7 @@ class KeeperPeer:
             self.tell(Refused(str(error)))
             return
         with self._telling, suppress(OSError):
-            send(self.connection, Data(wanted.length))
+            send(self.connection, SnapshotBytes(wanted.length))
             self.connection.sendall(content)
 
     def _send_bytes(self, wanted: Fetch) -> None:
@@ -136,7 +136,7 @@ class KeeperPeer:
             self.tell(Refused("no such snapshot, or not so long"))
             return
         with self._telling, suppress(OSError):
-            send(self.connection, Data(wanted.length))
+            send(self.connection, SnapshotBytes(wanted.length))
             self.connection.sendall(held.memory[wanted.offset : end])
 
     def _take_replica(self, put: Put) -> None:
@@ -146,13 +146,13 @@ class KeeperPeer:
             self._refuse("a newer generation goes on from what is here")
             return
         try:
-            held = self.snapshots.receive(put.order)
+            replica = self.snapshots.receive(put.order)
         except MemoryError as error:
             self._refuse(str(error))
             return
         wrong = 0
         for start in range(0, size, RECEIVE_BYTES):
-            part = held.memory[start : min(start + RECEIVE_BYTES, size)]
+            part = replica.memory[start : min(start + RECEIVE_BYTES, size)]
             if not receive_into(self.connection, part):
                 return
             first = start // CHUNK_BYTES
@@ -161,10 +161,10 @@ class KeeperPeer:
         if wrong:
             self.tell(Refused(f"{wrong} chunks arrived corrupt"))
             return
-        held.fill(size)
-        held.seal(put.sidecar.sums)
+        replica.fill(size)
+        replica.seal(put.sidecar.sums)
         self.tell(Taken())
-        self.keeper.note(held)
+        self.keeper.note(replica)
 
     def _refuse(self, problem: str) -> None:
         """Take no replica: its bytes are not read."""

@@ -148,11 +148,11 @@ class Keeper:
     def watched(self, watcher: WorkerPeer) -> None:
         """Somebody wants to know what is safe: now, and from now on."""
         notices = Notices(watcher.tell, watcher.takes_more)
-        with self._lock:
+        with self._lock:  # nothing new comes between: the order of notes counts
             self._watchers[watcher] = notices
-        for held in self.snapshots.sealed():
-            if held.replica or held.safe:
-                notices.put(noted(held))
+            known = [noted(h) for h in self.snapshots.sealed() if h.replica or h.safe]
+            for note in sorted(known, key=lambda note: (note.generation, note.step)):
+                notices.put(note)
 
     def unwatched(self, watcher: WorkerPeer) -> None:
         """A watcher is gone."""

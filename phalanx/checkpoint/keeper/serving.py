@@ -25,8 +25,9 @@ from phalanx.checkpoint.keeper.messages import (
     Failed,
     FenceReplicas,
     Filled,
-    Flush,
+    FlushSlot,
     Hello,
+    MemoryGranted,
     Pair,
     Put,
     Refused,
@@ -38,7 +39,6 @@ from phalanx.checkpoint.keeper.messages import (
     Taken,
     Trouble,
     Watch,
-    Welcome,
 )
 from phalanx.checkpoint.keeper.peer import KeeperPeer
 from phalanx.checkpoint.keeper.snapshot_store import (
@@ -128,7 +128,7 @@ class WorkerPeer(KeeperPeer):
         match message:
             case Hello():
                 self._welcome(message, files)
-            case Flush():
+            case FlushSlot():
                 assert self._region is not None
                 held = self._region.begin(message.slot, message.order)
                 self._filling[message.slot] = held
@@ -172,7 +172,7 @@ class WorkerPeer(KeeperPeer):
         threading.Thread(target=self._write_later, daemon=True).start()
         order = self._region.in_order_of_use(step=hello.step)
         keeper = self.keeper
-        self.tell(Welcome(order, keeper.port, keeper.token, keeper.shared), self._region.file)
+        self.tell(MemoryGranted(order, keeper.port, keeper.token, keeper.shared), self._region.file)
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:

@@ -13,10 +13,10 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
+from phalanx.checkpoint.format.direct import WRITE_BYTES, aligned, chunk_sums
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.keeper.messages import Header, header_of
 from phalanx.checkpoint.write.commit import SaveOrder
-from phalanx.checkpoint.write.direct import WRITE_BYTES, aligned, chunk_sums
 from phalanx.hardware import available_memory
 
 THREADED_BYTES = 256 << 20  # from here on checksums are computed by half of the cores
@@ -104,6 +104,13 @@ class Region:
         self.held[slot] = held
         return held
 
+    def go_back(self, generation: int, step: int) -> None:
+        """A generation comes to a step again: it restored twice, its later ones never happened."""
+        for slot, held in list(self.held.items()):
+            draft = held.order.draft
+            if draft.generation == generation and draft.step > step:
+                del self.held[slot]
+
     def in_order_of_use(self, generation: int = -1, step: int = -1) -> list[int]:
         """Slots, those without a sealed snapshot first, the newest sealed one last.
 
@@ -153,6 +160,7 @@ class SnapshotStore:
         with self._lock:
             region = self._region(self._replicas, side.rank, side.shard_bytes, 2)
             draft = order.draft
+            region.go_back(draft.generation, draft.step)
             slot = region.in_order_of_use(draft.generation, draft.step)[0]
             return region.begin(slot, order, replica=True)
 

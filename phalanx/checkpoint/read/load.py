@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint.format.describe import DTYPES, local_part, place, world_size
+from phalanx.checkpoint.format.direct import CHUNK_BYTES, aligned_buffer, chunk_sums
 from phalanx.checkpoint.format.geometry import ITEM_BYTES, Geometry, PartHolder
 from phalanx.checkpoint.format.layout import TensorBlock
 from phalanx.checkpoint.format.manifest import BadCheckpointError, CheckpointError, shard_name
 from phalanx.checkpoint.format.shard import Sidecar, Slot, parse_header
 from phalanx.checkpoint.format.source import CheckpointSource, ShardReader
-from phalanx.checkpoint.write.direct import CHUNK_BYTES, aligned_buffer, chunk_sums
 
 READ_BYTES = 4 << 20  # read at a time by one thread: proved and handed out while in the caches
 READERS = 8  # threads: with half of them the disk waits while the others prove and copy

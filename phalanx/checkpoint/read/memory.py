@@ -19,17 +19,17 @@ from phalanx.checkpoint.format.source import FileReader, ShardReader
 from phalanx.checkpoint.keeper import channel
 from phalanx.checkpoint.keeper.channel import ByteStream
 from phalanx.checkpoint.keeper.messages import (
-    Ask,
+    AskSnapshots,
     Condemn,
-    Data,
     Detail,
     Details,
     Fetch,
     Header,
-    Inventory,
     Judged,
+    KeeperInventory,
     Release,
     Shelve,
+    SnapshotBytes,
     header_of,
 )
 from phalanx.checkpoint.keeper.start import node_name, own_address
@@ -77,14 +77,14 @@ class RestoreCandidate(NamedTuple):
         return self._replace(holders=self.holders | {rank: rest}) if rest else None
 
 
-def inventory(path: str) -> Inventory | None:
+def inventory(path: str) -> KeeperInventory | None:
     """What a keeper of this node says that it holds; None if it is gone."""
     with suppress(OSError), _connect_unix(path) as connection:
-        return ask(connection, Ask(), Inventory)
+        return ask(connection, AskSnapshots(), KeeperInventory)
     return None
 
 
-def offers(path: str, held: Inventory | None = None) -> list[SnapshotOffer]:
+def offers(path: str, held: KeeperInventory | None = None) -> list[SnapshotOffer]:
     """What a keeper of this node offers; nothing if it is gone."""
     held = held or inventory(path)
     if held is None:
@@ -108,7 +108,7 @@ def offers_on_disk(root: Path, keeper: str) -> list[SnapshotOffer]:
     if keeper:
         with suppress(OSError), _connect_unix(keeper) as connection:
             send(connection, Shelve(str(root)))
-            answer = ask(connection, Ask(), Inventory)
+            answer = ask(connection, AskSnapshots(), KeeperInventory)
             port, token = answer.port, _told(answer)
     return [
         SnapshotOffer(
@@ -213,7 +213,11 @@ class KeeperShard:
         session, step = self._chosen.session, self._chosen.step
         connection: ByteStream = self._own.connection
         on_disk = bool(self._chosen.holders[self._rank][0].folder)
-        ask(connection, Fetch(self._rank, session, step, offset, len(buffer), on_disk), Data)
+        ask(
+            connection,
+            Fetch(self._rank, session, step, offset, len(buffer), on_disk),
+            SnapshotBytes,
+        )
         if not receive_into(connection, buffer):
             raise ConnectionError("the keeper ended in the middle of a snapshot")
         return len(buffer)
@@ -231,7 +235,7 @@ def connect(place: KeeperPlace) -> ByteStream:
     return channel.connect(place.host, place.port, token, ANSWER_SECONDS)
 
 
-def _told(answer: Inventory) -> bytes:
+def _told(answer: KeeperInventory) -> bytes:
     """What the other ranks are told of a keeper's token: nothing, where their own keepers know it.
 
     Ranks speak over the job's network, which others may hear.
@@ -243,7 +247,7 @@ def _told(answer: Inventory) -> bytes:
 def _shared_token() -> bytes:
     """The token that all keepers of this job have, from the one on this node."""
     with _connect_unix(os.environ.get("PHALANX_KEEPER", "")) as connection:
-        return ask(connection, Ask(), Inventory).token
+        return ask(connection, AskSnapshots(), KeeperInventory).token
 
 
 def _connect_unix(path: str) -> socket.socket:

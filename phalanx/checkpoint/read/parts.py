@@ -31,7 +31,7 @@ def parts(
 
 
 def unequal_copies(stored: StoredTensors) -> Iterator[str]:
-    """Tensors that several pipeline stages hold (a tied embedding) and that are not the same."""
+    """Tensors that several pipeline stages hold (counters) and that are not the same."""
     for name, count in stored.copies().items():
         for copy in range(1, count):
             pairs = zip(parts(stored, name), parts(stored, name, copy=copy), strict=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from phalanx.checkpoint.format.direct import CHUNK_BYTES, WRITE_BYTES, aligned_buffer, chunk_sums
 from phalanx.checkpoint.format.manifest import BadCheckpointError, CheckpointError, shard_name
 from phalanx.checkpoint.format.shard import parse_header
 from phalanx.checkpoint.format.source import NamedSource, ShardReader
 from phalanx.checkpoint.format.tier import BAD_FILE, VERIFIED_FILE, open_source, open_tier
 from phalanx.checkpoint.read.load import StoredTensors
 from phalanx.checkpoint.read.parts import unequal_copies
-from phalanx.checkpoint.write.direct import CHUNK_BYTES, WRITE_BYTES, aligned_buffer, chunk_sums
 from phalanx.checkpoint.write.node_disk import is_good, records_in
 
 Report = Callable[[int], None]  # bytes done

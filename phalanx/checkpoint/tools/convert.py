@@ -100,7 +100,12 @@ class EvaluatedTensors(LazyTensors):
         trained = super().__getitem__(name)
         if name not in self._fast:
             return trained
-        return torch.lerp(trained, self._fast[name], 1 - 1 / self._beta1)
+        return evaluated_weights(trained, self._fast[name], self._beta1)
+
+
+def evaluated_weights(trained: Tensor, fast: Tensor, beta1: float) -> Tensor:
+    """The mean of the fast ones; trained ones lie ``beta1`` of the way from fast to mean."""
+    return torch.lerp(trained, fast, 1 - 1 / beta1)
 
 
 def export_checkpoint(
@@ -124,9 +129,8 @@ def export_checkpoint(
     config = trained_config(manifest)
     model = resolve_model(msgspec.convert(config["model"], Model))
     stored = StoredTensors(source)
-    if average and not any(name.startswith(AVERAGE_PREFIX) for name in stored.tensors()):
-        problem = "holds no average of the weights"
-        raise CheckpointError(path, problem, "export the weights: it was trained without train.ema")
+    if average:
+        refuse_without_average(stored)
     prefixes = (MODEL_PREFIX, AVERAGE_PREFIX) if average else (MODEL_PREFIX,)
     held = LazyTensors(stored, *prefixes, report=report)
     if config.get("optimizer", {}).get("kind") == "schedule-free":
@@ -135,6 +139,14 @@ def export_checkpoint(
     context = config.get("data", {}).get("sequence", 0)
     export_hf(state, model, folder, dtype, max_shard_bytes, context)
     return sum(shape.numel() for shape in state.shapes().values())
+
+
+def refuse_without_average(stored: StoredTensors) -> None:
+    """Raise ``CheckpointError`` where there are the weights alone."""
+    if not any(name.startswith(AVERAGE_PREFIX) for name in stored.tensors()):
+        problem = "holds no average of the weights"
+        fix = "leave --ema out and take the weights: it was trained without train.ema"
+        raise CheckpointError(stored.path, problem, fix)
 
 
 def trained_config(manifest: Manifest) -> dict[str, Any]:
@@ -207,7 +219,7 @@ def import_checkpoint(
         config_hash="",
         config={"model": msgspec.to_builtins(model)},
     )
-    weights = reported(_with_biases(load_hf(folder), has_expert_bias(model.moe)), report)
+    weights = reported(with_expert_biases(load_hf(folder), has_expert_bias(model.moe)), report)
     return write_whole(
         out, 0, weights, extra, shard_bytes, origin=f"the Hugging Face folder {folder}"
     )
@@ -220,7 +232,7 @@ def reported(tensors: Iterator[tuple[str, Tensor]], report: Report) -> Iterator[
         report(tensor.numel() * tensor.element_size())
 
 
-def _with_biases(
+def with_expert_biases(
     weights: Iterator[tuple[str, Tensor]], has_bias: bool
 ) -> Iterator[tuple[str, Tensor]]:
     """Our names, and for each router the selection bias that a trainer has.

@@ -81,7 +81,7 @@ def export_dcp(path: Path | str, folder: Path, report: Report = lambda _: None) 
     writer = FileSystemWriter(folder, single_file_per_rank=False)
     manifest = source.manifest
     try:
-        with _unwrapped(folder):
+        with readable_errors(folder):
             save_dcp(state.outlines(), storage_writer=writer, planner=planner, no_dist=True)
         carried = CarriedState(
             step=manifest.step,
@@ -123,7 +123,7 @@ def import_dcp(
 
     Folders that we exported, or that the first Phalanx saved, continue where they were.
     """
-    reader = _Reader(folder)
+    reader = DcpReader(folder)
     items = reader.read_metadata().state_dict_metadata
     tensors = {n: item for n, item in items.items() if isinstance(item, TensorStorageMetadata)}
     if not tensors:
@@ -167,6 +167,11 @@ def _refuse_foreign_names(folder: Path, names: list[str]) -> None:
 # Fused and rotated otherwise than ours: a new name alone would make another model of them.
 FOREIGN_NAMES = (
     (
+        "Megatron-core",
+        re.compile(r"\.self_attention\.linear_qkv\.|embedding\.word_embeddings\."),
+        "import it by phalanx convert import-megatron, which asks for its model",
+    ),
+    (
         "Hugging Face",
         re.compile(r"\.self_attn\.|embed_tokens\.|lm_head\.|\.block_sparse_moe\."),
         "save it as safetensors with save_pretrained, and import that folder",
@@ -186,13 +191,13 @@ _CHANGED_FIX = (
 
 def _proved(
     folder: Path,
-    reader: _Reader,
+    reader: DcpReader,
     tensors: dict[str, TensorStorageMetadata],
     sums: dict[str, int],
 ) -> Iterator[tuple[str, Tensor]]:
     for name, item in tensors.items():
         whole = torch.empty(item.size, dtype=item.properties.dtype)
-        with _unwrapped(folder, name):
+        with readable_errors(folder, name):
             load_dcp({name: whole}, storage_reader=reader, no_dist=True)
         if sums and sums.get(name) != _sum(whole):
             problem = f"{name} is corrupt: it is not what was exported"
@@ -200,7 +205,7 @@ def _proved(
         yield name, whole
 
 
-class _Reader(FileSystemReader):
+class DcpReader(FileSystemReader):
     """Reads what all tensors share once, not once a tensor, and without unpickling it."""
 
     def __init__(self, folder: Path) -> None:
@@ -259,7 +264,7 @@ def _read_first(folder: Path) -> CarriedState | None:
 
 
 @contextmanager
-def _unwrapped(folder: Path, name: str = "") -> Iterator[None]:
+def readable_errors(folder: Path, name: str = "") -> Iterator[None]:
     """DCP's errors without the tracebacks around them, and no word about our having no group.
 
     With the ``name`` of a tensor, whatever goes wrong is the fault of what is read.

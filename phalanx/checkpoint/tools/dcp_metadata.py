@@ -32,6 +32,7 @@ MOST_BYTES = 1 << 30  # of the file; one of a million chunks has a fifth of it
 EXPANSION = 1000  # how much a compressed chunk may grow
 
 _METADATA = "torch.distributed.checkpoint.metadata"
+_PLANNER = "torch.distributed.checkpoint.planner"  # Megatron keeps the plans of its ranks
 _OLD_PROPERTIES = "torch.distributed._shard.sharded_tensor.metadata"  # before torch 2.3
 _RECORDS = {
     (_METADATA, "Metadata"),
@@ -42,6 +43,11 @@ _RECORDS = {
     (_METADATA, "MetadataIndex"),
     (_METADATA, "StorageMeta"),
     (_METADATA, "_MEM_FORMAT_ENCODING"),
+    (_PLANNER, "SavePlan"),
+    (_PLANNER, "WriteItem"),
+    (_PLANNER, "WriteItemType"),
+    (_PLANNER, "TensorWriteData"),
+    (_PLANNER, "BytesIOWriteData"),
     (_OLD_PROPERTIES, "TensorProperties"),
     (_OLD_PROPERTIES, "MEM_FORMAT_ENCODING"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),

@@ -17,6 +17,7 @@ import msgspec
 from torch import Tensor
 
 from phalanx.checkpoint.format.describe import Description
+from phalanx.checkpoint.format.direct import WriteRate, write_file
 from phalanx.checkpoint.format.folder import WriterLock, checkpoint_path
 from phalanx.checkpoint.format.geometry import RankGroup
 from phalanx.checkpoint.format.manifest import (
@@ -31,7 +32,6 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.write.commit import create_manifest, publish_sidecar
-from phalanx.checkpoint.write.direct import WriteRate, write_file
 from phalanx.checkpoint.write.snapshot import ShardSnapshot
 from phalanx.data.corpus.checksum import crc32c
 from phalanx.data.durable_files import sync_folder, write_synced

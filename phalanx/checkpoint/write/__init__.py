@@ -1,1 +1,1 @@
-"""From tensors to durable bytes."""
+"""From tensors to durable bytes; which checkpoints are kept."""

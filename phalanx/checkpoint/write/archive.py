@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from phalanx.checkpoint.format.direct import WRITE_BYTES, WRITERS, aligned_buffer, chunk_sums
 from phalanx.checkpoint.format.manifest import (
     MANIFEST_FILE,
     CheckpointError,
@@ -32,7 +33,6 @@ from phalanx.checkpoint.format.manifest import (
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.format.tier import FolderTier, Tier, open_tier, read_scores, retain
 from phalanx.checkpoint.write.commit import ArchiveTier, SaveOrder
-from phalanx.checkpoint.write.direct import WRITE_BYTES, WRITERS, aligned_buffer, chunk_sums
 from phalanx.checkpoint.write.quota import admit_copy
 from phalanx.data.corpus.checksum import crc32c
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.checkpoint.format.folder import clear, prune, refuse_outdated
+from phalanx.checkpoint.format.direct import WriteRate, write_file
+from phalanx.checkpoint.format.folder import RESERVED_FILE, clear, prune, refuse_outdated
 from phalanx.checkpoint.format.manifest import (
     MANIFEST_FILE,
     CheckpointError,
@@ -28,9 +29,8 @@ from phalanx.checkpoint.format.manifest import (
     table_name,
 )
 from phalanx.checkpoint.format.shard import Sidecar
-from phalanx.checkpoint.write.direct import WriteRate, write_file
-from phalanx.checkpoint.write.quota import RESERVED_FILE, admit
-from phalanx.checkpoint.write.retention import RetentionPolicy
+from phalanx.checkpoint.retention import RetentionPolicy
+from phalanx.checkpoint.write.quota import admit
 from phalanx.data.corpus.checksum import crc32c
 from phalanx.data.durable_files import (
     create_once,

@@ -17,19 +17,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from phalanx.checkpoint.format.manifest import shard_name
-from phalanx.checkpoint.format.shard import Sidecar
-from phalanx.checkpoint.format.source import FileReader
-from phalanx.checkpoint.format.tier import DOOMED, PIN_FILE, FolderTier, read_scores, step_of
-from phalanx.checkpoint.write.commit import LocalDisk, SaveOrder
-from phalanx.checkpoint.write.direct import (
+from phalanx.checkpoint.format.direct import (
     WRITE_BYTES,
     WriteRate,
     aligned_buffer,
     chunk_sums,
     write_file,
 )
-from phalanx.checkpoint.write.retention import RetentionEntry, decide
+from phalanx.checkpoint.format.manifest import shard_name
+from phalanx.checkpoint.format.shard import Sidecar
+from phalanx.checkpoint.format.source import FileReader
+from phalanx.checkpoint.format.tier import DOOMED, PIN_FILE, FolderTier, read_scores, step_of
+from phalanx.checkpoint.retention import RetentionEntry, decide
+from phalanx.checkpoint.write.commit import LocalDisk, SaveOrder
 from phalanx.data.corpus.checksum import crc32c
 from phalanx.data.durable_files import sync_folder, write_atomically
 

@@ -11,22 +11,21 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from phalanx.checkpoint.format.manifest import CheckpointError, read_manifest
+from phalanx.checkpoint.format.folder import RESERVED_FILE, team_folder, used_bytes
+from phalanx.checkpoint.format.manifest import CheckpointError
 from phalanx.checkpoint.format.tier import FolderTier, Tier, entries, open_tier, read_scores
-from phalanx.checkpoint.write.retention import RetentionPolicy, decide
+from phalanx.checkpoint.retention import RetentionPolicy, decide
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.write.commit import SaveOrder
 
 REFUSAL_FILE = "over-quota.json"  # beside the checkpoints, while the newest save was refused
-RESERVED_FILE = "reserved"  # in a checkpoint that is being written: how large it will be
-RESERVED_SECONDS = 3600.0  # after that its writer is taken for dead
 LOCK_FILE = ".quota.lock"  # in the team's folder
 QUOTA_FIX = "remove other checkpoints (phalanx ckpt prune) or raise checkpoint.quota_gb"
 VERDICT_SECONDS = 30.0  # for the first rank to think again about a standing refusal
@@ -40,29 +39,6 @@ class QuotaRefusal(msgspec.Struct, frozen=True):
     generation: int
     step: int
     problem: str
-
-
-def team_folder(folder: Path) -> Path:
-    """What a quota covers: the folder of all runs, three above a run's checkpoints."""
-    return folder.parents[2] if len(folder.parents) > 2 else folder
-
-
-def used_bytes(folder: Path, but: Path | None = None) -> int:
-    """Bytes of all checkpoints under the same quota, those that are being written included."""
-    found = team_folder(folder).glob(f"*/*/{folder.name}/step-*")
-    return sum(_bytes_of(path) for path in found if path != but)
-
-
-def _bytes_of(path: Path) -> int:
-    with suppress(CheckpointError):
-        return read_manifest(path).total_bytes
-    there = 0
-    with suppress(OSError):  # it may go away under our eyes
-        there = sum(entry.stat().st_size for entry in os.scandir(path))
-        reserved = path / RESERVED_FILE
-        if time.time() - reserved.stat().st_mtime < RESERVED_SECONDS:
-            there = max(there, int(reserved.read_text()))
-    return there
 
 
 def admit(order: SaveOrder) -> None:

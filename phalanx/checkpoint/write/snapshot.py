@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from phalanx.checkpoint.format.describe import DTYPES, Description, local_part
+from phalanx.checkpoint.format.direct import WRITE_BYTES, WRITERS, aligned_buffer
 from phalanx.checkpoint.format.geometry import Geometry, RankGroup, TensorPiece
 from phalanx.checkpoint.format.shard import build_header
-from phalanx.checkpoint.write.direct import WRITE_BYTES, WRITERS, aligned_buffer
 
 TOLD_BYTES = 16 << 20  # copied between two words to the keeper, which writes what is there
 

@@ -26,8 +26,7 @@ from phalanx.checkpoint.keeper.channel import (
     connect,
     interface_address,
 )
-from phalanx.checkpoint.keeper.messages import Ask, Fetch, Inventory
-from phalanx.checkpoint.keeper.messages import Data as DataAnswer
+from phalanx.checkpoint.keeper.messages import AskSnapshots, Fetch, KeeperInventory, SnapshotBytes
 from phalanx.checkpoint.keeper.wire import ask, expect, receive_bytes, send
 
 TOKEN = secrets.token_bytes(32)
@@ -190,14 +189,14 @@ def test_an_interface_has_an_address_or_the_others_are_named() -> None:
         interface_address("no-such-card")
 
 
-def ask_locally(address: Path) -> Inventory:
+def ask_locally(address: Path) -> KeeperInventory:
     """What a keeper that is just starting tells on its own node."""
     deadline = time.monotonic() + 60
     while True:
         with socket.socket(socket.AF_UNIX) as local:
             try:
                 local.connect(str(address))
-                return ask(local, Ask(), Inventory)
+                return ask(local, AskSnapshots(), KeeperInventory)
             except OSError:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
@@ -216,18 +215,20 @@ def test_a_keeper_can_neither_be_read_nor_written_by_a_stranger(
     )
     try:
         known = ask_locally(address)
-        for message in (Ask(), Fetch(0, "s", 1, 0, 8)):
+        for message in (AskSnapshots(), Fetch(0, "s", 1, 0, 8)):
             with socket.create_connection(("127.0.0.1", known.port), 5) as stranger:
                 assert receive_bytes(stranger, channel.HELLO_BYTES) is not None
                 send(stranger, message)
                 stranger.sendall(bytes(channel.REPLY_BYTES))  # and no proof
                 with pytest.raises(ConnectionError):
-                    expect(stranger, DataAnswer if isinstance(message, Fetch) else Inventory)
+                    expect(
+                        stranger, SnapshotBytes if isinstance(message, Fetch) else KeeperInventory
+                    )
         with pytest.raises(ConnectionError):
             connect("127.0.0.1", known.port, secrets.token_bytes(32), 5)
         with closing(connect("127.0.0.1", known.port, known.token, 5)) as friend:
             assert isinstance(friend, SealedStream) == bool(encrypt)
-            assert ask(friend, Ask(), Inventory).port == known.port
+            assert ask(friend, AskSnapshots(), KeeperInventory).port == known.port
     finally:
         process.kill()
         process.communicate()

@@ -37,3 +37,20 @@ def test_a_watcher_that_reads_is_told_at_once() -> None:
     notices.put(Noted(0, 1, 7, False))
     assert heard == [Noted(0, 1, 7, False)]
     notices.close()
+
+
+def test_of_notes_that_wait_the_oldest_gives_way_also_where_a_generation_went_back() -> None:
+    reads = threading.Event()
+    heard: list[int] = []
+
+    def tell(note: Noted) -> None:
+        reads.wait()
+        heard.append(note.step)
+
+    notices = Notices(tell, lambda: False)
+    for step in (20, 21, 22, 23, 10, 11, 12):
+        notices.put(Noted(0, 1, step, True))
+    reads.set()
+    assert eventually(lambda: heard[-1:] == [12])
+    assert heard[-KEPT:] == [10, 11, 12]
+    notices.close()

@@ -25,11 +25,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, list_checkpoints
+from phalanx.checkpoint.format.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums
 from phalanx.checkpoint.keeper import snapshot_store as shelf
 from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot, refuse_memory
 from phalanx.checkpoint.write.commit import SaveOrder
-from phalanx.checkpoint.write.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums
 from phalanx.control.agent.jobs.keeper_watch import save_kept
 from phalanx.data import Cursor
 from tests.checkpoint.waiting import eventually, keepers_below, newest_child

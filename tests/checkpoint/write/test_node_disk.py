@@ -12,12 +12,12 @@ import torch.distributed as dist
 from phalanx.checkpoint import Checkpointer, list_checkpoints
 from phalanx.checkpoint.keeper.start import home_of
 from phalanx.checkpoint.read.verify import verify
+from phalanx.checkpoint.retention import RetentionPolicy
 from phalanx.checkpoint.tools.inspect import describe, find
 from phalanx.checkpoint.write.commit import LocalDisk
 from phalanx.checkpoint.write.node_disk import find_records
-from phalanx.checkpoint.write.retention import RetentionPolicy
 from phalanx.cli.checkpoints.output import state_text
-from tests.checkpoint.test_memory import (
+from tests.checkpoint.read.test_memory import (
     CPU,
     assert_value,
     become,
@@ -162,7 +162,7 @@ def test_a_node_disk_over_its_quota_or_broken_costs_no_checkpoint(
         checkpointer = Checkpointer(tmp_path / str(number), local=target)
         tensors = {"model.w": torch.ones(3000)}
         assert checkpointer.prepare_background(
-            tensors, generation=0, step=0, device=CPU, lease_seconds=5.0
+            tensors, generation=0, step=0, device=CPU, lease_seconds=60.0
         )
         with caplog.at_level(logging.ERROR):
             for step in (1, 2, 3):

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, latest, list_checkpoints
+from phalanx.checkpoint.format.folder import used_bytes
 from phalanx.checkpoint.format.tier import FolderTier
+from phalanx.checkpoint.retention import RetentionPolicy
 from phalanx.checkpoint.write.commit import ArchiveTier
-from phalanx.checkpoint.write.quota import used_bytes
-from phalanx.checkpoint.write.retention import RetentionPolicy
 from tests.checkpoint.keeper.test_process import CPU, extra
 from tests.checkpoint.waiting import eventually
 from tests.ranks import run_ranks
@@ -96,7 +96,7 @@ def test_runs_of_a_team_share_a_quota_and_none_removes_anothers(
         checkpointer = opened(tmp_path, "a", 2.5)
         tensors = state()  # copies, of which each rank writes a half
         assert checkpointer.prepare_background(
-            tensors, generation=0, step=0, device=CPU, lease_seconds=5.0
+            tensors, generation=0, step=0, device=CPU, lease_seconds=60.0
         )
         checkpointer.save(1, tensors, extra())
         checkpointer.finish()

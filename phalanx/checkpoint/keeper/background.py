@@ -17,6 +17,7 @@ from phalanx.checkpoint.format.manifest import CheckpointError, KeeperLostError
 from phalanx.checkpoint.keeper.client import KeeperClient
 from phalanx.checkpoint.keeper.messages import SaveOutcome
 from phalanx.checkpoint.write.commit import SaveOrder
+from phalanx.checkpoint.write.device_waits import DeviceWaits
 from phalanx.checkpoint.write.snapshot import ShardSnapshot
 
 ARCHIVE_SECONDS = 600.0  # that a run waits at its end for copies; the keeper goes on after
@@ -53,6 +54,8 @@ class Background:
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._copying: Future[None] | None = None
         self.waited_seconds = 0.0  # for the last copy, before an update
+        self._untold_seconds = 0.0  # of such waiting
+        self._device_waits = DeviceWaits() if device.type == "cuda" else None
         self.lost = False  # the keeper is gone
         self._failed: SaveOutcome | None = None  # of the newest save
         self._late = False  # said
@@ -164,13 +167,23 @@ class Background:
 
         On CUDA the device waits for them, not we.
         """
-        if self._copied is not None:
-            self._copied.wait()
+        if self._copied is not None and self._device_waits is not None:
+            self._device_waits.wait(self._copied)
         elif self._copying is not None:
             began = time.perf_counter()
             with suppress(KeeperLostError), self._keeper_needed():  # the next poll tells
                 self._finish_copy(wait=True)
             self.waited_seconds = time.perf_counter() - began
+            self._untold_seconds += self.waited_seconds
+
+    def take_waited(self) -> float:
+        """Seconds that updates waited for copies, as far as known and not taken before."""
+        if self._device_waits is not None:
+            for seconds in self._device_waits.passed():
+                self.waited_seconds = seconds
+                self._untold_seconds += seconds
+        taken, self._untold_seconds = self._untold_seconds, 0.0
+        return taken
 
     def poll(self, timeout_seconds: float = 0.0) -> list[SaveOutcome]:
         """What became of saves since the last call; failures are logged here, loudly."""

@@ -20,15 +20,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra
 from phalanx.checkpoint.keeper import channel
 from phalanx.checkpoint.keeper.messages import (
-    Ask,
-    Data,
+    AskSnapshots,
     Detail,
     Details,
     FenceReplicas,
     Fetch,
-    Inventory,
+    KeeperInventory,
     Noted,
     Put,
+    SnapshotBytes,
     Taken,
     Watch,
 )
@@ -217,7 +217,7 @@ def kept_by(path: str) -> tuple[KeeperPlace, Put, bytearray]:
     key = (header.rank, header.session, header.step)
     with connect(place) as connection:
         details = ask(connection, Detail(*key), Details)
-        ask(connection, Fetch(*key, 0, header.shard_bytes), Data)
+        ask(connection, Fetch(*key, 0, header.shard_bytes), SnapshotBytes)
         content = bytearray(header.shard_bytes)
         assert receive_into(connection, memoryview(content))
     return place._replace(node="elsewhere"), Put(details.order, details.sidecar), content
@@ -248,7 +248,7 @@ def test_after_a_fence_replicas_of_older_generations_are_refused(tmp_path: Path)
         expect(connection, Taken)
     with keeper_connection(path) as agent:
         send(agent, FenceReplicas(1))
-        ask(agent, Ask(), Inventory)  # it has read what came before
+        ask(agent, AskSnapshots(), KeeperInventory)  # it has read what came before
     with connect(place) as connection:
         send(connection, put)
         with pytest.raises(ConnectionError, match="a newer generation goes on"):
@@ -364,7 +364,7 @@ def test_a_stranger_without_the_token_gets_nothing(tmp_path: Path) -> None:
     far = KeeperPlace("elsewhere", "", place.host, place.port, place.token)
     assert node_name() != "elsewhere"
     with closing(connect(far)) as connection:
-        assert len(ask(connection, Ask(), Inventory).headers) == 2
+        assert len(ask(connection, AskSnapshots(), KeeperInventory).headers) == 2
 
 
 def test_a_keeper_survives_words_it_does_not_understand(tmp_path: Path) -> None:
