@@ -6,7 +6,7 @@ import math
 
 from msgspec import structs
 
-from phalanx.config.schema import LatentAttention, Model, Moe, RopeScaling, Window
+from phalanx.config.schema import LatentAttentionShape, Model, Moe, RopeScaling, Window
 
 TINY = Model(
     preset="tiny", dim=128, layers=4, heads=8, kv_heads=4, head_dim=16, ffn=512, vocab=4096
@@ -25,7 +25,7 @@ TINY_MOE = Model(
 )
 
 # Llama 3.2, which scales RoPE by 32. The published models tie embedding and head; here they are
-# untied, so that pipeline stages need not share a weight.
+# untied (model.tied_embedding = true is theirs).
 LLAMA3_1B = Model(
     preset="llama3-1b",
     dim=2048,
@@ -241,6 +241,8 @@ GPT3_175B = Model(
     rope_theta=10_000.0,
 )
 
+# Balance losses of published models are theirs times experts of a token, by layers: ours is each
+# layer's own (phalanx/model/hf/config.py).
 MIXTRAL_8X7B = Model(
     preset="mixtral-8x7b",
     dim=4096,
@@ -251,7 +253,7 @@ MIXTRAL_8X7B = Model(
     ffn=14336,
     vocab=32000,
     rope_theta=1_000_000.0,
-    moe=Moe(experts=8, top_k=2, ffn=14336, auxiliary_coefficient=0.02),
+    moe=Moe(experts=8, top_k=2, ffn=14336, auxiliary_coefficient=0.02 * 2 / 32),
 )
 
 # The published files hold the experts in MXFP4; the shape is that of the 16-bit model.
@@ -300,7 +302,7 @@ QWEN2_MOE_57B_A14B = Model(
         shared_ffn=20480,
         shared_gate=True,
         normalize_top_k=False,
-        auxiliary_coefficient=0.001,
+        auxiliary_coefficient=0.001 * 8 / 28,
     ),
 )
 
@@ -316,7 +318,7 @@ QWEN3_MOE_30B_A3B = Model(
     norm_eps=1e-6,
     rope_theta=1_000_000.0,
     qk_norm=True,
-    moe=Moe(experts=128, top_k=8, ffn=768, auxiliary_coefficient=0.001),
+    moe=Moe(experts=128, top_k=8, ffn=768, auxiliary_coefficient=0.001 * 8 / 48),
 )
 
 # The shape of DeepSeek-V3 without its multi-token prediction (add model.mtp.layers = 1), its
@@ -332,7 +334,7 @@ DEEPSEEK_V3 = Model(
     vocab=129280,
     norm_eps=1e-6,
     rope_theta=10_000.0,
-    latent=LatentAttention(),
+    latent=LatentAttentionShape(),
     moe=Moe(
         experts=256,
         top_k=8,

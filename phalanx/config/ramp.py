@@ -122,11 +122,17 @@ def stage_at(job: Job, samples: int) -> Job:
 
 def run_tokens(job: Job) -> int:
     """Tokens that all steps of a run read."""
-    samples, total = batch_ramp(job).samples(job.train.steps), 0
+    return sum(stage_tokens(job))
+
+
+def stage_tokens(job: Job) -> list[int]:
+    """Of these, those of each stretch between changes of the samples' length."""
+    samples, tokens = batch_ramp(job).samples(job.train.steps), []
     for span in reversed(sample_spans(job)):
         inside = max(0, samples - span.first)
-        total, samples = total + inside * span.sequence, samples - inside
-    return total
+        tokens.append(inside * span.sequence)
+        samples -= inside
+    return tokens[::-1]
 
 
 def schedule_span(schedule: Schedule, steps: int) -> int:

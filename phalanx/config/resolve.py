@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 
 from msgspec import structs
 
-from phalanx.config.errors import ConfigError
-from phalanx.config.load import unknown_preset
+from phalanx.config.errors import ConfigError, did_you_mean
+from phalanx.config.load import load_job, unknown_preset
 from phalanx.config.presets import PRESETS
 from phalanx.config.schema import Job, Model, Moe, Optimizer, Parallel, ParameterGroup
 
@@ -63,6 +63,24 @@ def default_world_size(job: Job, devices: int) -> int:
     return devices
 
 
+def named_model(text: str) -> Model:
+    """The resolved model of a preset's name, or of a job file (``*.toml``)."""
+    if text.endswith(".toml"):
+        return model_of_job(load_job(text), text)
+    if text not in PRESETS:
+        fix = did_you_mean(text.casefold(), list(PRESETS)) + " (or a job file, *.toml)"
+        raise ConfigError("model", f'"{text}"', "no such model", fix)
+    return resolve_model(PRESETS[text])
+
+
+def model_of_job(job: Job, path: str) -> Model:
+    """The resolved model of a job that was read from ``path``; an error where it names none."""
+    model = resolve_model(job.model)
+    if not (model.dim and model.layers and model.heads and model.vocab):
+        raise ConfigError("model", path, "gives no model shape", "set model.preset in it")
+    return model
+
+
 def _fill_preset(model: Model) -> Model:
     # A model from a file is complete already; one made in code may name a preset and a few
     # fields, and then a field left at its default takes the preset's value.
@@ -100,8 +118,7 @@ def _context_method(job: Job, model: Model) -> str:
         return axes.context_method
     heads = model.heads if model.latent is not None else model.kv_heads
     fits = heads % (axes.tensor * axes.context) == 0
-    whole = job.data.document_mask or not ring_computes(model)
-    return "ulysses" if axes.context > 1 and (fits or whole) else "ring"
+    return "ulysses" if axes.context > 1 and (fits or not ring_computes(model)) else "ring"
 
 
 def parameter_group(optimizer: Optimizer, name: str) -> ParameterGroup | None:
@@ -121,12 +138,12 @@ def has_window(model: Model, layer: int) -> bool:
 
 
 def shares_embedding(model: Model) -> bool:
-    """Whether the embedding serves beside the head, so that no two pipeline stages hold them."""
+    """Whether the embedding serves beside the head: a pipeline's last stage has a copy of it."""
     return model.tied_embedding or model.mtp is not None
 
 
 def ring_computes(model: Model) -> bool:
-    """Whether ring attention can: it has neither masks nor scores of another form."""
+    """Whether ring attention can: it has neither windows nor scores of another form."""
     return model.window is None and not reforms_scores(model)
 
 

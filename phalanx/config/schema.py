@@ -73,7 +73,7 @@ class Window(Section, frozen=True, kw_only=True):
     """Whether model.rope_scaling holds in layers with the window, too."""
 
 
-class LatentAttention(Section, frozen=True, kw_only=True):
+class LatentAttentionShape(Section, frozen=True, kw_only=True):
     """Multi-head latent attention (DeepSeek): low-rank queries, keys and values."""
 
     query_rank: Natural = 1536
@@ -209,7 +209,7 @@ class Model(Section, frozen=True, kw_only=True):
     """Factor on what each branch adds to the residual stream."""
     tied_embedding: bool = False
     """One matrix serves as embedding and as output head."""
-    latent: LatentAttention | None = None
+    latent: LatentAttentionShape | None = None
     """Latent attention instead of grouped-query attention; "none": off."""
     moe: Moe | None = None
     """Mixture-of-experts layers; "none": all layers dense."""
@@ -347,6 +347,8 @@ class Memory(Section, frozen=True, kw_only=True):
     """Activations rebuilt in backward: none, the cheap ones, or whole layers."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
     """State that lives in host memory between its uses."""
+    offload_folder: str = ""
+    """For "optimizer": folder on each node's NVMe in place of host memory (variables count)."""
     offload_activations: bool = False
     """Keep the activations of a layer in host memory until its backward."""
 
@@ -504,6 +506,10 @@ class Train(Section, frozen=True, kw_only=True):
     """Bit-identical from run to run, at some cost in speed."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of each block; auto: on CUDA, for blocks without kernels of our own."""
+    kernel_cache: str = "auto"
+    """Folder whose compiled kernels each start finds again; auto: .kernels in runs; "off": none."""
+    kernel_cache_gb: Positive = 4.0
+    """Most GB of it; what was not used for longest goes first."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the ranks compute; auto: CUDA where there is one."""
     cpu_threads: Threads = 1
@@ -615,7 +621,11 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     failure_rate: str = "auto"
     """For interval: failures per 1000 node-days, a site's ("llama3"), or "auto": the fleet's."""
     memory_every: Natural = 0
-    """Steps between snapshots kept in memory; 0: each under agents, else only those written."""
+    """Steps between snapshots kept in memory; 0: by cost under agents, else only those written."""
+    memory_share: Fraction = 0.03
+    """By cost: most of the step time that snapshots may take on CUDA; 0: each step has one."""
+    memory_at_most: Count = 64
+    """By cost: most steps between snapshots, which a failure then costs."""
     keep: Natural = 2
     """Newest checkpoints kept; 0: all."""
     keep_every: Natural = 0

@@ -195,7 +195,8 @@ def allowed(hint: Any) -> str:
     if get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis:
         return f"an array whose entries are {allowed(get_args(hint)[0])}"
     if get_origin(hint) is tuple:
-        return f"an array of {len(get_args(hint))} integers"
+        whole = all(each is int for each in get_args(hint))
+        return f"an array of {len(get_args(hint))} {'integers' if whole else 'numbers'}"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
     return names.get(hint, "a table")
 

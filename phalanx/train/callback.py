@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from phalanx.train.exits import EndReason
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -178,6 +180,7 @@ class TrainingRun:
     saves_only: bool = False  # no step is made: what was restored is saved, and that is all
     first_step: int = field(init=False)
     checkpoint: str = ""  # the newest that is complete
+    snapshot_every: int = 0  # steps between snapshots in memory; 0: none are kept
     time_text: str = ""  # where the time went, for the last line of the run
     details: dict[str, Any] = field(default_factory=dict)  # what else the exit report says
 
@@ -205,4 +208,6 @@ class TrainingRun:
 
     def request_stop(self, reason: str) -> None:
         """Have all ranks stop after the next step and save; asked for by any of them."""
+        if reason in set(EndReason):
+            raise ValueError(f"{reason!r} is how runs end otherwise: give a reason of your own")
         self.orders.stop.reason = self.orders.stop.reason or reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import msgspec
 
@@ -25,6 +25,31 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130  # a second Ctrl-C: nothing was saved
 
 
+class EndReason(StrEnum):
+    """Why a run ended. Where it was stopped, the signal or a callback's reason stands instead."""
+
+    DONE = "done"  # all steps were made
+    STOPPED = "stopped"  # on request, and nobody said why
+    DRAIN = "drain"  # to give the nodes back
+    INTERRUPTED = "interrupted"
+    NO_REPORT = "no_report"  # no rank could write one
+    CONFIG = "config"
+    DATA_EXHAUSTED = "data_exhausted"
+    NON_FINITE = "non_finite"
+    GPU_MEMORY = "gpu_memory"
+    HOST_MEMORY = "host_memory"
+    CHECKPOINT = "checkpoint"
+    KEEPER_LOST = "keeper_lost"
+    DISK_FULL = "disk_full"
+    STORAGE = "storage"
+    NOT_ARCHIVED = "not_archived"
+    LOST_PEER = "lost_peer"
+    RANK_KILLED = "rank_killed"
+    BUS_ERROR = "bus_error"
+    CRASH = "crash"  # by another signal that nobody sent from outside
+    ERROR = "error"  # any other exception
+
+
 NOT_ARCHIVED = "not_archived"  # of ``details``: checkpoints that are not in the archive, and why
 CHECKPOINT_INTERVAL = "checkpoint_interval"  # the one of ``details`` that warns of nothing
 
@@ -34,7 +59,7 @@ class ExitInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = 1
     code: int
-    reason: str  # one word or signal name, for machines
+    reason: str  # an EndReason; of a run that was stopped: the signal, or a callback's reason
     message: str
     advice: str = ""
     rank: int | None = None  # the rank this is about; None: all of them
@@ -47,7 +72,7 @@ class ExitInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_symptom(self) -> bool:
         """A rank that lost a peer reports what another rank caused."""
-        return self.reason == "lost_peer"
+        return self.reason == EndReason.LOST_PEER
 
 
 class NonFiniteLoss(Exception):  # noqa: N818 - named for what the user sees

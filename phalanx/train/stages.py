@@ -21,7 +21,14 @@ class RunStages:
 
     def at(self, cursor: Cursor) -> Job:
         """The stage that the next step belongs to, as a job."""
-        return self._stages[bisect_right(self._firsts, cursor.seen) - 1].job
+        return self._of(cursor.seen)
+
+    def before(self, cursor: Cursor) -> Job:
+        """The stage that the last step belonged to; of a run without steps, its first."""
+        return self._of(max(0, cursor.seen - 1))
+
+    def _of(self, sample: int) -> Job:
+        return self._stages[bisect_right(self._firsts, sample) - 1].job
 
     def train_feed(self) -> TrainFeed:
         """All steps of the run."""

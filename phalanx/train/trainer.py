@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint import Extra, Manifest
-from phalanx.config import Job, takes_unequal_shares, verification_interval
+from phalanx.config import ConfigError, Job, takes_unequal_shares, verification_interval
 from phalanx.data import Batch, StepBatches
 from phalanx.model import Router
 from phalanx.parallel import Engine, LossScale, Mesh, balance_experts
@@ -84,8 +85,15 @@ class Trainer:
         self.shares: tuple[int, ...] = ()  # micro-batches by replica; (): equal
         self.engine = Engine(job, mesh)
         refuse_unused_groups(job)
-        offload = job.memory.offload == "optimizer" and device.type == "cuda"
-        self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
+        folder = offload_folder(job)
+        away = job.memory.offload == "optimizer" and (device.type == "cuda" or folder is not None)
+        self.optimizer = build_optimizer(
+            self.engine.weights,
+            job.optimizer,
+            offload=away,
+            folder=folder,
+            group=mesh.stage_group,
+        )
         self.qk_clip = QkClip(self.engine)
         self.average = WeightAverage(self.engine.weights, job.train.ema)
         self.loss_scale = LossScale(job.precision, device)
@@ -111,7 +119,7 @@ class Trainer:
         ``before_update`` is called before any of the state changes: a copy of it may still run.
         ``before_forward`` gets this rank's micro-batches and the weight of one of their tokens.
         """
-        self._enter_stage()
+        self._enter(self.stages.at(self.cursor))
         with self.timer.phase("data"):
             batches = self.feed.next(self.cursor)
         tokens = self.agreement.start(batches.real_tokens, batches.damaged, *vote)
@@ -138,9 +146,9 @@ class Trainer:
             failure_rate=agreed.failure_rate,
         )
 
-    def _enter_stage(self) -> None:
-        """Have the engine take samples of the length that comes next."""
-        if (stage := self.stages.at(self.cursor)) is not self._stage:
+    def _enter(self, stage: Job) -> None:
+        """Have the engine take samples of a stage's length."""
+        if stage is not self._stage:
             self._stage = stage
             self.engine.enter(stage)
             log.info("after step %d: samples of %d tokens", self.step, stage.data.sequence)
@@ -212,9 +220,9 @@ class Trainer:
     def validate(self) -> float:
         """Mean loss over ``train.validate_samples`` held-out samples, the same ones every time.
 
-        NaN where no token of them has a label.
+        They are as long as those of the last step. NaN where no token of them has a label.
         """
-        self._enter_stage()
+        self._enter(self.stages.before(self.cursor))
         wanted, opened = self.job.train.validate_samples, self.stages.open_feed
         with opened(self._stage, "validation", wanted) as feed:
             held_out = feed.samples
@@ -292,6 +300,17 @@ class Trainer:
     def close(self) -> None:
         """End the reading thread."""
         self.feed.close()
+
+
+def offload_folder(job: Job) -> Path | None:
+    """Where a file takes the optimizer's state; None: it stays in memory."""
+    folder = job.memory.offload_folder
+    found = os.path.expandvars(folder)
+    if "$" in found:
+        rule = "names a variable that this node does not have"
+        fix = "set it where ranks start, or give the folder's path"
+        raise ConfigError("memory.offload_folder", f'"{folder}"', rule, fix)
+    return Path(found).expanduser().absolute() if folder else None
 
 
 def config_hash(job: Job) -> str:

@@ -8,7 +8,7 @@ from phalanx.config import (
     ConfigError,
     Data,
     Job,
-    LatentAttention,
+    LatentAttentionShape,
     Model,
     Moe,
     Parallel,
@@ -42,7 +42,7 @@ def test_heads_follow_from_each_other() -> None:
 
 
 def test_latent_attention_sets_the_head_width() -> None:
-    latent = LatentAttention(content_head_dim=8, rope_head_dim=4)
+    latent = LatentAttentionShape(content_head_dim=8, rope_head_dim=4)
     model = Model(dim=96, layers=1, heads=6, ffn=64, vocab=10, latent=latent)
     assert resolve_model(model).head_dim == 12
 
@@ -70,11 +70,12 @@ def test_each_schedule_has_its_usual_number_of_stages(schedule: str, stages: int
     assert axes(parallel, 2).virtual_stages == stages
 
 
-def test_ulysses_is_chosen_where_heads_suffice_or_documents_demand_it() -> None:
+def test_ulysses_is_chosen_where_heads_suffice() -> None:
     assert axes(Parallel(context=4), 4).context_method == "ulysses"
     assert axes(Parallel(context=4, tensor=2), 8).context_method == "ring"
     masked = Data(document_mask=True)
-    assert axes(Parallel(context=4, tensor=2), 8, masked).context_method == "ulysses"
+    assert axes(Parallel(context=4, tensor=2), 8, masked).context_method == "ring"
+    assert axes(Parallel(context=4), 4, masked).context_method == "ulysses"
 
 
 def test_resolving_twice_changes_nothing() -> None:

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.checkpoint import Checkpointer, latest
+from phalanx.checkpoint.keeper import background
 from phalanx.checkpoint.keeper.start import home_of
-from phalanx.checkpoint.write import background
 from phalanx.config import Job, check, job_from_table, resolve
 from phalanx.parallel import build_mesh
 from phalanx.train.trainer import Trainer

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from phalanx.model.attention import CausalAttention, document_mask, plain_attention, window_mask
+from phalanx.parallel import context
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,3 +90,42 @@ def test_capped_scores_and_sinks_equal_the_textbook() -> None:
     expected = [plain, *torch.autograd.grad(plain, wide, torch.ones_like(plain))]
     for mine, theirs in zip(found, expected, strict=True):
         assert float((mine.float() - theirs).norm() / theirs.norm()) < 1e-2
+
+
+def played_ring(tensors: list[Tensor], numbers: Tensor, size: int) -> list[Tensor]:
+    """Result and gradients of ring attention, the turns of all ranks made here one by one."""
+    q, k, v = (tensor.detach().transpose(1, 2).contiguous() for tensor in tensors)
+    places = [context.local_positions("ring", q.shape[2], r, size).cuda() for r in range(size)]
+    out, total = torch.zeros_like(q, dtype=torch.float32), torch.zeros(q.shape[:3], device="cuda")
+    slopes = [torch.zeros_like(each, dtype=torch.float32) for each in (q, k, v)]
+    for backward in (False, True):
+        for rank, here in enumerate(places):
+            merged = torch.zeros_like(q[:, :, here], dtype=torch.float32)
+            sums = torch.full(merged.shape[:-1], -torch.inf, device="cuda")
+            for step in range(size):
+                source = (rank - step) % size
+                queries, keys = context._visible(len(here), rank, source)
+                hidden = context._hidden(numbers, rank, source, size, queries, keys)
+                own, theirs = here[queries], places[source][keys]
+                block = (q[:, :, own], k[:, :, theirs], v[:, :, theirs])
+                if not backward:
+                    part, weight = context._attend(*block, step == 0, None, hidden)
+                    context._merge(merged[:, :, queries], sums[:, :, queries], part, weight)
+                    continue
+                known = (out[:, :, own].to(q.dtype), total[:, :, own])
+                ones = torch.ones_like(block[0])
+                found = context._attend_backward(ones, *block, *known, step == 0, None, hidden)
+                for slope, at, added in zip(slopes, (own, theirs, theirs), found, strict=True):
+                    slope[:, :, at] += added
+            if not backward:
+                out[:, :, here], total[:, :, here] = merged, sums
+    return [each.transpose(1, 2) for each in (out, *slopes)]
+
+
+@pytest.mark.parametrize("length", [7, 100, 1000])
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_ring_hides_other_documents(size: int, length: int) -> None:
+    tensors, numbers = inputs(512), documents(512, length)
+    found = played_ring(tensors, numbers, size)
+    for one, other in zip(found, textbook(tensors, numbers), strict=True):
+        assert float((one.float() - other).norm() / other.norm()) < 1e-2

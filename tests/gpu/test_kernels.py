@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.model import loss, ops
+from phalanx.model.cuda.attention import causal_attention, flash_applies, flash_installed
 from phalanx.model.loss import VocabSlice
 from phalanx.parallel import float8
 from phalanx.train.optim.kernels import fused_adamw
@@ -119,16 +122,17 @@ def test_fp8_matmul_equals_the_product_of_its_operands(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("vocab", [1000, 128256])
 @pytest.mark.parametrize("sliced", [False, True])
-def test_cross_entropy_in_place_equals_torch(vocab: int, sliced: bool) -> None:
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_cross_entropy_in_place_equals_torch(vocab: int, sliced: bool, z_loss: float) -> None:
     logits, labels = random(70, vocab) * 3, torch.randint(2 * vocab, (70,), device="cuda")
     labels = labels if sliced else labels % vocab
     labels[5] = -100
     scale = torch.tensor(0.01, device="cuda")
     part = VocabSlice(vocab // 2, lambda x: x, lambda x: x) if sliced else None
-    found, slope = loss._cross_entropy(logits.clone(), labels, scale, part, True)
+    found, slope = loss._cross_entropy(logits.clone(), labels, scale, part, True, z_loss)
     ops.HAS_KERNELS = False
     try:
-        expected, reference = loss._cross_entropy(logits.float(), labels, scale, part, True)
+        expected, reference = loss._cross_entropy(logits.float(), labels, scale, part, True, z_loss)
     finally:
         ops.HAS_KERNELS = True
     assert slope is not None and reference is not None
@@ -148,6 +152,34 @@ def test_capped_logits_have_the_loss_and_gradients_of_the_textbook() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
     for mine, theirs in zip(slopes, torch.autograd.grad(expected, wide), strict=True):
         assert error(mine, theirs) < 2e-2
+
+
+@pytest.mark.skipif(not flash_installed(), reason="FlashAttention 4 is not installed")
+@pytest.mark.parametrize("size", [64, 128])
+def test_flash_attention_is_as_near_to_the_exact_as_torchs(size: int) -> None:
+    shapes = [(2, 1029, heads, size) for heads in (8, 2, 2)]
+    inputs = [random(*shape).requires_grad_() for shape in shapes]
+    slope = random(*shapes[0])
+    assert flash_applies(inputs[0], inputs[2])
+
+    def results(attend: Any, given: list[Tensor]) -> list[Tensor]:
+        out = attend(*given, size**-0.5)
+        return [out, *torch.autograd.grad(out, given, slope.to(out.dtype))]
+
+    found = results(causal_attention, inputs)
+    inside = results(torch.compile(causal_attention, fullgraph=True), inputs)
+    wide = [each.detach().double().requires_grad_() for each in inputs]
+    for mine, compiled, exact in zip(found, inside, results(exact_attention, wide), strict=True):
+        assert error(mine, exact) < BF16_ERROR and error(compiled, exact) < BF16_ERROR
+
+
+def exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    repeat = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    scores = (q @ k.mT) * scale
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 
 from phalanx.config import ConfigError, Optimizer
 from phalanx.parallel import Weight
-from phalanx.train.optim import host_state, optimizer
+from phalanx.train.optim.away import host_state, nvme_state
+from phalanx.train.optim.base import WeightOptimizer
 from phalanx.train.optim.guard import GradientVerdict
 from phalanx.train.optim.kernels import fused_adamw
 from phalanx.train.optim.moments import Moments, decode, zero_moments
-from phalanx.train.optim.optimizer import AdamW, Muon, build_optimizer
+from phalanx.train.optim.optimizer import build_optimizer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +38,7 @@ def weights(dtype: torch.dtype) -> list[Weight]:
     return found
 
 
-def train(found: list[Weight], made: AdamW | Muon, steps: int) -> dict[str, Tensor]:
+def train(found: list[Weight], made: WeightOptimizer, steps: int) -> dict[str, Tensor]:
     """Steps on the same gradients each time; the third is skipped."""
     generator = torch.Generator("cuda").manual_seed(1)
     for step in range(steps):
@@ -70,6 +72,26 @@ def test_state_in_host_memory_gives_the_same_bits(
     assert [name for name in here if not torch.equal(here[name], away[name])] == []
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("format", FORMATS)
+def test_state_in_a_file_gives_the_same_bits(
+    format: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nvme_state, "STRETCH", 1 << 17)  # the least that fills pages with scales
+    monkeypatch.setitem(SHAPES, "layers.1.mlp.down.weight", (700, 512))
+    results = []
+    for folder in (None, tmp_path):
+        found = weights(dtype)
+        settings = Optimizer(state=format)
+        made = build_optimizer(found, settings, offload=folder is not None, folder=folder)
+        results.append(train(found, made, 5))
+        assert all(weight.master.is_cuda == (folder is None) for weight in found)
+    here, away = results
+    assert here.keys() == away.keys()
+    assert [name for name in here if not torch.equal(here[name], away[name])] == []
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_kernel_keeps_moments_as_the_torch_form_does(format: Any) -> None:
     """Their roundings are drawn differently; both lie within one step of the exact value."""
@@ -96,7 +118,7 @@ def test_the_kernel_keeps_moments_as_the_torch_form_does(format: Any) -> None:
 def test_too_little_host_memory_is_refused_with_the_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(optimizer, "available_memory", lambda: 4 << 30)
+    monkeypatch.setattr(host_state, "available_memory", lambda: 4 << 30)
     with pytest.raises(ConfigError) as caught:
         build_optimizer(weights(torch.bfloat16), Optimizer(), offload=True)
     assert "memory.offload" in str(caught.value) and "0.0 GB can be pinned" in str(caught.value)

@@ -20,8 +20,8 @@ from phalanx.observe.profile.advise import advise
 from phalanx.observe.profile.profile import JobProfile
 from phalanx.train.callback import Callback, TrainingRun
 from phalanx.train.profile.facts import PowerReading
-from phalanx.train.profile.power import parse_power
-from phalanx.train.profile.recorder import ProfileRecorder
+from phalanx.train.profile.power import DriverQuestion, parse_power
+from phalanx.train.profile.recorder import ProfileRecorder, warm_steps
 from phalanx.train.trainer import StepOutcome
 from tests.data.corpora import write_corpus
 from tests.observe.profile.profiled import SlowCorpus, profiled
@@ -84,7 +84,8 @@ def causes(profile: JobProfile) -> set[SlowCause]:
 def profile_of(
     folder: Path, job: Job, *callbacks: Callback, ranks: int = 1, capped: bool = False
 ) -> JobProfile:
-    recorder = ProfileRecorder(4, 1, CappedCard) if capped else ProfileRecorder(4, 1)
+    ask = CappedCard if capped else DriverQuestion
+    recorder = ProfileRecorder(4, 1, ask, warm_steps(job.data))
     return profiled(job, ranks, folder / "out", recorder, callbacks)
 
 

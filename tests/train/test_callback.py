@@ -7,6 +7,7 @@ import runpy
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, latest
+from phalanx.checkpoint.keeper import background
+from phalanx.checkpoint.write.snapshot import ShardSnapshot
 from phalanx.config import Job, to_toml
-from phalanx.data import Batch, DataExhausted
+from phalanx.data import Batch, DataExhausted, ShardWriter
 from phalanx.parallel import build_mesh
 from phalanx.train import CheckpointRecord
 from phalanx.train.callback import Callback, CallbackConflict, Callbacks, TrainingRun
@@ -229,9 +232,12 @@ def test_callbacks_change_no_bit_of_training(tmp_path: Path) -> None:
 class Stops(Callback):
     """Asks for the end after the second step."""
 
+    def __init__(self, reason: str = "good enough") -> None:
+        self.reason = reason
+
     def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
         if run.step == 2:
-            run.request_stop("good enough")
+            run.request_stop(self.reason)
 
 
 def test_a_callback_may_stop_the_run_which_saves_first(tmp_path: Path) -> None:
@@ -240,6 +246,14 @@ def test_a_callback_may_stop_the_run_which_saves_first(tmp_path: Path) -> None:
     assert (info.reason, info.step) == ("good enough", 3)
     saved = latest(tmp_path / "checkpoints")
     assert saved is not None and saved.name.startswith("step-00000003")
+
+
+def test_a_run_that_a_callback_stops_does_not_pass_for_one_that_made_all_its_steps(
+    tmp_path: Path,
+) -> None:
+    job = small_job(tmp_path, 1, train__steps=9)
+    ((failed, _, _),) = run_ranks(1, train, job, tmp_path, lambda said: [Stops("done")])
+    assert failed.error is ValueError
 
 
 class Exhausts(Callback):
@@ -316,6 +330,77 @@ def test_saves_that_are_prepared_late_take_nobodys_place(tmp_path: Path) -> None
     assert run_ranks(1, prepare_late, job, tmp_path) == [(6, 4)]
 
 
+def validate_while_copying(job: Job, folder: Path) -> dict[str, Tensor]:
+    """The state after the first step, whose copy begins as late as it may."""
+    may_copy, copied, whole = Event(), Event(), ShardSnapshot.copy_into
+    background.OVERLAP_BYTES = 0
+    found: dict[str, Tensor] = {}
+
+    class Remembers(Callback):
+        def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
+            if run.step == 1:
+                found.update({n: each.clone() for n, each in run.trainer.tensors().items()})
+                may_copy.clear()  # what is saved now
+
+    def copy_late(self: ShardSnapshot, *arguments: Any) -> None:
+        assert may_copy.wait(60)
+        whole(self, *arguments)
+        copied.set()
+
+    ShardSnapshot.copy_into = copy_late  # type: ignore[method-assign]
+    run, checkpointer, trainer = make_run(job, folder, Remembers())
+    prepare_saves(job, trainer, checkpointer)
+    wait, evaluate = checkpointer.before_update, trainer.engine.evaluate
+
+    def before_update() -> None:
+        may_copy.set()
+        wait()
+
+    def evaluate_slowly(*arguments: Any) -> Any:
+        may_copy.set()
+        assert copied.wait(60)
+        return evaluate(*arguments)
+
+    checkpointer.before_update = before_update  # type: ignore[method-assign]
+    trainer.engine.evaluate = evaluate_slowly  # type: ignore[method-assign]
+    loop.train(run)
+    trainer.close()
+    checkpointer.close()
+    return found
+
+
+CORPUS = {"data__validation_fraction": 0.1, "train__ema": "{decay = 0.9, validate = true}"}
+LOOKS: dict[str, dict[str, Any]] = {
+    "validation": {"train__validate_every": 1, "train__validate_samples": 4},
+    "evaluation": {"evaluate__every": 1},
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_copy_of_the_state_never_holds_the_average_that_is_looked_at(
+    look: str, tmp_path: Path
+) -> None:
+    settings = {**CORPUS, **LOOKS[look], "train__steps": 2, "checkpoint__every": 1}
+    if look == "evaluation":
+        settings["evaluate__perplexity"] = f'{{near = "{write_domain(tmp_path)}"}}'
+    job = small_job(tmp_path, 1, **settings, checkpoint__keeper_lease=5.0)
+    (trained,) = run_ranks(1, validate_while_copying, job, tmp_path)
+    saved = {name: torch.empty_like(tensor) for name, tensor in trained.items()}
+    first = tmp_path / "checkpoints" / "step-00000001"
+    Checkpointer(tmp_path / "checkpoints").load(first, saved)
+    assert not torch.equal(saved["ema.norm.weight"], saved["model.norm.weight"])
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in saved.items())
+
+
+def write_domain(folder: Path) -> Path:
+    """Token shards that are scored."""
+    with ShardWriter(folder / "shards", 64, 0) as writer:
+        writer.write(range(1, 40))
+        writer.end_document()
+        writer.finish()
+    return folder / "shards"
+
+
 def order_of(job: Job, folder: Path) -> list[str]:
     run, checkpointer, trainer = make_run(job, folder, Noted([], "mine"))
     layers = [each.name for each in run.callbacks._all]
@@ -327,7 +412,8 @@ def order_of(job: Job, folder: Path) -> list[str]:
 def test_the_order_of_attachments_is_fixed(tmp_path: Path) -> None:
     """Steps are compared and seen by a user before they are saved, and saved before they close."""
     (layers,) = run_ranks(1, order_of, small_job(tmp_path, 1), tmp_path)
-    assert layers == ["Validation", "StepMetrics", "Checkpoints", "mine", "StepProfiler"]
+    within = ["StepMetrics", "Checkpoints", "mine", "StepProfiler"]
+    assert layers == ["MuonPartition", "Validation", *within]
 
 
 def test_features_attach_as_a_users_code_does() -> None:

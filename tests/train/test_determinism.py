@@ -31,20 +31,26 @@ from tests.ranks import run_ranks
 
 STEPS = 5
 SAMPLES = 24  # an epoch of three steps
-MESHES: dict[str, tuple[int, dict[str, Any], str]] = {  # ranks, axes, format of the moments
-    "single": (1, {}, "float32"),
-    "fsdp2": (2, {"zero": 3}, "float32"),
-    "tp2xfsdp2": (4, {"tensor": 2}, "float32"),
-    "pp2xfsdp2": (4, {"pipeline": 2}, "float32"),
-    "fsdp2-bfloat16": (2, {"zero": 3}, "bfloat16"),
-    "tp2xfsdp2-int8": (4, {"tensor": 2}, "int8"),
+MESHES: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {  # ranks, axes, optimizer
+    "single": (1, {}, {}),
+    "fsdp2": (2, {"zero": 3}, {}),
+    "tp2xfsdp2": (4, {"tensor": 2}, {}),
+    "pp2xfsdp2": (4, {"pipeline": 2}, {}),
+    "fsdp2-bfloat16": (2, {"zero": 3}, {"state": "bfloat16"}),
+    "tp2xfsdp2-int8": (4, {"tensor": 2}, {"state": "int8"}),
+    "fsdp3-muon": (3, {"zero": 3}, {"kind": "muon"}),
 }
+# Each is proved by another one with the same axes, or format, and one more.
+IN_SOAK = {"fsdp2", "tp2xfsdp2"}
+CASES = [pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK else ()) for name in MESHES]
 IN_BLOCKS = {"dim": 256, "ffn": 256}  # rows that hold whole blocks of 8-bit moments
 
 Result = tuple[list[float], str]
 
 
-def job_on(ranks: int, parallel: dict[str, Any], folder: Path, state: str = "float32") -> Job:
+def job_on(
+    ranks: int, parallel: dict[str, Any], folder: Path, optimizer: dict[str, str] | None = None
+) -> Job:
     """A deterministic bf16 job over a corpus of ``SAMPLES`` samples."""
     corpus = folder / "corpus"
     if not corpus.exists():
@@ -53,10 +59,11 @@ def job_on(ranks: int, parallel: dict[str, Any], folder: Path, state: str = "flo
             writer.write(tokens)
             writer.finish()
     sections = {
-        # Tensor parallelism on CPUs takes its time for each layer.
+        # Tensor parallelism on CPUs takes its time for each layer. Stages share a weight as well.
         "model": {"layers": 1 if "tensor" in parallel else 2}
-        | (IN_BLOCKS if state == "int8" else {}),
-        "optimizer": {"state": state},
+        | {"tied_embedding": "pipeline" in parallel}
+        | (IN_BLOCKS if (optimizer or {}).get("state") == "int8" else {}),
+        "optimizer": optimizer or {},
         "parallel": parallel,
         "precision": {"compute": "bfloat16"},
         "data": {"source": "shards", "path": str(corpus), "sequence": 32, "prefetch": 2},
@@ -162,11 +169,11 @@ class Whole(NamedTuple):
     results: list[Result]
 
 
-@pytest.fixture(scope="module", params=MESHES)
+@pytest.fixture(scope="module", params=CASES)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp(request.param)
-    ranks, parallel, state = MESHES[request.param]
-    job = job_on(ranks, parallel, folder, state)
+    ranks, parallel, optimizer = MESHES[request.param]
+    job = job_on(ranks, parallel, folder, optimizer)
     return Whole(ranks, job, *make_runs(ranks, job, Run(folder)))
 
 

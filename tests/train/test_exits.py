@@ -125,6 +125,13 @@ def test_a_killed_rank_is_told_apart_by_what_is_known(
     assert signal_name in info.message
 
 
+def test_a_corpus_that_is_cut_while_it_is_read_is_named_beside_what_else_it_may_be() -> None:
+    """The kernel says no more than that a page of a mapping cannot be had."""
+    info = killed(0, "SIGBUS", "Fatal Python error: Bus error", "")
+    assert (info.code, info.reason) == (ExitCode.OTHER, "bus_error")
+    assert "corpus was cut short" in info.advice and "/dev/shm is full" in info.advice
+
+
 def _info(code: ExitCode, reason: str, rank: int) -> ExitInfo:
     return ExitInfo(code=code, reason=reason, message="", rank=rank)
 

@@ -111,6 +111,7 @@ def test_a_run_records_its_code_and_goes_on_with_it(
         "data__source": "module",
         "data__module": "own_training:Counting",
         "schedule__kind": "constant",
+        "parallel__zero": 3,
     }
     whole = start(small_job(tmp_path / "whole", **settings))
     assert whole.wait() == ExitCode.DONE, whole.text

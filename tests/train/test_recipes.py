@@ -67,6 +67,9 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "ep2": (2, {"expert": 2}),
     "hsdp2xep2": (4, {"expert": 2, "replicate": 2}),
 }
+# Each is proved by another one that has its axes and one more, or one rank more.
+IN_SOAK = {"tp2xfsdp2", "pp2", "ep2"}
+CASES = [pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK else ()) for name in MESHES]
 
 
 class Trained(NamedTuple):
@@ -113,7 +116,7 @@ def alone(layers: int) -> Trained:
     return train_recipe(recipe(1, {}, layers))
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", CASES)
 def test_every_mesh_follows_the_recipe_like_one_process(
     name: str, shared_ranks: SharedRanks
 ) -> None:
@@ -130,6 +133,24 @@ def test_every_mesh_follows_the_recipe_like_one_process(
         for key, tensor in found.tensors.items():
             off = (tensor - expected.tensors[key]).norm() / expected.tensors[key].norm().clamp(1e-9)
             assert off < TENSOR_TOLERANCE, key
+
+
+def test_a_validation_has_the_samples_and_positions_of_the_last_step() -> None:
+    """As its checkpoint and its export have them, whatever the next step takes."""
+    held_out = {"validate_samples": 4, "steps": STEPS}
+    stages = [{"after_tokens": 2 * 8 * 32, "sequence": 64, "rope_scaling": YARN}]
+    settings = {"data": {"validation_fraction": 0.5}, "model": {"layers": 1}}
+    short = make_trainer(make_job(1, {**settings, "train": held_out}))
+    longer = make_trainer(
+        make_job(1, {**settings, "train": held_out | {"sequence_stages": stages}})
+    )
+    for step in range(1, STEPS):
+        outcomes = [trainer.train_step() for trainer in (short, longer)]
+        same = outcomes[0].tokens == outcomes[1].tokens
+        assert same == (step <= 2)
+        assert (short.validate() == longer.validate()) == same
+    for trainer in (short, longer):
+        trainer.close()
 
 
 def test_the_recipe_has_an_effect() -> None:
@@ -166,8 +187,11 @@ def resumable(ranks: int, parallel: dict[str, Any], folder: Path) -> Job:
 
 @pytest.fixture(
     scope="module",
-    params=[(1, {}), (2, {"zero": 3}), (2, {"pipeline": 2})],
-    ids=["single", "fsdp2", "pp2"],
+    params=[
+        pytest.param((1, {}), id="single", marks=pytest.mark.soak),
+        pytest.param((2, {"zero": 3}), id="fsdp2"),
+        pytest.param((2, {"pipeline": 2}), id="pp2"),
+    ],
 )
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("recipe")

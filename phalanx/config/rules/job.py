@@ -127,6 +127,14 @@ def _memory(job: Job) -> Iterator[ConfigProblem]:
             "needs sharding (parallel.zero >= 1)",
             'set parallel.zero = 3, or memory.offload = "optimizer"',
         )
+    folder = f'"{job.memory.offload_folder}"'
+    if job.memory.offload_folder and job.memory.offload != "optimizer":
+        rule = "takes the optimizer's state, and nothing else"
+        fix = 'set memory.offload = "optimizer", or leave it out'
+        yield problem("memory.offload_folder", folder, rule, fix)
+    elif job.memory.offload_folder and (job.optimizer.kind != "adamw" or job.optimizer.module):
+        rule = "AdamW alone has its state in a file"
+        yield problem("memory.offload_folder", folder, rule, 'set optimizer.kind = "adamw"')
 
 
 def _state_blocks(job: Job) -> Iterator[ConfigProblem]:

@@ -212,13 +212,6 @@ def _pipeline(job: Job, world_size: int) -> Iterator[ConfigProblem]:
                 [{"parallel.virtual_stages": LEFT_OUT}],
             )
         return
-    if job.model.tied_embedding:
-        yield problem(
-            "model.tied_embedding",
-            True,
-            "the first and the last pipeline stage would have to share one weight",
-            "set it to false, or parallel.pipeline to 1",
-        )
     yield from _virtual_stages(axes)
     yield from _enough_micro_batches(job)
     if axes.schedule == "zero-bubble":
@@ -245,6 +238,14 @@ def _zero_bubble(job: Job) -> Iterator[ConfigProblem]:
             'set it to "full" or "none", or parallel.schedule to "interleaved"',
             [{"memory.recompute": "full"}],
             [{"memory.recompute": "none"}],
+            OTHER_SCHEDULES,
+        )
+    if job.model.mtp is not None:
+        yield problem(
+            "parallel.schedule",
+            '"zero-bubble"',
+            "splits backward in two, which the head that model.mtp uses several times cannot",
+            'set it to "interleaved", or model.mtp to "none"',
             OTHER_SCHEDULES,
         )
     sharded = axes.data * axes.context * (axes.tensor if job.model.moe else 1) > 1
@@ -316,15 +317,6 @@ def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[ConfigProbl
 
 def _context(job: Job, world_size: int) -> Iterator[ConfigProblem]:
     axes, model = job.parallel, job.model
-    if axes.context_method == "ring" and job.data.document_mask:
-        yield problem(
-            "data.document_mask",
-            True,
-            "ring attention sees only part of a sample's documents at a time",
-            'set parallel.context_method = "ulysses"',
-            [{"parallel.context_method": "ulysses"}],
-            [{"data.document_mask": False}],
-        )
     latent = model.latent
     if axes.context_method == "ring" and latent and latent.value_head_dim > model.head_dim:
         yield problem(
@@ -337,8 +329,7 @@ def _context(job: Job, world_size: int) -> Iterator[ConfigProblem]:
         name = "heads" if model.latent is not None else "kv_heads"
         here = (heads := getattr(model, name)) // axes.tensor
         if here == 0 or here % axes.context:
-            whole = job.data.document_mask or not ring_computes(model)
-            other = "" if whole else ', or parallel.context_method = "ring"'
+            other = "" if not ring_computes(model) else ', or parallel.context_method = "ring"'
             yield problem(
                 "parallel.context",
                 axes.context,

@@ -8,7 +8,7 @@ from phalanx.config.errors import ConfigProblem, problem
 from phalanx.config.presets import PRESETS
 from phalanx.config.resolve import ring_computes
 from phalanx.config.rules.numbers import nearest_divisor
-from phalanx.config.schema import Job, LatentAttention, Model, Moe
+from phalanx.config.schema import Job, LatentAttentionShape, Model, Moe
 
 SHAPE = ("dim", "layers", "heads", "vocab")
 MOST_PARAMETERS = 10**16  # ten thousand times the largest preset
@@ -34,14 +34,6 @@ def form_problems(job: Job) -> Iterator[ConfigProblem]:
             'model.qk_norm_over = "all" needs every head of a token, and a rank holds some',
             'set it to 1, or model.qk_norm_over = "head"',
             [{"parallel.tensor": 1}],
-        )
-    if model.mtp is not None and axes.pipeline > 1:
-        yield problem(
-            "parallel.pipeline",
-            axes.pipeline,
-            "model.mtp needs the embedding beside the head, and a pipeline's first stage holds it",
-            'set it to 1, or model.mtp to "none"',
-            [{"parallel.pipeline": 1}],
         )
     if axes.context > 1 and axes.context_method == "ring" and not ring_computes(model):
         rule = "model.window needs the nearest tokens, and the ring shows keys rank by rank"
@@ -131,7 +123,7 @@ def _heads(model: Model) -> Iterator[ConfigProblem]:
         yield problem("model.qk_norm_over", '"all"', "there is no norm", "set model.qk_norm = true")
 
 
-def _latent(model: Model, latent: LatentAttention) -> Iterator[ConfigProblem]:
+def _latent(model: Model, latent: LatentAttentionShape) -> Iterator[ConfigProblem]:
     if model.kv_heads != model.heads:
         yield problem(
             "model.kv_heads",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from phalanx.config.errors import ConfigProblem, problem
-from phalanx.config.resolve import is_gated
+from phalanx.config.resolve import has_balance_loss, has_expert_bias, is_gated
 from phalanx.config.schema import MLP_TARGETS, Job
 
 # Matrices that are stored as one: DoRA measures the rows of all of them.
@@ -42,7 +42,7 @@ def _adapted_model(job: Job) -> Iterator[ConfigProblem]:
         rule = "adapters are updated by AdamW: their matrices are no hidden ones of a model"
         yield problem("optimizer.kind", f'"{job.optimizer.kind}"', rule, 'set it to "adamw"')
     moe = job.model.moe
-    if moe is not None and moe.balance == "bias" and moe.bias_rate > 0:
+    if moe is not None and has_expert_bias(moe) and moe.bias_rate > 0:
         rule = "would go on moving the selection bias of a router that is frozen"
         yield problem("model.moe.bias_rate", moe.bias_rate, rule, "set it to 0")
 
@@ -110,6 +110,16 @@ def _preference(job: Job) -> Iterator[ConfigProblem]:
     if job.model.loss:
         rule = 'preference.kind = "dpo" is a loss itself'
         yield problem("model.loss", f'"{job.model.loss}"', rule, "leave it out")
+    if (moe := job.model.moe) is None:
+        return
+    losses = {
+        "auxiliary_coefficient": moe.auxiliary_coefficient if has_balance_loss(moe) else 0.0,
+        "z_loss_coefficient": moe.z_loss_coefficient,
+    }
+    for name, coefficient in losses.items():
+        if coefficient:
+            rule = "is a loss of each token, and DPO's are means over pairs of answers"
+            yield problem(f"model.moe.{name}", coefficient, rule, "set it to 0")
 
 
 def _hand_off(job: Job) -> Iterator[ConfigProblem]:

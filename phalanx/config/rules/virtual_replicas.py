@@ -79,6 +79,14 @@ def _axes(job: Job) -> Iterator[ConfigProblem]:
                 "of a layer in an order of its own",
                 f"set it to 0, or parallel.{axis} = 1",
             )
+    if job.parallel.pipeline > 1 and job.model.tied_embedding:
+        yield problem(
+            KEY,
+            job.train.virtual_replicas,
+            "stages of a pipeline add up the gradients of a tied embedding each by itself, and one "
+            "process adds them together",
+            "set it to 0, or parallel.pipeline = 1",
+        )
     if job.parallel.pipeline > 1 and job.parallel.schedule == "zero-bubble":
         yield problem(
             KEY,

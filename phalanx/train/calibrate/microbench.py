@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import sdpa_kernel
 
 from phalanx.config import ConfigError
 from phalanx.hardware import lookup
 from phalanx.model import ops
-from phalanx.model.attention import CUDA_BACKENDS
+from phalanx.model.cuda.attention import causal_attention
 from phalanx.plan.cost.measured import Measured, MeasuredAttention
 from phalanx.train.calibrate.small_step import timed_steps
 
@@ -137,9 +135,7 @@ class _Attention:
         self._slope = torch.randn_like(self._out)
 
     def forward(self) -> torch.Tensor:
-        q, k, v = (t.transpose(1, 2) for t in (self._q, self._k, self._v))
-        with sdpa_kernel(CUDA_BACKENDS, set_priority=True):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return causal_attention(self._q, self._k, self._v, self._q.shape[-1] ** -0.5)
 
     def backward(self) -> None:
         inputs = (self._q, self._k, self._v)

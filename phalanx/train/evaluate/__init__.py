@@ -1,1 +1,1 @@
-"""How good a model is: likelihoods of texts, scores of tasks, and text that it writes itself."""
+"""Evaluation of models: log-likelihoods, task scores, perplexity, and text generation."""

@@ -1,4 +1,4 @@
-"""Evaluation in the middle of training: all ranks score together, and no bit of training changes.
+"""Evaluation during training: all ranks score together, without changing a bit of training.
 
 Attached where a job's ``evaluate.every`` says so.
 """
@@ -42,7 +42,7 @@ class GangEvaluation(Callback):
         self._evaluation: Evaluation | None = None  # on rank 0
 
     def begin(self, run: TrainingRun) -> None:
-        """Load tasks now: what is missing is said before the first step, on every rank."""
+        """Load tasks now, so that a missing one is an error before the first step on every rank."""
         problems: tuple[ConfigProblem, ...] = ()
         if run.rank == 0:
             with _same_random(run.trainer.device):
@@ -60,6 +60,7 @@ class GangEvaluation(Callback):
         run.orders.busy(IS_EVALUATING, run.step)
         began, device = time.monotonic(), run.trainer.device
         scorer = GangScorer(run.trainer.engine)
+        run.checkpointer.before_update()  # an average may take the place of what is copied
         # Of the weights that validation takes, too: an average of them, where there is one.
         evaluated = run.trainer.optimizer.evaluated(), run.trainer.average.evaluated()
         with _same_random(device), evaluated[0], evaluated[1]:
@@ -78,14 +79,14 @@ def _prepared(run: TrainingRun) -> Evaluation:
     codec = open_codec(msgspec.to_builtins(run.job))
     evaluation = Evaluation(plan_of(run.job.evaluate), codec, run.job.model.vocab)
     if evaluation.tasks is not None and (writing := evaluation.tasks.writing()):
-        rule = "has the model write text, which a gang in training does not do"
-        fix = "score it on checkpoints by `phalanx eval`, and leave it out here"
+        rule = "needs text generation, which is not available during training"
+        fix = "score it with `phalanx eval` on checkpoints, and remove it here"
         raise ConfigError.of([problem("evaluate.tasks", name, rule, fix) for name in writing])
     return evaluation
 
 
 def plan_of(settings: Evaluate) -> EvaluationPlan:
-    """What a job wants to be scored."""
+    """The job's evaluation settings as a plan."""
     return EvaluationPlan(
         tasks=settings.tasks,
         task_folder=settings.task_folder,
@@ -96,7 +97,7 @@ def plan_of(settings: Evaluate) -> EvaluationPlan:
 
 
 def _report(run: TrainingRun, found: Findings, seconds: float) -> None:
-    """To trackers and the agent, and as a file for gates."""
+    """Report to trackers and the agent, and write the scores file that gates read."""
     record = EvaluationRecord(
         job=run.job.name,
         generation=run.trainer.generation,
@@ -117,7 +118,7 @@ def _report(run: TrainingRun, found: Findings, seconds: float) -> None:
 
 @contextmanager
 def _same_random(device: torch.device) -> Iterator[None]:
-    """Random numbers go on as if nobody had drawn any in between."""
+    """Restore the state of random number generators on exit."""
     devices = [device] if device.type == "cuda" else []
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):

@@ -1,4 +1,4 @@
-"""Text that a model writes: the likeliest token each time, or one drawn by a seed."""
+"""Text generation: greedy, or sampled with a seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Forward = Callable[[Tensor], Tensor]  # the next tokens [batch, new] -> their lo
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are chosen, and how many."""
+    """How to choose tokens, and how many."""
 
     most_tokens: int = 64
     temperature: float = 0.0  # 0: always the likeliest
@@ -35,7 +35,7 @@ def generate(
     sampling: Sampling,
     numbers: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Tokens after each prompt, up to the one that ends documents or to a text that stops it.
+    """Generate tokens after each prompt, up to the end of the document or a stop text.
 
     What is drawn after a prompt depends on the seed and its number (0, 1, … unless given) alone.
     """
@@ -66,7 +66,7 @@ def generate(
 
 @contextmanager
 def _forward(loaded: LoadedModel, capacity: int, padding: list[int]) -> Iterator[Forward]:
-    """By a cache; a model whose tokens meet elsewhere than in attention computes all of it anew."""
+    """With a key-value cache; a model that mixes tokens outside attention recomputes the text."""
     model, device = loaded.model, loaded.device
     if not can_cache(model):
         yield _Uncached(loaded).forward
@@ -94,7 +94,7 @@ class _Uncached:
 
 
 class _Writer:
-    """One text as it is written."""
+    """One text during generation."""
 
     def __init__(self, loaded: LoadedModel, sampling: Sampling, number: int) -> None:
         self.sampling, self.codec = sampling, loaded.codec
@@ -103,7 +103,7 @@ class _Writer:
         self._chance = torch.Generator().manual_seed((sampling.seed * _SPREAD + number) % 2**63)
 
     def choose(self, logits: Tensor) -> int:
-        """The next token, of logits [vocab]; a text that has ended goes on with anything."""
+        """Choose the next token from logits [vocab]; irrelevant for a text that has ended."""
         if self.ended:
             return 0
         token = choose_token(logits, self.sampling, self._chance)
@@ -124,7 +124,7 @@ class _Writer:
 
 
 def choose_token(logits: Tensor, sampling: Sampling, chance: torch.Generator) -> int:
-    """One token, of logits [vocab]."""
+    """Choose a token from logits [vocab]."""
     if sampling.temperature == 0.0:
         return int(logits.argmax())
     shares = (logits.double().cpu() / sampling.temperature).softmax(-1)

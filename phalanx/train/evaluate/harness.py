@@ -1,4 +1,4 @@
-"""A model of ours as lm-evaluation-harness wants it; imported only where that is installed."""
+"""Adapter from our models to lm-evaluation-harness; imported only where that is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_TOKENS = 256  # that a task which says no number has written
 
 
 class HarnessModel(TemplateLM):
-    """Answers the harness's three kinds of requests as its own model of Hugging Face does."""
+    """Answers the harness's three kinds of requests like its Hugging Face model class."""
 
     def __init__(self, scorer: Scorer, codec: TextCodec) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class HarnessModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
-        """Tokens; a text that brings the first special token along gets no other."""
+        """Tokens of a text; one that starts with the BOS token gets no second one."""
         begun = string.startswith(self.codec.decode([self.codec.start], special=True))
         special = not begun if add_special_tokens is None else add_special_tokens
         return self.codec.encode(string, special=special)

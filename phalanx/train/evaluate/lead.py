@@ -1,4 +1,4 @@
-"""One rank asks, all compute: rank 0 has tasks and texts, the others hear what to score."""
+"""Evaluation led by rank 0, which has tasks and texts; the others compute what it broadcasts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class TimeIsUpError(Exception):
-    """An evaluation took longer than it may."""
+    """An evaluation exceeded its time limit."""
 
 
 class LeadScorer:
-    """Rank 0's end. Whatever it asks for, the ranks that follow compute with it."""
+    """The scorer of rank 0: broadcasts every request to the ranks that ``follow``."""
 
     def __init__(self, scorer: Scorer, device: torch.device, deadline: float = 0.0) -> None:
         """``deadline``: by the monotonic clock; 0: none."""
@@ -56,7 +56,7 @@ class LeadScorer:
 
 @contextmanager
 def leading(scorer: Scorer, device: torch.device, deadline: float = 0.0) -> Iterator[LeadScorer]:
-    """Lead the other ranks, which ``follow``; whatever happens here, they are let go."""
+    """Lead the other ranks, which ``follow``; releases them on exit, also after an error."""
     try:
         yield LeadScorer(scorer, device, deadline)
     finally:
@@ -64,7 +64,7 @@ def leading(scorer: Scorer, device: torch.device, deadline: float = 0.0) -> Iter
 
 
 def follow(scorer: Scorer, device: torch.device) -> None:
-    """Compute what rank 0 asks for until it lets go."""
+    """Compute what rank 0 broadcasts until it releases this rank."""
     while True:
         order: Any = agreed(None, device)
         if order is None:
@@ -74,7 +74,7 @@ def follow(scorer: Scorer, device: torch.device) -> None:
 
 
 def agreed(value: T, device: torch.device) -> T:
-    """Rank 0's value; collective."""
+    """Broadcast rank 0's value (collective)."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return value
     box: list[Any] = [value]

@@ -1,4 +1,4 @@
-"""How well a model predicts texts of a domain: every token of them once, exactly counted."""
+"""Perplexity of a model on a domain's texts: every token is scored exactly once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Document(NamedTuple):
 
 
 class DomainScore(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model makes of a set of texts."""
+    """Scores of a model on a domain."""
 
     documents: int
     tokens: int
@@ -42,7 +42,7 @@ class DomainScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """By the names under which scores are told."""
+        """Scores by the names under which they are reported."""
         mean = self.nats / self.tokens
         values = {"perplexity": math.exp(min(mean, 700.0)), "loss": mean, "tokens": self.tokens}
         if self.text_bytes:
@@ -51,14 +51,14 @@ class DomainScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Domain(NamedTuple):
-    """Documents to be scored."""
+    """A domain: documents to score."""
 
     start: int  # the token before the first of each
     documents: Iterator[Document]
 
 
 def domain_score(domain: Domain, scorer: Scorer, limit: int = 0) -> DomainScore | None:
-    """Score the documents, or the first ``limit`` of them; None: they have no token."""
+    """Score the documents, or the first ``limit``; None if they have no tokens."""
     chosen = islice(domain.documents, limit) if limit else domain.documents
     count = tokens = size = 0
     nats, has_bytes = 0.0, True
@@ -82,7 +82,7 @@ def domain_score(domain: Domain, scorer: Scorer, limit: int = 0) -> DomainScore 
 def open_domain(name: str, path: str, codec: TextCodec | None, vocab: int) -> Domain:
     """The documents at ``path``, token shards or text, in their order; empty ones are left out."""
     if "://" not in path and not (Path(path).exists() or Path(f"{path}.idx").exists()):
-        fix = "name token shards, or text, from the folder that this runs in"
+        fix = "give token shards or text files, relative to the working folder"
         raise _refusal(name, path, "there is no such file or folder", fix)
     try:
         if _is_text(path):
@@ -92,12 +92,15 @@ def open_domain(name: str, path: str, codec: TextCodec | None, vocab: int) -> Do
     except DataError as error:
         (problem,) = error.problems
         raise _refusal(name, path, problem.rule, problem.fix) from None
+    if stream.masked:
+        rule = "leaves out padding and prompts by a mask of labels, and they would count as text"
+        raise _refusal(name, path, rule, "give the corpus, or the text, that it was made of")
     if codec is not None and stream.tokenizer and stream.tokenizer != _identity(codec):
         rule = "was made with another tokenizer than the model's corpus"
         raise _refusal(name, path, rule, "tokenise it with the tokenizer.json of the run's corpus")
     start = stream.end_of_document if codec is None else codec.end
     if start is None:
-        rule = "has no token that ends documents, and no tokenizer names one"
+        rule = "has no end-of-document token, and no tokenizer names one"
         raise _refusal(name, path, rule, "give --tokenizer")
     return Domain(start, _tokenized(stream, codec))
 
@@ -127,12 +130,14 @@ def _texts(files: list[Path], codec: TextCodec, vocab: int) -> Iterator[Document
 
 
 def _tokenized(stream: TokenStream, codec: TextCodec | None) -> Iterator[Document]:
-    first = 0
+    first, end = 0, stream.end_of_document
+    if end is None and codec is not None:
+        end = codec.end
     for past in _ends(stream):
         content = np.empty(past - first, np.int64)
         stream.read_tokens(first, past - first, content)
         tokens = content.tolist()
-        if tokens and tokens[-1] == stream.end_of_document:
+        if tokens and tokens[-1] == end:
             tokens.pop()
         first = past
         if tokens:
@@ -140,7 +145,7 @@ def _tokenized(stream: TokenStream, codec: TextCodec | None) -> Iterator[Documen
 
 
 def _ends(stream: TokenStream) -> Iterator[int]:
-    """Positions behind the documents of a stream, a stretch of it at a time."""
+    """End positions of the documents in a token stream, read in chunks."""
     for first in range(0, stream.tokens, STRETCH_TOKENS):
         starts = stream.document_starts(first, min(STRETCH_TOKENS, stream.tokens - first))
         yield from (start for start in starts.tolist() if start)
@@ -155,7 +160,9 @@ def _identity(codec: TextCodec) -> str:
 def _refuse_strangers(tokens: list[int], vocab: int, codec: TextCodec) -> None:
     if max(tokens) >= vocab:
         rule = f"has token {max(tokens)}, and the model a vocabulary of {vocab}"
-        raise ConfigError("tokenizer", str(codec.path), rule, "give the one it was trained with")
+        raise ConfigError(
+            "tokenizer", str(codec.path), rule, "give the tokenizer that the model was trained with"
+        )
 
 
 def _refusal(name: str, path: str, rule: str, fix: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""What is to be evaluated: tasks and domains, prepared once and scored as often as is asked."""
+"""An evaluation's plan: tasks and domains, prepared once, scored repeatedly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.train.evaluate.score import Scorer
 from phalanx.train.evaluate.tasks import HarnessTasks
 from phalanx.train.evaluate.text import TextCodec, needed_codec
 
-NOT_FINISHED = "not finished in the time that it has"
+NOT_FINISHED = "not finished within its time limit"
 # What a task, its data or its metrics raise: no reason to end whatever is evaluated.
 TASK_ERRORS = (ConfigError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
@@ -30,7 +30,7 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(NamedTuple):
-    """Scores by ``task.metric``, and by name what could not be scored."""
+    """Scores by ``task.metric``, and errors by the name of what could not be scored."""
 
     scores: dict[str, float]
     problems: dict[str, str]
@@ -43,7 +43,7 @@ class Evaluation:
         self.plan, self._vocab = plan, vocab
         self.tasks: HarnessTasks | None = None
         for name in sorted(plan.perplexity.keys() & set(plan.tasks)):
-            rule = "is the name of a task and of a domain: one's scores would be the other's"
+            rule = "is both a task and a domain: their scores would have the same name"
             raise ConfigError("perplexity", name, rule, "give the domain another name")
         if plan.tasks:
             codec = needed_codec(codec, f"the task {plan.tasks[0]}")
@@ -53,7 +53,7 @@ class Evaluation:
             open_domain(name, path, codec, vocab)  # refuses now what cannot be read
 
     def run(self, scorer: Scorer) -> Findings:
-        """Score one after the other; what one lacks is said, and is no other's trouble."""
+        """Score all in turn; an error in one is recorded and does not stop the others."""
         findings = Findings({}, {})
         for name in (*self.plan.perplexity, *self.plan.tasks):
             try:
@@ -78,6 +78,6 @@ class Evaluation:
         domain = open_domain(name, path, self._codec, self._vocab)
         score = domain_score(domain, scorer, self.plan.limit)
         if score is None:
-            rule, fix = "has no token to score", "name texts that are not empty"
+            rule, fix = "has no token to score", "give texts that are not empty"
             raise ConfigError(f"perplexity.{name}", f'"{path}"', rule, fix)
         return {f"{name}.{key}": value for key, value in score.numbers.items()}

@@ -1,4 +1,4 @@
-"""Texts to be scored as rows of batches: what is likelier comes out the same in any order."""
+"""Texts to score as padded rows of batches; scores do not depend on their order."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class ScoreRequest(NamedTuple):
 
 
 class TokenScore(NamedTuple):
-    """What a model thinks of the tokens of a request."""
+    """Log-likelihood of a request's scored tokens."""
 
     log_probability: float  # of all of them together, in nats
     greedy: bool  # each of them is the likeliest at its place
 
 
 class Round(NamedTuple):
-    """One forward pass of a replica: which requests its rows are, and the rows."""
+    """One forward pass of a replica: indices of its requests, and their rows."""
 
     numbers: list[int]
     batch: Batch
 
 
 def request(context: Sequence[int], scored: Sequence[int], sequence: int) -> ScoreRequest:
-    """Of what is longer than a model sees, the end."""
+    """A request cut from the left to the model's context length."""
     tokens = (*context, *scored)[-(sequence + 1) :]
     return ScoreRequest(tokens, min(len(scored), len(tokens) - 1))
 
@@ -84,7 +84,7 @@ def _width(longest: int, sequence: int, multiple: int) -> int:
 
 
 def _batch(requests: Sequence[ScoreRequest], rows: int, width: int) -> Batch:
-    """Rows with padding behind them, which no token before it sees."""
+    """Rows padded on the right, where causal attention does not see it."""
     tokens = np.zeros((rows, width), np.int64)
     labels = np.full((rows, width), WEIGHTLESS, np.int64)
     for row, (text, scored) in enumerate(requests):

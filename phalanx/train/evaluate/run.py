@@ -1,4 +1,4 @@
-"""A checkpoint evaluated, or made to write, by one process or by a group of ranks."""
+"""Evaluate a checkpoint, or generate text with it, in one process or a group of ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUP_SECONDS = 30 * 86_400.0  # that ranks wait for each other: an evaluation m
 
 
 class ModelPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Which checkpoint is loaded, and onto what."""
+    """Which checkpoint to load, on which devices and how."""
 
     checkpoint: str
     device: str = "auto"  # auto, cpu or cuda
@@ -37,10 +37,11 @@ class ModelPlace(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int = 0  # tokens that the model sees at most; 0: as its job trained on
     tokenizer: str = ""  # a tokenizer.json or its folder; "": that of the run's corpus
     rows: int = DEFAULT_ROWS  # texts that a replica computes at a time
+    average: bool = False  # the moving average of the weights in their place
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model wrote after a prompt."""
+class GeneratedText(msgspec.Struct, frozen=True, kw_only=True):
+    """A generated text and its prompt."""
 
     prompt: str
     text: str
@@ -48,7 +49,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationError(Exception):
-    """Why a checkpoint cannot be evaluated, in words."""
+    """A checkpoint cannot be evaluated; the message says why."""
 
 
 Answer = TypeVar("Answer")
@@ -56,81 +57,83 @@ Work = Callable[[LoadedModel, LeadScorer], Answer]
 
 
 def evaluate_checkpoint(place: ModelPlace, plan: EvaluationPlan) -> Scores:
-    """Scores of a checkpoint, on this machine."""
+    """Evaluate a checkpoint on this machine."""
 
     def work(loaded: LoadedModel, scorer: LeadScorer) -> Scores:
         evaluation = Evaluation(plan, loaded.codec, loaded.model.config.vocab)
-        found = evaluation.run(scorer)
+        findings = evaluation.run(scorer)
         return Scores(
             checkpoint=loaded.checkpoint,
             step=loaded.step,
-            scores=found.scores,
-            problems=found.problems,
+            average=place.average,
+            scores=findings.scores,
+            problems=findings.problems,
         )
 
     return _with_model(place, work, Scores)
 
 
-def write_texts(place: ModelPlace, prompts: list[str], sampling: Sampling) -> list[Written]:
-    """What a checkpoint's model writes after each prompt."""
+def write_texts(place: ModelPlace, prompts: list[str], sampling: Sampling) -> list[GeneratedText]:
+    """Generate texts after each prompt with a checkpoint's model."""
 
-    def work(loaded: LoadedModel, scorer: LeadScorer) -> list[Written]:
+    def work(loaded: LoadedModel, scorer: LeadScorer) -> list[GeneratedText]:
         codec = needed_codec(loaded.codec, "text")
         tokens = [codec.encode(prompt, special=True) or [codec.start] for prompt in prompts]
         texts = scorer.generate(tokens, sampling)
         return [
-            Written(prompt=prompt, text=codec.decode(text), tokens=len(text))
+            GeneratedText(prompt=prompt, text=codec.decode(text), tokens=len(text))
             for prompt, text in zip(prompts, texts, strict=True)
         ]
 
-    return _with_model(place, work, list[Written])
+    return _with_model(place, work, list[GeneratedText])
 
 
-class _Told(msgspec.Struct):
-    """A rank's answer, or why there is none."""
+class _RankResult(msgspec.Struct):
+    """A rank's result or error."""
 
     answer: msgspec.Raw = msgspec.Raw(b"null")
     problem: str = ""
 
 
-def _with_model(place: ModelPlace, work: Work[Answer], kind: type[Answer]) -> Answer:
-    """Load the model on every rank and do the work on the first, which the others help."""
+def _with_model(place: ModelPlace, work: Work[Answer], answer_type: type[Answer]) -> Answer:
+    """Load the model on every rank; the first does the work and leads the others."""
 
     def on_rank() -> bytes:
         try:
             answer = _on_rank(place, work)
         except (ConfigError, CheckpointError, OSError) as error:
-            return msgspec.json.encode(_Told(problem=str(error)))
-        return msgspec.json.encode(_Told(answer=msgspec.Raw(msgspec.json.encode(answer))))
+            return msgspec.json.encode(_RankResult(problem=str(error)))
+        return msgspec.json.encode(_RankResult(answer=msgspec.Raw(msgspec.json.encode(answer))))
 
     if place.ranks % place.tensor:
         rule = f"does not divide the {place.ranks} ranks"
         raise EvaluationError(f"tensor = {place.tensor}: {rule}; take a divisor of them")
     if place.ranks == 1:
-        told = on_rank()
+        encoded = on_rank()
     else:
         device = "cuda" if _on_cuda(place) else "cpu"
         try:
-            told = run_group(place.ranks, on_rank, GROUP_SECONDS, device=device)[0]
+            encoded = run_group(place.ranks, on_rank, GROUP_SECONDS, device=device)[0]
         except RankError as error:
             raise EvaluationError(str(error)) from None
-    found = msgspec.json.decode(told, type=_Told)
-    if found.problem:
-        raise EvaluationError(found.problem)
-    return msgspec.json.decode(found.answer, type=kind)
+    result = msgspec.json.decode(encoded, type=_RankResult)
+    if result.problem:
+        raise EvaluationError(result.problem)
+    return msgspec.json.decode(result.answer, type=answer_type)
 
 
 def _on_rank(place: ModelPlace, work: Work[Answer]) -> Answer | None:
-    """The answer on the first rank, None on the others."""
+    """The work of one rank: returns the result on the first rank, None on the others."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     device = torch.device("cuda", rank) if _on_cuda(place) else torch.device("cpu")
     loaded = load_model(
-        _found(place.checkpoint),
+        _find_checkpoint(place.checkpoint),
         _dtype(place, device),
         device,
         tensor=place.tensor,
         sequence=place.sequence,
         tokenizer=Path(place.tokenizer) if place.tokenizer else None,
+        average=place.average,
     )
     scorer = ModelScorer(loaded, place.rows)
     if rank:
@@ -140,8 +143,8 @@ def _on_rank(place: ModelPlace, work: Work[Answer]) -> Answer | None:
         return work(loaded, lead)
 
 
-def _found(where: str) -> Path | str:
-    """A checkpoint: the one named, or the newest of a run or of all runs of a name."""
+def _find_checkpoint(where: str) -> Path | str:
+    """Find a checkpoint: the one named, or the newest of a run or of all runs of a name."""
     if "://" in where:
         return where
     path = checkpoint_at(Path(where))

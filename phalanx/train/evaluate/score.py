@@ -1,4 +1,4 @@
-"""Who computes likelihoods: a loaded model, or all ranks of a gang in the middle of training."""
+"""Scorers, which compute log-likelihoods: a loaded model, or a training gang."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ DEFAULT_ROWS = 8  # texts that a loaded model scores, or writes, at a time
 
 
 class Scorer(Protocol):
-    """Scores texts. Where ranks do so together, all of them call it with the same requests."""
+    """Scores texts. Ranks of a group all call it with the same requests."""
 
     sequence: int  # tokens that the model sees at most
     rows_at_once: int  # texts in one forward pass of all ranks together
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[TokenScore]:
-        """How likely the tokens of each request are."""
+        """Score the tokens of each request."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
-        """What the model writes after each prompt."""
+        """Generate texts after each prompt."""
 
 
 class ModelScorer:
-    """A loaded model; where several replicas of it are in the group, they share the requests."""
+    """Scores with a loaded model; replicas in the group share the requests."""
 
     def __init__(self, loaded: LoadedModel, rows: int = DEFAULT_ROWS) -> None:
         self.loaded, self.rows, self.sequence = loaded, rows, loaded.sequence
@@ -80,7 +80,7 @@ class ModelScorer:
 
 
 class GangScorer:
-    """The ranks of a training gang, on whatever mesh; nothing that trains changes by it."""
+    """Scores with all ranks of a training gang, on any mesh, without affecting training."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.sequence = engine, engine.job.data.sequence
@@ -118,7 +118,7 @@ class GangScorer:
 
 @contextmanager
 def _scores_rows(parts: Sequence[Transformer]) -> Iterator[None]:
-    """Heads score the labels of each row instead of adding up a loss."""
+    """Make heads return the score of each row's labels instead of a summed loss."""
     heads = [part.head for part in parts if part.head is not None]
     for head in heads:
         head.scores_rows = True
@@ -131,7 +131,7 @@ def _scores_rows(parts: Sequence[Transformer]) -> Iterator[None]:
 
 @contextmanager
 def _same_positions(parts: Sequence[Transformer]) -> Iterator[None]:
-    """Afterwards the very tables that training goes on with are back."""
+    """Restore the position tables of training on exit."""
     names = ("cos", "sin", "window_cos", "window_sin", "token_weight")
     before = [{name: getattr(part, name) for name in names} for part in parts]
     try:
@@ -149,7 +149,7 @@ def _gathered(
     copies: int,
     device: torch.device,
 ) -> list[TokenScore]:
-    """Scores of all requests, of which every rank knows some; ``copies`` ranks know the same."""
+    """Gather the scores of all requests; ``copies`` ranks hold the same ones."""
     totals = torch.zeros((count, 2), dtype=torch.float64, device=device)
     for numbers, batch in each:
         out = forward(batch).double()

@@ -1,4 +1,4 @@
-"""What an evaluation found, as a file that gates and pipelines read."""
+"""The scores file of an evaluation, which gates and pipelines read."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from phalanx.data.durable_files import write_atomically
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Scores of one checkpoint by ``task.metric``, and what could not be scored."""
+    """Scores of one checkpoint by ``task.metric``, and errors of what could not be scored."""
 
     checkpoint: str
     step: int
+    average: bool = False  # of the moving average of its weights
     scores: dict[str, float]
     problems: dict[str, str] = {}
 
 
 def write_scores(path: Path, scores: Scores) -> None:
-    """One JSON document; whoever reads meanwhile sees the one before, whole."""
+    """Write the JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(scores), indent=2) + b"\n"
     write_atomically(path, text)
 
 
 def read_scores(path: Path) -> Scores:
-    """A file that ``phalanx eval --out`` or a run in training wrote."""
+    """Read a file that ``phalanx eval --out`` or a training run wrote."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Scores)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: found, loaded, scored; what is missing is said with its fix."""
+"""Tasks of lm-evaluation-harness: find, load and score them; errors come with a fix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HarnessTasks:
         self._loaded = {name: _load(manager, name) for name in names}
 
     def writing(self) -> list[str]:
-        """Names of those that have a model write text."""
+        """Names of the tasks that need text generation."""
         return [
             name
             for name, loaded in self._loaded.items()
@@ -39,7 +39,7 @@ class HarnessTasks:
     def scores(
         self, name: str, scorer: Scorer, codec: TextCodec, limit: int = 0
     ) -> dict[str, float]:
-        """``task.metric`` of a task, or of each task of a group; ``limit``: so many samples."""
+        """Scores by ``task.metric`` of a task or a group's tasks; ``limit``: number of samples."""
         from lm_eval.evaluator import evaluate
 
         from phalanx.train.evaluate.harness import HarnessModel
@@ -58,7 +58,7 @@ class HarnessTasks:
         return _numbers({**outcome["results"], **outcome.get("groups", {})})
 
     def _set_examples(self, task: Any) -> None:
-        """How many solved samples stand before each, and which: the same every time."""
+        """Set the number of few-shot examples, chosen with a fixed seed."""
         said = task.get_config("num_fewshot")
         if self._few_shot is not None and said != 0:
             task.set_config(key="num_fewshot", value=self._few_shot)
@@ -68,14 +68,14 @@ class HarnessTasks:
 
 
 def refuse_missing_harness(names: Sequence[str]) -> None:
-    """Tasks need a package that nothing else does."""
+    """Raise an error with the fix if lm-evaluation-harness is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         rule = "needs lm-evaluation-harness, which is not installed here"
         raise ConfigError("tasks", ", ".join(names), rule, "pip install 'phalanx[eval]'")
 
 
 def _manager(names: Sequence[str], folder: str) -> Any:
-    """Knows the tasks of the folder or, where these are not all, those of the harness too."""
+    """The task manager of the folder, with the harness's own tasks if others are named."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager
 

@@ -1,4 +1,4 @@
-"""Between text and tokens, by the tokenizer that a model was trained with."""
+"""Encode and decode text with the tokenizer that a model was trained with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phalanx.model.hf.tokenizer import TOKENIZER_FILE
 
 
 class TextCodec(NamedTuple):
-    """A tokenizer, and the tokens that stand around a text."""
+    """A tokenizer with its BOS and EOS tokens."""
 
     tokenizer: Tokenizer
     end: int  # ends a document
@@ -32,7 +32,7 @@ class TextCodec(NamedTuple):
 
 
 def open_codec(config: dict[str, Any], given: Path | None = None) -> TextCodec | None:
-    """The tokenizer of a run with these settings, or the one given; None: it is not found here."""
+    """The given tokenizer, or that of a run with these settings; None if there is none here."""
     tokenizer = FoundTokenizer(given, None) if given is not None else find_tokenizer(config)
     if tokenizer is None:
         return None
@@ -49,7 +49,7 @@ def open_codec(config: dict[str, Any], given: Path | None = None) -> TextCodec |
 
 
 def needed_codec(codec: TextCodec | None, why: str) -> TextCodec:
-    """Refuse to go on without a tokenizer."""
+    """The tokenizer; an error with the fix if there is none."""
     if codec is None:
         rule = f"{why} needs the run's tokenizer, and its settings name none that can be read here"
         raise ConfigError("tokenizer", "", rule, "give --tokenizer, a tokenizer.json or its folder")
@@ -57,7 +57,7 @@ def needed_codec(codec: TextCodec | None, why: str) -> TextCodec:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """What stands beside a tokenizer of Hugging Face."""
+    """The configuration files beside a Hugging Face tokenizer."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _number(tokenizer: Tokenizer, token: object) -> int | None:
-    """Of a token as such files name it."""
+    """The id of a token as such files give it."""
     name = token.get("content") if isinstance(token, dict) else token
     number = tokenizer.token_to_id(name) if isinstance(name, str) else None
     return None if number is None else int(number)

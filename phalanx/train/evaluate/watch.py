@@ -1,4 +1,4 @@
-"""Each checkpoint of a run evaluated as it appears, by other machines than those that train."""
+"""Evaluate each checkpoint of a run as it appears, on machines other than those that train."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def watch_run(
                 continue
             began = time.monotonic()
             try:
-                found = evaluate_checkpoint(
+                scores = evaluate_checkpoint(
                     msgspec.structs.replace(place, checkpoint=str(path)), plan
                 )
             except EvaluationError:
                 if path.exists():
                     raise
                 continue
-            write_scores(file, found)
-            _record(folder, found, time.monotonic() - began)
-            seen(found)
+            write_scores(file, scores)
+            _record(folder, scores, time.monotonic() - began)
+            seen(scores)
         if ended:
             return
         time.sleep(look_seconds)
@@ -61,13 +61,13 @@ def _run_folder(path: Path) -> RunFolder:
     runs = sorted(each.parents[1] for each in path.glob("*/config/job.json"))
     chosen = path if (path / "config" / "job.json").exists() else runs[-1] if runs else None
     if chosen is None:
-        rule = "is no folder of a run"
-        raise ConfigError("checkpoint", f'"{path}"', rule, "name one, as `phalanx runs ls` does")
+        rule = "is not a run's folder"
+        raise ConfigError("checkpoint", f'"{path}"', rule, "give one that `phalanx runs ls` lists")
     return RunFolder(chosen)
 
 
 def _record(folder: RunFolder, found: Scores, seconds: float) -> None:
-    """Beside what the run tells of itself."""
+    """Append the scores to the run's metrics."""
     sink = JsonLines(folder)
     record = EvaluationRecord(
         job=folder.path.parent.name,

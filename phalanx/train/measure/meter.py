@@ -75,10 +75,12 @@ class Meter:
             text += f", {share:.0%} in communication that nothing hid"
         return text
 
-    def add(self, step: int, tokens_seen: int, outcome: StepOutcome) -> None:
+    def add(
+        self, step: int, tokens_seen: int, outcome: StepOutcome, snapshot_every: int = 0
+    ) -> None:
         """Keep the outcome of a finished step; nothing is waited for."""
         self._timer.close_step()
-        self._pending.append(_Pending(step, tokens_seen, outcome))
+        self._pending.append(_Pending(step, tokens_seen, outcome, snapshot_every))
 
     def records(self) -> list[StepRecord]:
         """Records of the steps since the last call, for one transfer from the device."""
@@ -106,7 +108,7 @@ class Meter:
     def _record(
         self, pending: _Pending, host: HostValues, time: StepTime, peak_bytes: int
     ) -> StepRecord:
-        step, tokens_seen, outcome = pending
+        step, tokens_seen, outcome, snapshot_every = pending
         tokens_per_second = outcome.tokens / time.seconds if time.seconds > 0 else 0.0
         self._step_seconds += time.seconds
         self._data_seconds += time.parts.data
@@ -141,6 +143,7 @@ class Meter:
             mfu_basis=self._peak.basis,
             peak_memory_bytes=peak_bytes,
             eta_seconds=max(samples_left, 0) * sample_seconds,
+            snapshot_every=snapshot_every,
             skipped=bool(host.skipped),
             non_finite=not (math.isfinite(host.loss) and math.isfinite(host.grad_norm)),
         )
@@ -189,6 +192,7 @@ class _Pending(NamedTuple):
     step: int
     tokens_seen: int
     outcome: StepOutcome
+    snapshot_every: int
 
 
 class HostValues(NamedTuple):

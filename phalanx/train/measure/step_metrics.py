@@ -28,7 +28,7 @@ class StepMetrics(Callback):
 
     def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
         """The step ends here: what other callbacks did after it is part of its time."""
-        self.meter.add(run.step, run.trainer.tokens, outcome)
+        self.meter.add(run.step, run.trainer.tokens, outcome, run.snapshot_every)
         if run.is_last(outcome) or self._is_due(run):
             self._report(run)
 
@@ -65,6 +65,7 @@ class Validation(Callback):
             return
         run.orders.busy(IS_VALIDATING, run.step)
         began = time.perf_counter()
+        run.checkpointer.before_update()  # an average may take the place of what is copied
         loss = run.trainer.validate()
         record = ValidationRecord(
             job=run.job.name,

@@ -135,27 +135,27 @@ class StepTimer:
             self._read.append(self._resolve(self._closed.pop(0)))
 
     def _resolve(self, step: _Closed) -> StepTime:
-        line = self._device.read(step.marks) if self._device is not None else None
+        device_times = self._device.read(step.marks) if self._device is not None else None
         totals: dict[str, float] = {}
         for name, start, end in step.phases:
             totals[name] = totals.get(name, 0.0) + _seconds(start, end)
         tracing, reporting = totals.pop("tracing", 0.0), totals.pop("report", 0.0)
         catching_up = totals.pop("device", 0.0)
         beside = totals.get("data", 0.0) + totals.get("snapshot", 0.0) + reporting
-        if line is not None:
+        if device_times is not None:
             # Starting and reading a trace is no part of the step that it looks at.
-            seconds = line.seconds - tracing
+            seconds = device_times.seconds - tracing
             if not self._watches:
                 return StepTime(seconds, StepParts(**totals))
-            paced = max(0.0, line.paced - tracing)
+            paced = max(0.0, device_times.paced - tracing)
             exposed = min(beside, paced)  # else the device had enough to do meanwhile
-            own = max(0.0, seconds - line.waited - exposed)
+            own = max(0.0, seconds - device_times.waited - exposed)
             parts = StepParts(
                 **totals,
-                peer_wait=line.waited,
+                peer_wait=device_times.waited,
                 own=own,
                 host=paced - exposed,
-                launch=max(0.0, line.host_seconds - beside - catching_up - tracing),
+                launch=max(0.0, device_times.host_seconds - beside - catching_up - tracing),
             )
             return StepTime(seconds, parts, step.sends)
         seconds = _seconds(step.before, step.after) - tracing

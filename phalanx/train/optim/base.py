@@ -9,10 +9,22 @@ import torch
 from torch import Tensor
 
 from phalanx.parallel import Weight
+from phalanx.train.optim.guard import GradientVerdict
 
 
 class WeightOptimizer:
     """Most evaluate the weights that they train, and need not know where those came from."""
+
+    def step(self, learning_rate: float, verdict: GradientVerdict) -> None:
+        """Apply one update unless the verdict says skip."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Returns when state that lives in host memory is there."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """State by name, with the layout of the parameters."""
+        raise NotImplementedError
 
     def evaluated(self) -> AbstractContextManager[None]:
         """Inside, weights are those that this optimizer's method evaluates."""

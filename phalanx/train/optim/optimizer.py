@@ -1,31 +1,30 @@
 """Optimizers over the blocks of weights that a rank holds, with fp32 masters.
 
-The update is elementwise (AdamW), or needs whole matrices (Muon), which are gathered for it.
-A skip is decided on the device: both read the verdict there and never ask the host.
+A skip is decided on the device: updates read the verdict there and never ask the host.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from phalanx.config import STATE_BLOCK, ConfigError, StateFormat
 from phalanx.config import Optimizer as Settings
 from phalanx.config.own_code import load_class
-from phalanx.hardware import available_memory
 from phalanx.parallel import Weight
-from phalanx.parallel.engine import local_part
+from phalanx.train.optim.away.host_state import HostState, host_share
+from phalanx.train.optim.away.nvme_state import NvmeState
 from phalanx.train.optim.base import WeightOptimizer
 from phalanx.train.optim.groups import update_rule
 from phalanx.train.optim.guard import GradientVerdict
-from phalanx.train.optim.host_state import HostState, rounded
 from phalanx.train.optim.kernels import fused_adamw
 from phalanx.train.optim.moments import Moments, zero_moments
+from phalanx.train.optim.muon import Muon, takes
 from phalanx.train.optim.own import ElementwiseOptimizer
 from phalanx.train.optim.schedule_free import ScheduleFreeAdamW
 
@@ -37,50 +36,64 @@ BLOCK_NAMES = ("exp_avg_code", "exp_avg_sq_code", "exp_avg_scale", "exp_avg_sq_s
 class AdamW(WeightOptimizer):
     """AdamW; decay applies to what declares it, which matrices do and norms do not.
 
-    With ``offload`` masters and moments live in host memory and pass through the device.
+    With ``offload`` masters and moments live in host memory, or in a file in ``folder``, and pass
+    through the device.
     """
 
-    def __init__(self, weights: list[Weight], settings: Settings, offload: bool) -> None:
+    def __init__(
+        self,
+        weights: list[Weight],
+        settings: Settings,
+        offload: bool,
+        folder: Path | None = None,
+    ) -> None:
         self.weights, self.settings = weights, settings
         device = weights[0].master.device
         self.step_count = torch.zeros((), device=device)
-        self._host: HostState | None = None
-        if offload and device.type == "cuda":
-            size = _state_bytes(weights, settings.state)
-            self._host = HostState(size, device, available_memory() // _ranks_here())
-            self.moments = [self._move(weight, self._host) for weight in weights]
-        else:
-            self.moments = [_fresh_moments(weight, settings.state) for weight in weights]
+        self._away: HostState | NvmeState | None = None
+        if offload and folder is not None:
+            size = _state_bytes(weights, settings.state, NvmeState.rounded)
+            self._away = NvmeState(size, device, folder)
+        elif offload and device.type == "cuda":
+            size = _state_bytes(weights, settings.state, HostState.rounded)
+            self._away = HostState(size, device, host_share())
+        self.moments = [self._home(weight) for weight in weights]
 
-    def _move(self, weight: Weight, host: HostState) -> Moments:
+    def _home(self, weight: Weight) -> Moments:
+        """A weight's fresh moments where they live; its master goes there, too."""
         moments = _fresh_moments(weight, self.settings.state)
-        weight.master = host.take_in(weight.master)
-        return Moments(*(host.take_in(each) for each in moments.stored))
+        if self._away is None:
+            return moments
+        weight.master = self._away.take_in(weight.master)
+        return Moments(*(self._away.take_in(each) for each in moments.stored))
 
     def step(self, learning_rate: float, verdict: GradientVerdict) -> None:
         """Apply one update unless the verdict says skip."""
         self.step_count += (~verdict.skip).to(self.step_count)
-        if self._host is not None:
-            self._host.begin()
-        for weight, moments in zip(self.weights, self.moments, strict=True):
-            if weight.frozen:
-                continue
+        each = zip(self.weights, self.moments, strict=True)
+        trained = [(weight, moments) for weight, moments in each if not weight.frozen]
+        if self._away is not None:
+            self._step_away(self._away, trained, learning_rate, verdict)
+            return
+        for weight, moments in trained:
             separate = weight.local.data_ptr() != weight.master.data_ptr()
             local = weight.local if separate else None
-            if self._host is None:
-                self._update(weight, local, weight.master, moments, verdict, learning_rate)
-                continue
-            assert local is not None
-            for first, past, copies in self._host.passing((weight.master, *moments.stored)):
-                self._update(
-                    weight,
-                    local.view(-1)[first:past],
-                    copies[0],
-                    Moments(*copies[1:]),
-                    verdict,
-                    learning_rate,
-                    slice(first, past),
-                )
+            self._update(weight, local, weight.master, moments, verdict, learning_rate)
+
+    def _step_away(
+        self,
+        away: HostState | NvmeState,
+        trained: list[tuple[Weight, Moments]],
+        learning_rate: float,
+        verdict: GradientVerdict,
+    ) -> None:
+        away.begin()
+        homes = [(weight.master, *moments.stored) for weight, moments in trained]
+        for group, first, past, copies in away.passing(homes):
+            weight, stretch = trained[group][0], slice(first, past)
+            local = weight.local.view(-1)[stretch]
+            moments = Moments(*copies[1:])
+            self._update(weight, local, copies[0], moments, verdict, learning_rate, stretch)
 
     def _update(
         self,
@@ -113,9 +126,9 @@ class AdamW(WeightOptimizer):
         )
 
     def settle(self) -> None:
-        """Returns when state that lives in host memory is there."""
-        if self._host is not None:
-            self._host.settle()
+        """Returns when state that lives away is there."""
+        if self._away is not None:
+            self._away.settle()
 
     def tensors(self) -> dict[str, Tensor]:
         """State by name, with the layout of the parameters."""
@@ -125,121 +138,6 @@ class AdamW(WeightOptimizer):
             for name, tensor in zip(names, moments.stored, strict=True):
                 state[f"optimizer.{name}.{weight.name}"] = weight.like(tensor)
         return state
-
-
-class Muon(WeightOptimizer):
-    """Muon for the matrices inside blocks, AdamW for embedding, head, norms and routers."""
-
-    def __init__(self, weights: list[Weight], settings: Settings, offload: bool) -> None:
-        self.matrices = [weight for weight in weights if _is_hidden_matrix(weight)]
-        rest = [weight for weight in weights if not _is_hidden_matrix(weight)]
-        self.rest = AdamW(rest, settings, offload) if rest else None
-        self.settings = settings
-        self._host: HostState | None = None
-        device = weights[0].parameter.device  # masters of the rest have moved already
-        if offload and device.type == "cuda":
-            size = sum(2 * rounded(4 * weight.master.numel()) for weight in self.matrices)
-            self._host = HostState(size, device, available_memory() // _ranks_here())
-        self.momentum = []
-        for weight in self.matrices:
-            momentum = torch.zeros_like(weight.master)
-            if self._host is not None:
-                weight.master = self._host.take_in(weight.master)
-                momentum = self._host.take_in(momentum)
-            self.momentum.append(momentum)
-
-    def step(self, learning_rate: float, verdict: GradientVerdict) -> None:
-        """``learning_rate`` is AdamW's; Muon's follows the same schedule."""
-        settings = self.settings
-        if self.rest is not None:
-            self.rest.step(learning_rate, verdict)
-        if self._host is not None:
-            self._host.begin()
-        peak_share = learning_rate / settings.learning_rate
-        for weight, kept in zip(self.matrices, self.momentum, strict=True):
-            if weight.frozen:
-                continue
-            rule = update_rule(weight, settings)
-            rate = peak_share * settings.muon_learning_rate * rule.rate_factor
-            for master, momentum in self._at_hand(weight.master, kept):
-                keep = (~verdict.skip).to(master.device)
-                gradient = weight.gradient.float() * verdict.multiplier.to(master.device)
-                # where, not a product: the gradient of a skipped step may be infinite.
-                moved = torch.where(keep, settings.muon_momentum * momentum + gradient, momentum)
-                momentum.copy_(moved)
-                lookahead = gradient + settings.muon_momentum * momentum
-                update = self._orthogonal(weight, lookahead)
-                decayed = master * (1 - rate * rule.weight_decay) - rate * update
-                master.copy_(torch.where(keep, decayed, master))
-                if weight.local.data_ptr() != master.data_ptr():
-                    weight.local.copy_(master)
-
-    def _at_hand(self, master: Tensor, momentum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Once, where the gradient is; what lives in host memory goes back afterwards."""
-        if self._host is None:
-            yield master, momentum
-            return
-        for _, _, copies in self._host.passing((master, momentum), master.numel()):
-            yield copies[0].view(master.shape), copies[1].view(master.shape)
-
-    def _orthogonal(self, weight: Weight, block: Tensor) -> Tensor:
-        """This rank's block of the orthogonalised whole."""
-        whole = weight.like(block)
-        full = whole.full_tensor() if isinstance(whole, DTensor) else whole
-        result = orthogonalize_each(full, weight.declaration.fused)
-        if not isinstance(whole, DTensor):
-            return result
-        spread = DTensor.from_local(result, whole.device_mesh, run_check=False)
-        return local_part(spread.redistribute(placements=whole.placements))
-
-    def settle(self) -> None:
-        """Returns when state that lives in host memory is there."""
-        for home in (self.rest, self._host):
-            if home is not None:
-                home.settle()
-
-    def tensors(self) -> dict[str, Tensor]:
-        state = self.rest.tensors() if self.rest is not None else {}
-        for weight, momentum in zip(self.matrices, self.momentum, strict=True):
-            state[f"optimizer.momentum.{weight.name}"] = weight.like(momentum)
-        return state
-
-
-def orthogonalize_each(matrix: Tensor, fused: tuple[int, ...]) -> Tensor:
-    """Of matrices that are stored as one, each by itself.
-
-    ``fused``: how many rows each of them has in turn, again and again; (): it is one matrix.
-    """
-    if not fused:
-        return orthogonalize(matrix)
-    parts = matrix.unflatten(-2, (-1, sum(fused))).split(fused, dim=-2)
-    done = [orthogonalize(part.flatten(-3, -2)).view(part.shape) for part in parts]
-    return torch.cat(done, -2).flatten(-3, -2)
-
-
-def orthogonalize(matrix: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrix by five Newton-Schulz steps, scaled to an even update size.
-
-    Works on stacks of matrices as well (experts).
-    """
-    x = matrix.bfloat16() if matrix.is_cuda else matrix
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(5):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    x = x.mT if tall else x
-    size = max(1.0, matrix.shape[-2] / matrix.shape[-1]) ** 0.5
-    evened: Tensor = x.to(matrix.dtype) * size
-    return evened
-
-
-def _is_hidden_matrix(weight: Weight) -> bool:
-    """Whether Muon takes it: as declared, else matrices inside layers."""
-    declared = weight.declaration.orthogonal
-    inside = weight.parameter.ndim == 2 and weight.name.startswith("layers.")
-    return inside if declared is None else declared
 
 
 def _fresh_moments(weight: Weight, format: StateFormat) -> Moments:
@@ -252,7 +150,7 @@ def _fresh_moments(weight: Weight, format: StateFormat) -> Moments:
     return moments
 
 
-def _state_bytes(weights: list[Weight], format: StateFormat) -> int:
+def _state_bytes(weights: list[Weight], format: StateFormat, rounded: Callable[[int], int]) -> int:
     """Of masters and moments."""
     total = 0
     for weight in weights:
@@ -262,20 +160,28 @@ def _state_bytes(weights: list[Weight], format: StateFormat) -> int:
     return total
 
 
-def _ranks_here() -> int:
-    """Ranks that may share this machine's memory."""
-    return min(dist.get_world_size(), torch.cuda.device_count()) if dist.is_initialized() else 1
-
-
 def build_optimizer(
-    weights: list[Weight], settings: Settings, *, offload: bool
-) -> AdamW | Muon | ScheduleFreeAdamW | ElementwiseOptimizer:
-    """The configured optimizer, with state for the weights that are trained."""
+    weights: list[Weight],
+    settings: Settings,
+    *,
+    offload: bool,
+    folder: Path | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> WeightOptimizer:
+    """The configured optimizer, with state for the weights that are trained.
+
+    ``offload``: it lives in host memory, or in a file in ``folder``, which AdamW alone can.
+    ``group``: all ranks that hold parts of these weights; None: this one alone.
+    """
     weights = [weight for weight in weights if weight.parameter.requires_grad]
     if settings.module:
         own = load_class("optimizer.module", settings.module, ElementwiseOptimizer)
         return own(weights, settings, offload)
     if settings.kind == "schedule-free":
         return ScheduleFreeAdamW(weights, settings)
-    kind = Muon if settings.kind == "muon" else AdamW
-    return kind(weights, settings, offload)
+    if settings.kind == "adamw":
+        return AdamW(weights, settings, offload, folder)
+    matrices = [weight for weight in weights if takes(weight)]
+    others = [weight for weight in weights if not takes(weight)]
+    rest = AdamW(others, settings, offload) if others else None
+    return Muon(matrices, rest, settings, offload, group)

@@ -62,9 +62,6 @@ class ElementwiseOptimizer(WeightOptimizer):
                 tensor.copy_(torch.where(keep, moved[name], tensor))
             weight.publish()
 
-    def settle(self) -> None:
-        """Nothing of it is ever on its way."""
-
     def tensors(self) -> dict[str, Tensor]:
         """State by name, with the layout of the parameters."""
         found = {"optimizer.step": self.step_count}

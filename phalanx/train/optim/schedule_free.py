@@ -87,9 +87,6 @@ class ScheduleFreeAdamW(WeightOptimizer):
         for weight, fast in self._pairs():
             fast.copy_(weight.master)
 
-    def settle(self) -> None:
-        """Nothing of it is ever on its way."""
-
     def tensors(self) -> dict[str, Tensor]:
         """State by name, with the layout of the parameters."""
         state = {"optimizer.step": self.step_count, "optimizer.rate_squares": self.rate_squares}

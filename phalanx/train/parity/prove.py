@@ -95,20 +95,20 @@ def prove(
     small = shrunken(job, steps + 1)
     meshes = _chosen(candidates(small, ranks), only)
     reference = make_reference(on_one_process(small), steps)
-    found: list[MeshComparison] = []
+    comparisons: list[MeshComparison] = []
     with tempfile.TemporaryDirectory(prefix="phalanx-parity-") as folder:
         for mesh in meshes:
             saved = Path(folder) / mesh.name if reshard else None
-            found.append(compare(mesh, reference, steps, saved))
-            seen(found[-1])
+            comparisons.append(compare(mesh, reference, steps, saved))
+            seen(comparisons[-1])
         if reshard:
-            sound = {one.mesh for one in found if one.same}
+            sound = {one.mesh for one in comparisons if one.same}
             proved = [mesh for mesh in meshes if mesh.name in sound]
             for mesh in proved:
                 for one in continue_all(mesh, proved, Path(folder), reference, steps):
-                    found.append(one)
+                    comparisons.append(one)
                     seen(one)
-    return found
+    return comparisons
 
 
 def _chosen(meshes: list[Candidate], only: Sequence[str]) -> list[Candidate]:

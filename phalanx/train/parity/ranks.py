@@ -41,16 +41,18 @@ def run_group(
     With ``device`` "cuda" each rank has a GPU of its own, and the group NCCL.
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-ranks-") as folder:
-        place = Path(folder)
+        results_folder = Path(folder)
         limit = timedelta(seconds=max(COLLECTIVE_SECONDS, timeout_seconds - GRACE_SECONDS))
-        group = _Group(world_size, place, limit, device)
+        group = _Group(world_size, results_folder, limit, device)
         processes = [_fork(rank, group, function) for rank in range(world_size)]
         ends: dict[int, int] = {}
         try:
             ends = _wait(processes, timeout_seconds)
         finally:  # also when the caller's own time is up: no rank outlives it
             _kill([pid for pid in processes if pid not in ends])
-        results = [_result(place, rank, ends.get(pid)) for rank, pid in enumerate(processes)]
+        results = [
+            _result(results_folder, rank, ends.get(pid)) for rank, pid in enumerate(processes)
+        ]
     errors = [f"rank {rank}:\n{error}" for rank, (error, _) in enumerate(results) if error]
     if errors:
         raise RankError("\n".join(errors))

@@ -9,7 +9,7 @@ from phalanx.config import (
     Data,
     Evaluate,
     Job,
-    LatentAttention,
+    LatentAttentionShape,
     Log,
     Model,
     Moe,
@@ -79,8 +79,8 @@ def shrunken_model(model: Model) -> Model:
     )
 
 
-def _latent(latent: LatentAttention) -> LatentAttention:
-    return LatentAttention(
+def _latent(latent: LatentAttentionShape) -> LatentAttentionShape:
+    return LatentAttentionShape(
         query_rank=16 if latent.query_rank else 0,
         key_value_rank=16,
         content_head_dim=8,

@@ -97,18 +97,20 @@ def export_weights(trainer: Trainer, folder: Path) -> str:
 def gather_weights(trainer: Trainer, *, kept: bool) -> dict[str, Tensor]:
     """This stage's weights in host memory under their Hugging Face names; collective.
 
-    Ranks that have not ``kept`` them take part and return nothing.
+    They are those that the optimizer's method evaluates. Ranks that have not ``kept`` them take
+    part and return nothing.
     """
     export = exporter(trainer.job.model, compute_dtype(trainer.job.precision))
     tensors, parts = trainer.tensors(), trainer.engine.parts
     state = {n.removeprefix(PREFIX): t for n, t in tensors.items() if n.startswith(PREFIX)}
     adapters = {layer: each for part in parts for layer, each in adapters_of(part).items()}
     found: dict[str, Tensor] = {}
-    for name in state:
-        if MARK not in name:
-            whole = _merged_whole(state, adapters, name)
-            if kept:
-                found |= export(name, whole)
+    with trainer.optimizer.evaluated():
+        for name in state:
+            if MARK not in name:
+                whole = _merged_whole(state, adapters, name)
+                if kept:
+                    found |= export(name, whole)
     return found
 
 
@@ -134,7 +136,7 @@ def _write_file(tensors: dict[str, Tensor], path: Path) -> None:
 
 def _complete(trainer: Trainer, written: list[Any], partial: Path, folder: Path) -> None:
     """What stands beside the weights; then the folder gets its name."""
-    job, dtype = trainer.job, compute_dtype(trainer.job.precision)
+    job, dtype = trainer.engine.job, compute_dtype(trainer.job.precision)  # as its stage has it
     placed = {key: name for name, sizes, _ in written for key in sizes}
     total = sum(sum(sizes.values()) for _, sizes, _ in written)
     index = {"metadata": {"total_size": total}, "weight_map": placed}

@@ -13,6 +13,8 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from phalanx.config import Data
+from phalanx.data.feed import steps_read_ahead
 from phalanx.train.callback import TRACING, Callback, TrainingRun
 from phalanx.train.measure.memory import state_bytes
 from phalanx.train.profile.facts import (
@@ -35,6 +37,11 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 WARM_STEPS = 3  # that compile, choose algorithms and fill the allocator
 
 
+def warm_steps(data: Data) -> int:
+    """Steps before the first that tells something."""
+    return WARM_STEPS + steps_read_ahead(data)
+
+
 class ProfileRecorder(Callback):
     """After ``timed`` undisturbed steps, ``traced`` ones become a trace, and one more its stacks.
 
@@ -44,10 +51,15 @@ class ProfileRecorder(Callback):
     claims = frozenset({TRACING})
 
     def __init__(
-        self, timed: int, traced: int, ask_power: Callable[[int], PowerQuestion] = DriverQuestion
+        self,
+        timed: int,
+        traced: int,
+        ask_power: Callable[[int], PowerQuestion] = DriverQuestion,
+        warm: int = WARM_STEPS,
     ) -> None:
         self.timed = timed
-        self.first = WARM_STEPS + timed + 1
+        self._warm = warm
+        self.first = warm + timed + 1
         self.last = self.first + traced - 1
         self.steps = self.last + 1
         self._ask_power = ask_power
@@ -64,10 +76,10 @@ class ProfileRecorder(Callback):
 
     def before_step(self, run: TrainingRun) -> None:
         step = run.step + 1
-        if run.rank != 0 or step < WARM_STEPS + 1:
+        if run.rank != 0 or step <= self._warm:
             return
         device = run.trainer.device
-        if step == WARM_STEPS + 1:
+        if step == self._warm + 1:
             self._graphs = _compiled_graphs()
             if device.type == "cuda":
                 self._retries = torch.cuda.memory_stats(device)["num_alloc_retries"]

@@ -15,7 +15,7 @@ from phalanx.checkpoint.format.manifest import CheckpointError, KeeperLostError
 from phalanx.config import ConfigError
 from phalanx.data import DataExhausted
 from phalanx.model.hf.files import HfError
-from phalanx.train.exits import DeviceMemoryError, ExitCode, ExitInfo, NonFiniteLoss, now
+from phalanx.train.exits import DeviceMemoryError, EndReason, ExitCode, ExitInfo, NonFiniteLoss, now
 
 # Backends report a dead or silent peer in prose only.
 _LOST_PEER = re.compile(
@@ -87,55 +87,62 @@ def killed(rank: int, signal_name: str, log_tail: str, evidence: str) -> ExitInf
     """
     message = f"was killed by {signal_name}"
     if signal_name == "SIGKILL" and evidence:
-        code, reason, advice = ExitCode.HOST_MEMORY, "host_memory", HOST_MEMORY_ADVICE
+        code, reason, advice = ExitCode.HOST_MEMORY, EndReason.HOST_MEMORY, HOST_MEMORY_ADVICE
         message += f" because host memory ran out ({evidence})"
     elif signal_name == "SIGKILL":
-        code, reason, advice = ExitCode.LOST_PEER, "rank_killed", _KILLED_ADVICE
+        code, reason, advice = ExitCode.LOST_PEER, EndReason.RANK_KILLED, _KILLED_ADVICE
     elif _LOST_PEER.search(log_tail):  # NCCL's watchdog aborts the process
-        code, reason, advice = ExitCode.LOST_PEER, "lost_peer", LOST_PEER_ADVICE
+        code, reason, advice = ExitCode.LOST_PEER, EndReason.LOST_PEER, LOST_PEER_ADVICE
         message += " after a collective failed"
+    elif signal_name == "SIGBUS":
+        code, reason, advice = ExitCode.OTHER, EndReason.BUS_ERROR, _BUS_ERROR_ADVICE
+        message += ": a file or memory that is mapped could not be read or written"
     else:
-        code, reason, advice = ExitCode.OTHER, "crash", "The rank's log holds the stack."
+        code, reason, advice = ExitCode.OTHER, EndReason.CRASH, "The rank's log holds the stack."
     return ExitInfo(
         code=code, reason=reason, message=message, advice=advice, rank=rank, finished=now()
     )
 
 
-def _diagnose(error: BaseException, own: Sequence[Path]) -> tuple[ExitCode, str, str]:
+def _diagnose(error: BaseException, own: Sequence[Path]) -> tuple[ExitCode, EndReason, str]:
     match error:
         case ConfigError() | HfError():
-            return ExitCode.CONFIG, "config", "Correct the key named above and start again."
+            return ExitCode.CONFIG, EndReason.CONFIG, "Correct the key named above and start again."
         case DataExhausted():
             advice = "Raise data.epochs (0: no limit), lower train.steps, or add shards."
-            return ExitCode.DATA_EXHAUSTED, "data_exhausted", advice
+            return ExitCode.DATA_EXHAUSTED, EndReason.DATA_EXHAUSTED, advice
         case NonFiniteLoss():
-            return ExitCode.NON_FINITE, "non_finite", _NON_FINITE_ADVICE
+            return ExitCode.NON_FINITE, EndReason.NON_FINITE, _NON_FINITE_ADVICE
         case DeviceMemoryError():
-            return ExitCode.GPU_MEMORY, "gpu_memory", error.advice
+            return ExitCode.GPU_MEMORY, EndReason.GPU_MEMORY, error.advice
         case torch.OutOfMemoryError():
-            return ExitCode.GPU_MEMORY, "gpu_memory", _GPU_MEMORY_ADVICE
+            return ExitCode.GPU_MEMORY, EndReason.GPU_MEMORY, _GPU_MEMORY_ADVICE
         case KeeperLostError():
-            return ExitCode.CHECKPOINT, "keeper_lost", _checkpoint_advice(error)
+            return ExitCode.CHECKPOINT, EndReason.KEEPER_LOST, _checkpoint_advice(error)
         case CheckpointError():
             return _diagnose_checkpoint(error)
         case KeyboardInterrupt():
-            return ExitCode.INTERRUPTED, "interrupted", "Nothing was saved after the last step."
+            return (
+                ExitCode.INTERRUPTED,
+                EndReason.INTERRUPTED,
+                "Nothing was saved after the last step.",
+            )
     return _diagnose_storage(error, own) or _diagnose_foreign(error)
 
 
-def _diagnose_checkpoint(error: CheckpointError) -> tuple[ExitCode, str, str]:
+def _diagnose_checkpoint(error: CheckpointError) -> tuple[ExitCode, EndReason, str]:
     number = error.errno
     if not number and isinstance(error.__cause__, OSError):
         number = error.__cause__.errno or 0
     if number in _STORAGE:
-        return ExitCode.STORAGE, "storage", storage_advice(str(error.path), number)
-    reason = "disk_full" if number in _FULL else "checkpoint"
+        return ExitCode.STORAGE, EndReason.STORAGE, storage_advice(str(error.path), number)
+    reason = EndReason.DISK_FULL if number in _FULL else EndReason.CHECKPOINT
     return ExitCode.CHECKPOINT, reason, _checkpoint_advice(error, full=number in _FULL)
 
 
 def _diagnose_storage(
     error: BaseException | None, own: Sequence[Path]
-) -> tuple[ExitCode, str, str] | None:
+) -> tuple[ExitCode, EndReason, str] | None:
     """Errors of the operating system about storage, which are nobody's in the job."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -144,7 +151,7 @@ def _diagnose_storage(
             name = str(error.filename or "")
             away = error.errno in _AWAY and any(_within(name, folder) for folder in own)
             if away or error.errno in (*_STORAGE, *_FULL):
-                return ExitCode.STORAGE, "storage", storage_advice(name, error.errno)
+                return ExitCode.STORAGE, EndReason.STORAGE, storage_advice(name, error.errno)
         error = error.__cause__ or error.__context__
     return None
 
@@ -172,7 +179,7 @@ def storage_advice(path: str, number: int) -> str:
     return f"{where}: {os.strerror(number)} ({name}). Fix: {fix}."
 
 
-def _diagnose_foreign(error: BaseException) -> tuple[ExitCode, str, str]:
+def _diagnose_foreign(error: BaseException) -> tuple[ExitCode, EndReason, str]:
     # The pipeline's schedules wrap whatever fails in a stage, a lost peer too.
     if (cause := error.__cause__ or error.__context__) is not None:
         found = _diagnose_foreign(cause)
@@ -180,12 +187,12 @@ def _diagnose_foreign(error: BaseException) -> tuple[ExitCode, str, str]:
             return found
     text = str(error)
     if isinstance(error, MemoryError) or _NO_HOST_MEMORY.search(text):
-        return ExitCode.HOST_MEMORY, "host_memory", HOST_MEMORY_ADVICE
+        return ExitCode.HOST_MEMORY, EndReason.HOST_MEMORY, HOST_MEMORY_ADVICE
     if isinstance(error, ConnectionError | dist.DistError) or (
         isinstance(error, RuntimeError) and _LOST_PEER.search(text)
     ):
-        return ExitCode.LOST_PEER, "lost_peer", LOST_PEER_ADVICE
-    return ExitCode.OTHER, "error", "The rank's log holds the traceback."
+        return ExitCode.LOST_PEER, EndReason.LOST_PEER, LOST_PEER_ADVICE
+    return ExitCode.OTHER, EndReason.ERROR, "The rank's log holds the traceback."
 
 
 def _checkpoint_advice(error: CheckpointError, *, full: bool = False) -> str:
@@ -209,6 +216,11 @@ _GPU_MEMORY_ADVICE = (
 _KILLED_ADVICE = (
     "Somebody or something outside the run killed it (an operator, a scheduler, the kernel of "
     'another container). Continue from the last checkpoint with checkpoint.resume = "auto".'
+)
+_BUS_ERROR_ADVICE = (
+    "A shard of the corpus was cut short while it was read, its disk failed, or /dev/shm is full: "
+    "the rank's log names the code that wanted it. `phalanx data verify` checks a corpus; then "
+    'continue from the last checkpoint with checkpoint.resume = "auto".'
 )
 LOST_PEER_ADVICE = (
     "Another rank or the network between ranks failed; the other ranks' logs say which. "

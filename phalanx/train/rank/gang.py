@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from phalanx.checkpoint import latest
-from phalanx.train.exits import ExitCode, ExitInfo, now
+from phalanx.train.exits import EndReason, ExitCode, ExitInfo, now
 from phalanx.train.rank.diagnose import killed
 from phalanx.train.rank.stop import stop_signals
 from phalanx.train.report.records import Record, decode
@@ -108,7 +108,7 @@ class ForkedRanks:
             return reported  # ranks that were further on may have failed when the first one left
         if not failed:
             message = "all ranks ended well, but none could write its report: is the disk full?"
-            done = ExitInfo(code=ExitCode.DONE, reason="no_report", message=message)
+            done = ExitInfo(code=ExitCode.DONE, reason=EndReason.NO_REPORT, message=message)
             return reported or self._keep(done)
         rank, status = failed[0]
         if status < 0:
@@ -122,7 +122,9 @@ class ForkedRanks:
         )
         advice = "The lines above, and the rank's log as far as it was written, say more."
         return self._keep(
-            ExitInfo(code=status, reason="no_report", message=message, advice=advice, rank=rank)
+            ExitInfo(
+                code=status, reason=EndReason.NO_REPORT, message=message, advice=advice, rank=rank
+            )
         )
 
     def _keep(self, info: ExitInfo) -> ExitInfo:

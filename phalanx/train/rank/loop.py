@@ -10,9 +10,11 @@ import msgspec
 from phalanx.checkpoint import Checkpointer
 from phalanx.data import DataExhausted
 from phalanx.train.callback import Callback, Callbacks, TrainingRun
-from phalanx.train.exits import NOT_ARCHIVED, ExitCode, ExitInfo, now
+from phalanx.train.exits import NOT_ARCHIVED, EndReason, ExitCode, ExitInfo, now
+from phalanx.train.kernels import kernel_sharing
 from phalanx.train.measure.profile import ProfileAsk, StepProfiler
 from phalanx.train.measure.step_metrics import StepMetrics, Validation
+from phalanx.train.optim.muon import MuonPartition
 from phalanx.train.rank.orders import StepOrders, WriteLease
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.report.sinks import Sinks
@@ -34,10 +36,10 @@ def train(run: TrainingRun) -> ExitInfo:
     if (failure := run.callbacks.end(run, None)) is not None:
         raise failure
     if run.saves_only:
-        return ended(run, "drain", "saved before the end")
+        return ended(run, EndReason.DRAIN, "saved before the end")
     if stopped:
-        return ended(run, run.orders.stop.reason or "stopped", "stopped on request")
-    return ended(run, "done", "all steps are done")
+        return ended(run, run.orders.stop.reason or EndReason.STOPPED, "stopped on request")
+    return ended(run, EndReason.DONE, "all steps are done")
 
 
 def make_steps(run: TrainingRun) -> bool:
@@ -85,13 +87,13 @@ def ended(run: TrainingRun, reason: str, message: str) -> ExitInfo:
 
 def judged_by_archive(info: ExitInfo) -> ExitInfo:
     """A run that did all its steps has not ended well where the archive lacks a checkpoint."""
-    if info.reason != "done" or NOT_ARCHIVED not in info.details:
+    if info.reason != EndReason.DONE or NOT_ARCHIVED not in info.details:
         return info
     missing = f"not in the archive: {info.details[NOT_ARCHIVED]}"
     return msgspec.structs.replace(
         info,
         code=ExitCode.NOT_ARCHIVED,
-        reason=NOT_ARCHIVED,
+        reason=EndReason.NOT_ARCHIVED,
         message=f"{info.message}; {missing}",
         advice="The checkpoints are on disk: copy their folders there, or start the job again.",
     )
@@ -126,9 +128,11 @@ def attach(
     profiler = StepProfiler(trainer.job.log, folder, trainer.timer, ask)
     layers: list[Callback] = [
         *evaluations(trainer),
+        MuonPartition(),
         Validation(),
         StepMetrics(trainer),
         Checkpoints(trainer, checkpointer),
+        *kernel_sharing(trainer.job, trainer.mesh),
         *callbacks,
         profiler,
         *innermost,

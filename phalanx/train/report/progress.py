@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from phalanx.config import ConfigError, Job
-from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
+from phalanx.train.exits import CHECKPOINT_INTERVAL, EndReason, ExitCode, ExitInfo
 from phalanx.train.report.records import (
     CheckpointRecord,
     EvaluationRecord,
@@ -274,7 +274,7 @@ def exit_text(info: ExitInfo, folder: RunFolder) -> str:
         planned = notes.pop(CHECKPOINT_INTERVAL, "")
         lines = [f"warning: {what}: {why}" for what, why in notes.items()]
         lines += [f"checkpoints {planned}"] * bool(planned)
-        why = "" if info.reason == "done" else f" ({info.reason})"
+        why = "" if info.reason == EndReason.DONE else f" ({info.reason})"
         done = f"{info.message}{why}; everything is in {from_here(folder.path)}"
         return "\n".join([*lines, done])
     who = "the run" if info.rank is None else f"rank {info.rank}"

@@ -71,6 +71,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     mfu_basis: str  # the convention and the peak behind mfu and hfu, or why there is none
     peak_memory_bytes: int
     eta_seconds: float | None
+    snapshot_every: int = 0  # steps between snapshots in memory, so many are at risk; 0: none
     skipped: bool
     non_finite: bool
 

@@ -15,6 +15,7 @@ from phalanx.train.callback import SAVING, Callback, TrainingRun
 from phalanx.train.exits import CHECKPOINT_INTERVAL, NOT_ARCHIVED
 from phalanx.train.report.records import CheckpointRecord, StepWaits
 from phalanx.train.resume.interval import SaveSchedule
+from phalanx.train.resume.pace import SnapshotPace
 from phalanx.train.resume.saving import prepare_saves
 
 if TYPE_CHECKING:
@@ -43,8 +44,17 @@ class Checkpoints(Callback):
         self.saves = 0
         self.saved_step = -1
         self.durable = 0  # newest step whose checkpoint is complete
+        self.pace: SnapshotPace | None = None  # where their number follows from their cost
         self._overdue = False
         self._usual_rate = checkpointer.bytes_per_second
+        self._step_began = self.began
+
+    def begin(self, run: TrainingRun) -> None:
+        """Snapshots of every step where somebody restores from them, as long as they are cheap."""
+        settings = self.job.checkpoint
+        free = self.checkpointer.prompt and not settings.memory_every and settings.memory_share > 0
+        if free and self.trainer.device.type == "cuda":
+            self.pace = SnapshotPace(self.job, self.first_step, self.checkpointer.largest)
 
     def before_step(self, run: TrainingRun) -> None:
         """Renew the interval now and then, and make ready for the first save."""
@@ -58,6 +68,8 @@ class Checkpoints(Callback):
         if schedule.prepares(step):
             prepare_saves(self.job, self.trainer, self.checkpointer)
             self.trainer.timer.restart()
+        if self.pace is not None and self.pace.renews(step) and (said := self.pace.renew(step)):
+            log.info("snapshots %s", said)
 
     def before_update(self, run: TrainingRun) -> None:
         """A copy of the state that still runs comes first."""
@@ -66,13 +78,23 @@ class Checkpoints(Callback):
     def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
         if (rate := run.orders.failure_rate()) and outcome.failure_rate:
             self.schedule.follow(rate, self.trainer.step)
-        durable = self.durable
+        durable, snapshot_stall = self.durable, self.stall_seconds
+        self.stall_seconds = 0.0
         self._save_if_due(run, outcome)
         self._report(run, self.checkpointer.poll())
+        update_waited = self.checkpointer.take_waited()
+        self._count_cost(update_waited + snapshot_stall if update_waited else 0.0)
         waited = self.trainer.timer.so_far("data")
         flush = self.checkpointer.flush_seconds if self.durable > durable else 0.0
-        seconds = StepWaits(self.stall_seconds, waited, flush)
+        seconds = StepWaits(self.stall_seconds + update_waited, waited, flush)
+        run.snapshot_every = self.snapshot_every
         run.orders.stepped(self.trainer.step, self.durable, seconds)
+
+    def _count_cost(self, seconds: float) -> None:
+        """Of a snapshot of an earlier step, for the number of those to come."""
+        began, self._step_began = self._step_began, time.perf_counter()
+        if self.pace is not None:
+            self.pace.stepped(self.trainer.step, self._step_began - began, seconds)
 
     def end(self, run: TrainingRun, error: BaseException | None) -> None:
         """Waits for what is being written, and keeps the last state where that is wanted."""
@@ -156,9 +178,17 @@ class Checkpoints(Callback):
 
     def _memory_is_due(self) -> bool:
         """Between two checkpoints, a snapshot that keepers hold; only where there are keepers."""
-        every = self.job.checkpoint.memory_every or int(self.checkpointer.prompt)
-        held = self.checkpointer.in_background
-        return held and every > 0 and self.trainer.step % every == 0
+        every = self.snapshot_every
+        return every > 0 and self.trainer.step % every == 0
+
+    @property
+    def snapshot_every(self) -> int:
+        """Steps between snapshots in memory as they are made now; 0: none but those written."""
+        if not self.checkpointer.in_background:
+            return 0
+        if self.pace is not None:
+            return self.pace.every
+        return self.job.checkpoint.memory_every or int(self.checkpointer.prompt)
 
     def _local_is_due(self) -> bool:
         """Between two checkpoints, one on the nodes' own disks; only where there are keepers."""

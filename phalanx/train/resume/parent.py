@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 from pathlib import Path
 
@@ -24,25 +25,27 @@ log = logging.getLogger(__name__)
 def find_parents(job: Job) -> list[Path | str]:
     """Checkpoints that a run may continue, best first; none for a fresh start.
 
-    Copies in the archive stand behind the originals, and before anything older.
+    The run that saved last comes first, its last step before the others; copies in the archive
+    stand behind the originals, and before anything older.
     """
     if "://" in job.checkpoint.resume:
         return [_archived(job.checkpoint.resume)]
     if job.checkpoint.resume != "auto":
         found = find_parent(job)
         return [] if found is None else [found]
+    saved = _saved_runs(Path(job.runs) / job.name)
     ranked = [
-        (run.parent.name, step_of(path.name), 1, str(path.absolute()))
+        (saved[run.parent.name], run.parent.name, step_of(path.name), 1, str(path.absolute()))
         for run in (Path(job.runs) / job.name).glob("*/checkpoints")
         for path in list_checkpoints(run)
         if _readable(path)
     ]
     if job.checkpoint.archive.url:
-        ranked += [
-            (run, step_of(name), 0, f"{where}/{name}")
-            for run, where in archived_runs(archive_root(job))
-            for name in trusted(open_tier(where))
-        ]
+        for run, where in archived_runs(archive_root(job)):
+            copies = {step_of(name): f"{where}/{name}" for name in trusted(open_tier(where))}
+            if copies:
+                last = saved.get(run) or _copied(copies[max(copies)])
+                ranked += [(last, run, step, 0, copies[step]) for step in copies]
     return [where if "://" in where else Path(where) for *_, where in sorted(ranked, reverse=True)]
 
 
@@ -117,13 +120,42 @@ def _archived(wanted: str) -> str:
 
 
 def newest_of_name(runs: Path) -> Path | None:
-    """The checkpoint of the newest run in a folder of runs."""
+    """The last checkpoint of that run in a folder of runs that saved last."""
+    saved = _saved_runs(runs)
     same_name = [
-        (run.parent.name, path)
+        (saved[run.parent.name], run.parent.name, path)
         for run in runs.glob("*/checkpoints")
         if (path := latest(run)) is not None and _readable(path)
     ]
-    return max(same_name)[1].absolute() if same_name else None
+    return max(same_name)[-1].absolute() if same_name else None
+
+
+def _saved_runs(runs: Path) -> dict[str, str]:
+    """When each run in a folder of runs saved its last step, whoever gave it its name."""
+    last = {
+        run.parent.name: max(complete).path
+        for run in runs.glob("*/checkpoints")
+        if (complete := [seen for seen in scan(run) if seen.complete])
+    }
+    return {name: _saved(path) for name, path in last.items()}
+
+
+def _saved(path: Path) -> str:
+    """When a checkpoint was made, as its manifest says it; of a damaged one, its folder."""
+    try:
+        return read_manifest(path).created
+    except CheckpointError:
+        changed = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+        return changed.isoformat(timespec="seconds")
+
+
+def _copied(where: str) -> str:
+    """When a checkpoint was made of which an archive has a copy; "": it cannot be read."""
+    try:
+        return open_source(where).manifest.created
+    except (CheckpointError, OSError) as error:
+        log.error("%s cannot be read: %s", where, error)
+        return ""
 
 
 def fallback_note(step: int, parents: list[Path | str]) -> dict[str, str]:
@@ -137,11 +169,14 @@ def fallback_note(step: int, parents: list[Path | str]) -> dict[str, str]:
 def left_out(job: Job, chosen: str) -> list[str]:
     """Checkpoints on disk that would have come before ``chosen``, had they not been found bad."""
     run, step = (run_of(chosen), step_of(chosen.rpartition("/")[2])) if chosen else ("", -1)
+    saved = _saved_runs(Path(job.runs) / job.name)
     newer = [
-        (folder.parent.name, seen.step, seen.path.absolute())
+        (*key, seen.path.absolute())
         for folder in (Path(job.runs) / job.name).glob("*/checkpoints")
         for seen in scan(folder)
-        if seen.complete and (folder.parent.name, seen.step) > (run, step)
+        if seen.complete
+        and (key := (saved[folder.parent.name], folder.parent.name, seen.step))
+        > (saved.get(run, ""), run, step)
     ]
     wrong = {path: _problems(path) for *_, path in sorted(newer, reverse=True)}
     return [f"{path}: {'; '.join(problems)}" for path, problems in wrong.items() if problems]

@@ -137,10 +137,21 @@ def refuse_adapted_weights(config: dict[str, Any], where: str) -> None:
         raise ConfigError("checkpoint.weights_only", "true", rule, fix)
 
 
+def refuse_trained_mean(config: dict[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` where taking the weights alone would leave out what makes them those
+    that were validated.
+    """
+    if config.get("optimizer", {}).get("kind") == "schedule-free":
+        rule = f"the weights in {where} are those that Schedule-Free AdamW trains, not their mean"
+        fix = "export the mean with `phalanx convert export-hf`, and start from that by load_hf"
+        raise ConfigError("checkpoint.weights_only", "true", rule, fix)
+
+
 def refuse_model_of(job: Job, manifest: Manifest, where: str) -> None:
     """Raise ``ConfigError`` where a checkpoint's settings are those of another model."""
     if job.checkpoint.weights_only:
         refuse_adapted_weights(manifest.config, where)
+        refuse_trained_mean(manifest.config, where)
     last_sample = max(0, manifest.cursor.seen - 1)  # a stage may begin with the next one
     if (described := manifest.config.get("model")) is None:
         words = "%s does not say of which model its weights are: only their shapes are compared"

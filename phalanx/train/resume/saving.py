@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.checkpoint import Checkpointer
 from phalanx.checkpoint.keeper.start import home_of
+from phalanx.checkpoint.retention import RetentionPolicy
 from phalanx.checkpoint.write.commit import ArchiveTier, LocalDisk
-from phalanx.checkpoint.write.retention import RetentionPolicy
 from phalanx.config import Job
 from phalanx.train.report.run_folder import RunFolder
 from phalanx.train.resume.parent import archive_root

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from phalanx.config import Checkpoint, Evaluate, Job, resolve
+from phalanx.data.feed import steps_read_ahead
 from phalanx.plan.tune.trials import TrialFailure
 from phalanx.train.exits import ExitCode
 from phalanx.train.rank.gang import ForkedRanks
@@ -56,9 +57,9 @@ def run_trial(job: Job, ranks: int, folder: Path, limits: TrialLimits) -> TrialR
     require_single_thread()
     began = time.monotonic()
     job = resolve(trial_job(job, folder), ranks)
-    place = run_folder.create(job)
-    gang = _TrialRanks(place, limits)
-    reports = start_ranks(job, ranks, place, gang)
+    trial_folder = run_folder.create(job)
+    gang = _TrialRanks(trial_folder, limits, WARM_STEPS + steps_read_ahead(job.data))
+    reports = start_ranks(job, ranks, trial_folder, gang)
     with _alarm(limits.most_seconds, gang.out_of_time):
         gang.watch(reports, gang.take)
     if gang.interrupted:
@@ -69,13 +70,14 @@ def run_trial(job: Job, ranks: int, folder: Path, limits: TrialLimits) -> TrialR
         failure=failure,
         reason=reason,
         took_seconds=time.monotonic() - began,
-        folder=str(place.path),
+        folder=str(trial_folder.path),
     )
 
 
 def trial_job(job: Job, folder: Path) -> Job:
     """The job without all that is no part of a step: nothing is saved, validated or sent away."""
-    steps = max(job.train.steps, WARM_STEPS + MOST_STEPS + 1)
+    warm = WARM_STEPS + steps_read_ahead(job.data)
+    steps = max(job.train.steps, warm + MOST_STEPS + 1)
     return structs.replace(
         job,
         name="trials",
@@ -100,15 +102,16 @@ def trial_job(job: Job, folder: Path) -> Job:
 class _TrialRanks(ForkedRanks):
     """Ranks that are killed as soon as enough is known of them: there is nothing to save."""
 
-    def __init__(self, folder: RunFolder, limits: TrialLimits) -> None:
+    def __init__(self, folder: RunFolder, limits: TrialLimits, warm: int) -> None:
         super().__init__(folder)
         self._limits = limits
+        self._warm = warm
         self.measured: list[float] = []
         self.interrupted = self._late = self._enough = False
 
     def take(self, record: Record) -> None:
         """A record of rank 0."""
-        if not isinstance(record, StepRecord) or record.step <= WARM_STEPS or self._enough:
+        if not isinstance(record, StepRecord) or record.step <= self._warm or self._enough:
             return
         self.measured.append(record.step_seconds)
         count, limits = len(self.measured), self._limits

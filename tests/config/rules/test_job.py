@@ -131,7 +131,6 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         "splits backward",
         "full",
     ),
-    (2, ["parallel.pipeline=2", "model.tied_embedding=true"], "model.tied_embedding", "", "false"),
     (
         2,
         ["parallel.context=2", "parallel.context_method=ring", "data.sequence=1022"],
@@ -142,20 +141,12 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
     (3, ["parallel.context=3", "data.sequence=100"], "data.sequence", "multiple of 6", "102"),
     (2, ["parallel.tensor=2", "data.sequence=127"], "data.sequence", "multiple of 2", "128"),
     (
-        2,
-        ["parallel.context=2", "parallel.context_method=ring", "data.document_mask=true"],
-        "data.document_mask",
-        "ring",
-        "ulysses",
-    ),
-    (
         8,
         ["parallel.context=8", "parallel.context_method=ulysses"],
         "parallel.context",
         "model.kv_heads / tensor (4 / 1)",
         "nearest: 4",
     ),
-    (8, ["parallel.context=8", "data.document_mask=true"], "parallel.context", "ulysses", "4"),
     (4, ["parallel.replicate=3"], "parallel.replicate", "parallel.data (4)", "nearest: 2"),
     (4, ["parallel.replicate=2", "parallel.zero=0"], "parallel.replicate", "full copy", "zero = 3"),
     (2, ["parallel.expert=2"], "parallel.expert", "no experts", "1"),
@@ -202,6 +193,14 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         "bfloat16",
     ),
     (2, ["memory.offload=parameters", "parallel.zero=0"], "memory.offload", "zero >= 1", "3"),
+    (1, ["memory.offload_folder=/nvme"], "memory.offload_folder", "the optimizer's", "optimizer"),
+    (
+        1,
+        ["memory.offload=optimizer", "memory.offload_folder=/nvme", "optimizer.kind=muon"],
+        "memory.offload_folder",
+        "AdamW alone",
+        "adamw",
+    ),
     (
         2,
         ["optimizer.state=int8", "parallel.tensor=2", "model.ffn=640"],
@@ -300,6 +299,7 @@ ACCEPTED: list[tuple[int, list[str], str]] = [
     (8, ["parallel.pipeline=2", "parallel.tensor=2"], "tiny"),
     (4, ["parallel.context=2", "parallel.tensor=2"], "tiny"),
     (2, ["parallel.context=2", "data.document_mask=true"], "tiny"),
+    (8, ["parallel.context=8", "data.document_mask=true"], "tiny"),
     (8, ["parallel.expert=2", "parallel.pipeline=2"], "tiny-moe"),
     (
         16384,

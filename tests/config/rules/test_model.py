@@ -42,7 +42,13 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         "every head of a token",
         "nearest: 1",
     ),
-    (2, [MTP, "parallel.pipeline=2"], "parallel.pipeline", "model.mtp needs the embedding", "1"),
+    (
+        2,
+        [MTP, "parallel.pipeline=2", "parallel.schedule=zero-bubble"],
+        "parallel.schedule",
+        "splits backward in two",
+        "interleaved",
+    ),
     (1, ["model.qk_norm_over=all"], "model.qk_norm_over", "no norm", "model.qk_norm = true"),
     (1, [WINDOW, "model.window.full_every=1"], "model.window.full_every", "no layer", "none"),
     (

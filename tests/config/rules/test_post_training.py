@@ -37,6 +37,10 @@ ACCEPTED: dict[str, tuple[int, dict[str, dict[str, Any]]]] = {
     ),
     "moe": (1, {"adapter": ATTENTION, "model": {"moe": EXPERTS}}),
     "dpo": (1, DPO),
+    "dpo-moe": (
+        1,
+        {**DPO, "adapter": ATTENTION, "model": {"moe": {**EXPERTS, "auxiliary_coefficient": 0.0}}},
+    ),
     "hand-off": (1, {"hand_off": {"every": 2, "folder": "out", "url": "http://engine:1/x"}}),
 }
 
@@ -80,6 +84,21 @@ REFUSED: dict[str, tuple[int, dict[str, dict[str, Any]], str]] = {
         1,
         {"adapter": ATTENTION, "model": {"moe": {**EXPERTS, "balance": "bias"}}},
         "model.moe.bias_rate = 0.001: would go on moving",
+    ),
+    "bias-and-loss": (
+        1,
+        {"adapter": ATTENTION, "model": {"moe": {**EXPERTS, "balance": "bias-auxiliary"}}},
+        "model.moe.bias_rate = 0.001: would go on moving",
+    ),
+    "dpo-balance": (
+        1,
+        {**DPO, "adapter": ATTENTION, "model": {"moe": {**EXPERTS, "auxiliary_coefficient": 0.1}}},
+        "model.moe.auxiliary_coefficient = 0.1: is a loss of each token",
+    ),
+    "dpo-router-z": (
+        1,
+        {**DPO, "adapter": ATTENTION, "model": {"moe": {**EXPERTS, "z_loss_coefficient": 0.1}}},
+        "model.moe.z_loss_coefficient = 0.1: is a loss of each token",
     ),
     "no-gate": (1, {"adapter": LORA, "model": {"mlp": "relu2"}}, "the MLP has no gate"),
     "own": (1, {"adapter": LORA, "model": {"module": "a:B"}}, "layers of your own"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from phalanx.config import (
-    LatentAttention,
+    LatentAttentionShape,
     Model,
     Moe,
     MultiTokenPrediction,
@@ -47,7 +47,7 @@ LATENT = msgspec.structs.replace(
     PLAIN,
     kv_heads=4,
     head_dim=0,
-    latent=LatentAttention(),
+    latent=LatentAttentionShape(),
     rope_scaling=RopeScaling(kind="yarn"),
 )
 

@@ -33,6 +33,11 @@ REFUSED: dict[str, tuple[int, dict[str, dict[str, Any]], str]] = {
         {"parallel": {"expert": 2}, "model": {"moe": {"experts": 4, "top_k": 2, "ffn": 32}}},
         "parallel.expert = 2 adds up",
     ),
+    "tied-stages": (
+        2,
+        {"parallel": {"pipeline": 2}, "model": {"tied_embedding": True}},
+        "each by itself",
+    ),
     "zero-bubble": (
         2,
         {"parallel": {"pipeline": 2, "schedule": "zero-bubble", "zero": 2}},

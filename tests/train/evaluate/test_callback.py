@@ -59,7 +59,7 @@ def saved(run: Run) -> dict[str, Tensor]:
 
 EXPERTS = '{experts = 4, top_k = 2, ffn = 16, balance = "bias"}'
 JOBS: dict[str, dict[str, Any]] = {
-    "shards": {},
+    "shards": {"parallel__zero": 3},
     "stages with experts": {"parallel__pipeline": 2, "model__moe": EXPERTS},
 }
 

@@ -10,12 +10,15 @@ import torch
 
 from phalanx.config import ConfigError
 from phalanx.data import ShardWriter
+from phalanx.data.corpus.shards import ShardStream
+from phalanx.data.pack.documents import PackOptions, pack_documents
 from phalanx.data.tokenize.run import tokenize_files
 from phalanx.data.tokenize.vocabulary import train_tokenizer
 from phalanx.train.evaluate.loaded import LoadedModel
 from phalanx.train.evaluate.perplexity import DomainScore, domain_score, open_domain
 from phalanx.train.evaluate.score import ModelScorer
 from phalanx.train.evaluate.text import TextCodec
+from tests.data.corpus.test_foreign import write_megatron
 from tests.train.evaluate.small_checkpoint import SEQUENCE, TEXTS, opened
 
 
@@ -124,3 +127,23 @@ def test_documents_longer_than_a_stretch_of_shards_stay_whole(
     assert [each.tokens for each in domain.documents] == [
         [number + 1] * length for number, length in enumerate(lengths)
     ]
+
+
+def test_packed_samples_are_refused_since_padding_is_no_text(
+    checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    packed = tmp_path / "packed"
+    found = pack_documents(ShardStream(corpus), packed, PackOptions(sequence=SEQUENCE))
+    assert found.padding
+    with pytest.raises(ConfigError, match="padding"):
+        open_domain("news", str(packed), opened(checkpoint).codec, 300)
+
+
+def test_documents_of_a_foreign_corpus_end_as_the_model_s_own(
+    checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """Such a corpus does not say which token that is; the tokenizer does."""
+    loaded = opened(checkpoint)
+    codec = codec_of(loaded)
+    write_megatron(tmp_path / "theirs", [[*codec.encode(text), codec.end] for text in TEXTS])
+    assert scored(loaded, tmp_path / "theirs") == scored(loaded, corpus)

@@ -50,5 +50,5 @@ def test_each_checkpoint_is_scored_once_until_the_run_ends(
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     place = ModelPlace(checkpoint=str(tmp_path), device="cpu")
-    with pytest.raises(ConfigError, match="is no folder of a run"):
+    with pytest.raises(ConfigError, match="is not a run's folder"):
         watch_run(place, EvaluationPlan(perplexity={"a": "b"}), lambda found: None)

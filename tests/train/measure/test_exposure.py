@@ -147,7 +147,7 @@ SLOW_STEP = 5
 @pytest.mark.parametrize(
     ("world_size", "overrides"),
     [
-        (2, {}),
+        (2, {"parallel__zero": 3}),
         (2, {"parallel__zero": 0}),
         (2, {"parallel__zero": 0, "train__deterministic": "true"}),
         (2, {"parallel__pipeline": 2}),

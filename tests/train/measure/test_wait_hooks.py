@@ -17,7 +17,7 @@ from phalanx.train.measure import wait_hooks
 from phalanx.train.measure.waits import PeerWaits
 from tests.ranks import run_ranks
 
-LATE_SECONDS = 0.5
+LATE_SECONDS = 1.0  # half of it is more than a busy machine holds a rank up
 
 
 def blocking() -> None:

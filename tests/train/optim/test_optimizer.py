@@ -12,14 +12,11 @@ from torch import Tensor, nn
 from phalanx.config import Optimizer
 from phalanx.model.declare import BIAS, REPLICATED, Declaration
 from phalanx.parallel import Weight
+from phalanx.train.optim.base import WeightOptimizer
 from phalanx.train.optim.guard import GradientVerdict
-from phalanx.train.optim.optimizer import (
-    AdamW,
-    Muon,
-    build_optimizer,
-    orthogonalize,
-    orthogonalize_each,
-)
+from phalanx.train.optim.muon import Muon
+from phalanx.train.optim.muon.newton_schulz import orthogonalize
+from phalanx.train.optim.optimizer import AdamW, build_optimizer
 
 SHAPES = {
     "embed.weight": (13, 8),
@@ -66,7 +63,7 @@ def set_gradients(found: list[Weight], step: int, size: float = 1.0) -> None:
         weight.parameter.grad = drawn.to(weight.parameter.dtype)
 
 
-def state(optimizer: AdamW | Muon, found: list[Weight]) -> dict[str, Tensor]:
+def state(optimizer: WeightOptimizer, found: list[Weight]) -> dict[str, Tensor]:
     """Every bit that an update may touch."""
     values = {f"master.{weight.name}": weight.master for weight in found}
     values |= {f"local.{weight.name}": weight.local for weight in found}
@@ -227,6 +224,17 @@ def test_muons_first_update_is_decay_and_an_orthogonal_step_at_its_own_rate() ->
             torch.testing.assert_close(weight.master, expected)
 
 
+def muons_first_update(gradient: Tensor, fused: tuple[int, ...]) -> Tensor:
+    """What a parameter that began at zero is after a step at the rate one."""
+    settings = Optimizer(kind="muon", learning_rate=1.0, muon_learning_rate=1.0)
+    parameter = nn.Parameter(torch.zeros_like(gradient))
+    said = Declaration(orthogonal=True, fused=fused)
+    weight = Weight("layers.0.matrices", parameter, parameter.detach(), 1, said)
+    parameter.grad = gradient
+    build_optimizer([weight], settings, offload=False).step(1.0, verdict())
+    return -weight.master
+
+
 def test_muon_takes_matrices_that_are_stored_as_one_each_by_itself() -> None:
     """Queries, keys and values as they lie in ``qkv``: by key/value head."""
     generator = torch.Generator().manual_seed(3)
@@ -236,12 +244,12 @@ def test_muon_takes_matrices_that_are_stored_as_one_each_by_itself() -> None:
         for n in range(2)
         for part in (q[8 * n : 8 * n + 8], k[4 * n : 4 * n + 4], v[4 * n : 4 * n + 4])
     ]
-    done = orthogonalize_each(torch.cat(heads), (8, 4, 4)).unflatten(0, (2, 16))
+    done = muons_first_update(torch.cat(heads), (8, 4, 4)).unflatten(0, (2, 16))
     apart = [part.flatten(0, 1) for part in done.split((8, 4, 4), dim=1)]
     for one, whole in zip(apart, (q, k, v), strict=True):
         torch.testing.assert_close(one, orthogonalize(whole))
     experts = torch.randn(3, 12, 8, generator=generator)
-    halves = orthogonalize_each(experts, (6, 6)).chunk(2, dim=1)
+    halves = muons_first_update(experts, (6, 6)).chunk(2, dim=1)
     for one, whole in zip(halves, experts.chunk(2, dim=1), strict=True):
         torch.testing.assert_close(one, orthogonalize(whole))
 

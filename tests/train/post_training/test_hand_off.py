@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from phalanx.checkpoint import Checkpointer, latest
+from phalanx.checkpoint.tools.convert import export_checkpoint
 from phalanx.config import HandOff, Job
 from phalanx.model.hf import config_from_hf, load_hf
 from phalanx.model.post_training.adapters import MARK
@@ -128,3 +131,62 @@ def test_every_mesh_exports_the_same_model(
     assert alone.keys() == mesh.keys() and not any(MARK in name for name in alone)
     for name, value in alone.items():
         torch.testing.assert_close(mesh[name], value, rtol=1e-6, atol=1e-7)
+
+
+def test_an_engine_gets_the_weights_that_are_validated(tmp_path: Path) -> None:
+    schedule = {"optimizer": {"kind": "schedule-free"}, "schedule": {"kind": "constant"}}
+    trainer = make_trainer(job_of(1, {}, **schedule))
+    make_steps(trainer, 3)
+    trained = [weight.master.clone() for weight in trainer.engine.weights]
+    assert export_weights(trainer, tmp_path / "out") == ""
+    stored = dict(load_hf(tmp_path / "out"))
+    with trainer.optimizer.evaluated():
+        for weight in trainer.engine.weights:
+            assert torch.equal(stored[weight.name], weight.master), weight.name
+    for weight, before in zip(trainer.engine.weights, trained, strict=True):
+        assert torch.equal(weight.master, before)
+    trainer.close()
+
+
+def test_an_engine_gets_the_positions_of_the_stage_that_was_trained_last(tmp_path: Path) -> None:
+    yarn = {"kind": "yarn", "factor": 2.0, "original_context": 32}
+    stages = [{"after_tokens": 8 * 32, "sequence": 64, "rope_scaling": yarn}]
+    trainer = make_trainer(job_of(1, {}, train={"steps": 3, "sequence_stages": stages}))
+    for number, (kind, context) in enumerate((("none", 32), ("yarn", 64))):
+        make_steps(trainer, 1)
+        folder = tmp_path / str(number)
+        assert export_weights(trainer, folder) == ""
+        scaling = config_from_hf(folder).rope_scaling
+        assert (kind == "none") == (scaling is None)
+        assert (
+            json.loads((folder / "config.json").read_text())["max_position_embeddings"] == context
+        )
+    trainer.close()
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+def test_an_engine_gets_every_tensor_of_an_export(tmp_path: Path, tied: bool) -> None:
+    """Also what is stored once more with each layer that predicts tokens further on."""
+    experts = {"experts": 4, "top_k": 2, "ffn": 32, "shared_experts": 1, "score": "sigmoid"}
+    latent = {"key_value_rank": 16, "content_head_dim": 8, "rope_head_dim": 4, "value_head_dim": 8}
+    model = {
+        "moe": {**experts, "balance": "bias"},
+        "latent": {**latent, "query_rank": 16},
+        "norm_eps": 1e-6,
+        "mtp": {"layers": 2},
+        "tied_embedding": tied,
+    }
+    trainer = make_trainer(job_of(1, {}, model={"layers": 2, **model}))
+    assert export_weights(trainer, tmp_path / "handed") == ""
+    Checkpointer(tmp_path / "saved").save(0, trainer.tensors(), trainer.extra())
+    trainer.close()
+    saved = latest(tmp_path / "saved")
+    assert saved is not None
+    export_checkpoint(saved, tmp_path / "exported", torch.float32, 1 << 30)
+    handed, exported = (stored_in(tmp_path / name) for name in ("handed", "exported"))
+    assert handed.keys() == exported.keys()
+    assert all(torch.equal(handed[name], value) for name, value in exported.items())
+
+
+def stored_in(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}

@@ -9,12 +9,22 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from phalanx.config import Job
 from phalanx.data.chat.encode import ChatEncoder
 from phalanx.data.chat.run import ChatOptions, prepare_chat
+from phalanx.model.post_training.preference import pair_loss_of
+from phalanx.train.evaluate.rows import ScoreRequest
+from phalanx.train.evaluate.score import GangScorer
 from phalanx.train.exits import ExitCode
-from phalanx.train.parity.prove import LOSS_TOLERANCE, NORM_TOLERANCE, make_trainer, train
+from phalanx.train.parity.prove import (
+    LOSS_TOLERANCE,
+    NORM_TOLERANCE,
+    make_steps,
+    make_trainer,
+    train,
+)
 from tests.data.chat.chats import write_lines, write_tokenizer
 from tests.parallel.test_parity import make_job, train_alone
 from tests.shared_ranks import SharedRanks
@@ -86,6 +96,39 @@ def test_a_validation_is_the_mean_over_held_out_pairs(corpus: Path) -> None:
     trainer = make_trainer(job_of(corpus))
     assert trainer.validate() == pytest.approx(0.6931, abs=1e-3)
     trainer.close()
+
+
+def test_texts_are_scored_by_the_model_that_learns(corpus: Path) -> None:
+    trainer = make_trainer(job_of(corpus))
+    make_steps(trainer, 2)
+    texts = [ScoreRequest(tuple(range(3, 3 + count)), count - 1) for count in (5, 9)]
+    (part,) = trainer.engine.parts
+    found = GangScorer(trainer.engine).score(texts)
+    for text, score in zip(texts, found, strict=True):
+        part.prepare(torch.arange(len(text.tokens)))
+        tokens = torch.tensor([text.tokens])
+        with torch.no_grad():
+            chances = part(tokens)[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])
+        assert score.log_probability == pytest.approx(chances.sum().item(), rel=1e-5)
+    trainer.close()
+
+
+def pairs_noted(job: Job) -> list[float]:
+    """After a step, and after a micro-batch of it was computed once more to be verified."""
+    trainer, noted = make_trainer(job), []
+    batch, weight = trainer.feed.next(trainer.cursor).micro_batches[0], torch.ones(())
+    make_steps(trainer, 1)
+    (loss,) = filter(None, map(pair_loss_of, trainer.engine.parts))
+    noted.append(loss.take_sums(trainer.device).pairs.item())
+    trainer.engine.recompute(batch, weight)
+    noted.append(loss.take_sums(trainer.device).pairs.item())
+    trainer.close()
+    return noted
+
+
+def test_a_verification_counts_no_pair_again(corpus: Path, shared_ranks: SharedRanks) -> None:
+    for step, again in shared_ranks.run(2, pairs_noted, job_of(corpus, 2)):
+        assert step > 0 and again == 0
 
 
 def test_a_run_records_rewards(corpus: Path, tmp_path: Path, start: Callable[..., Run]) -> None:

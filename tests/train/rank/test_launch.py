@@ -38,7 +38,7 @@ Start = Callable[..., Run]
 def test_a_run_leaves_its_records_checkpoint_configuration_and_provenance(
     tmp_path: Path, start: Start
 ) -> None:
-    run = start(small_job(tmp_path))
+    run = start(small_job(tmp_path, parallel__zero=3))
     assert run.wait() == 0
     assert [record.step for record in run.steps] == [1, 2, 3, 4, 5, 6]
     assert [record.tokens_seen for record in run.steps] == [64 * step for step in range(1, 7)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,17 +16,20 @@ from phalanx.train.exits import ExitCode
 from phalanx.train.rank import worker
 from phalanx.train.report.records import StepRecord, read_records
 from phalanx.train.report.run_folder import RunFolder
-from tests.commands import run_phalanx
+from tests.commands import run_module, run_phalanx
 from tests.train.forked_runs import small_job
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def torchrun(ranks: int, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", "-m", "phalanx.train.rank.worker", *map(str, words)]
-    return subprocess.run(
-        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False
+    """Its ranks start as they do everywhere; only torchrun itself is forked."""
+    asked = (f"--nproc-per-node={ranks}", "-m", "phalanx.train.rank.worker", *map(str, words))
+    return run_module(
+        *("torch.distributed.run", "--standalone", *asked),
+        environment=ENVIRONMENT,
+        folder=Path.cwd(),
+        seconds=100,
     )
 
 

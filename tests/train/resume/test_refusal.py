@@ -20,6 +20,7 @@ from phalanx.train.resume.refusal import (
     refuse,
     refuse_device,
     refuse_state_of,
+    refuse_trained_mean,
     refuse_weights,
 )
 from tests.train.forked_runs import small_job
@@ -143,3 +144,9 @@ def test_moments_that_cannot_be_converted_are_refused(
         refuse_state_of(job, described, "step-4")
     (found,) = caught.value.problems
     assert found.key == "optimizer.state" and f'"{theirs}"' in found.fix
+
+
+def test_weights_of_schedule_free_are_taken_by_their_mean() -> None:
+    with pytest.raises(ConfigError, match=r"there are those that .* export-hf.*load_hf"):
+        refuse_trained_mean({"optimizer": {"kind": "schedule-free"}}, "there")
+    refuse_trained_mean({"optimizer": {"kind": "muon"}}, "there")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -14,11 +16,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, stored_tensors
 from phalanx.checkpoint.tools.convert import import_checkpoint
 from phalanx.checkpoint.tools.dcp import export_dcp, import_dcp
+from phalanx.checkpoint.write import group_layout
 from phalanx.config import ConfigError, Job, RopeScaling, SequenceStage
 from phalanx.data import Cursor
 from phalanx.model.hf import HfError, export_hf
 from phalanx.parallel import build_mesh
-from phalanx.train.resume.parent import find_parent
+from phalanx.train.resume.parent import find_parent, find_parents
 from phalanx.train.resume.refusal import refuse_files
 from phalanx.train.resume.start import load_foreign_weights, load_start
 from phalanx.train.trainer import Trainer
@@ -44,6 +47,30 @@ def test_auto_takes_the_newest_of_the_name_only(
     save(tmp_path / "other" / "b" / "checkpoints", 90)
     newer = save(tmp_path / "try" / "c" / "checkpoints", 50)
     assert find_parent(small_job(tmp_path, checkpoint__resume="auto")) == newer
+
+
+@pytest.mark.parametrize("archived", ["", "job-2"])
+def test_auto_takes_what_was_saved_last_whatever_its_run_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archived: str
+) -> None:
+    """Runs of engines and servers are not called by their time."""
+    for run, hour, step in (
+        ("slurm-1", 9, 70),
+        ("20260101-120000-abc123", 12, 30),
+        ("job-2", 11, 60),
+    ):
+        at = datetime.datetime(2026, 1, 1, hour, tzinfo=datetime.UTC)
+        monkeypatch.setattr(group_layout, "datetime", Mock(**{"datetime.now.return_value": at}))
+        made = save(tmp_path / "try" / run / "checkpoints", step)
+        if run == archived:
+            (tmp_path / "copies" / "try").mkdir(parents=True)
+            made.parent.rename(tmp_path / "copies" / "try" / run)
+    settings = {"checkpoint__archive__url": tmp_path / "copies"} if archived else {}
+    job = small_job(tmp_path, checkpoint__resume="auto", **settings)
+    steps = [int(Path(each).name.removeprefix("step-")) for each in find_parents(job)]
+    assert steps == [30, 60, 70]
+    newest = find_parent(job)
+    assert newest is not None and newest.name == "step-00000030"
 
 
 def test_auto_passes_over_a_damaged_checkpoint(tmp_path: Path) -> None:
@@ -96,13 +123,14 @@ def test_a_run_continues_to_the_bit_from_a_dcp_folder_that_was_exported(
         Checkpointer(path.parent).load(path, state)
         return state
 
-    whole = start(small_job(tmp_path, train__steps=4))
+    sharded = {"train__steps": 4, "parallel__zero": 3}
+    whole = start(small_job(tmp_path, **sharded))
     assert whole.wait() == 0
-    half = start(small_job(tmp_path, train__steps=4, checkpoint__every=2, checkpoint__keep=0))
+    half = start(small_job(tmp_path, **sharded, checkpoint__every=2, checkpoint__keep=0))
     assert half.wait() == 0
     export_dcp(half.folder.checkpoints / "step-00000002", tmp_path / "dcp")
     made = import_dcp(tmp_path / "dcp", tmp_path / "imported")
-    rest = start(small_job(tmp_path, train__steps=4, checkpoint__resume=made))
+    rest = start(small_job(tmp_path, **sharded, checkpoint__resume=made))
     assert rest.wait() == 0, rest.text
     assert [record.step for record in rest.steps] == [3, 4]
     expected, found = weights(whole), weights(rest)
@@ -286,7 +314,7 @@ def test_foreign_weights_arrive_whole_on_any_mesh(tmp_path: Path, tensor: int) -
     written = {w.name: w.master.clone() for w in source.engine.weights}
     export_hf(written, source.job.model, tmp_path / "hf", dtype=torch.float32)
     world = 2 * tensor
-    job = small_job(tmp_path, world, parallel__tensor=tensor)
+    job = small_job(tmp_path, world, parallel__tensor=tensor, parallel__zero=3)
     for found in run_ranks(world, _load_and_collect, job, tmp_path / "hf"):
         assert found.keys() == written.keys()
         for name, whole in found.items():

@@ -17,10 +17,13 @@ name = "slow"
 
 [model]
 preset = "tiny"
-layers = 2
+dim = 64
+layers = 1
+ffn = 128
+vocab = 256
 
 [data]
-sequence = 64
+sequence = 32
 
 [precision]
 compute = "float32"

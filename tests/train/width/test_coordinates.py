@@ -9,7 +9,8 @@ import pytest
 
 from phalanx.config import ConfigError, Job, Model, Moe, job_from_table, resolve_model
 from phalanx.model import Declaration, width_factors
-from phalanx.model.declare import BIAS, REPLICATED
+from phalanx.model.declare import BIAS, REPLICATED, declared
+from phalanx.model.moe import MoeLayer
 from phalanx.train.width.coordinates import Coordinate, coordinates, model_at_width
 
 SHAPE = {"dim": 128, "layers": 2, "heads": 8, "ffn": 256, "vocab": 256}
@@ -60,6 +61,15 @@ def test_factors_follow_from_what_a_parameter_is(
     wide = Model(**{**SHAPE, "dim": 512, "width_base": 128})
     assert width_factors(declaration, wide, dims) == factors
     assert width_factors(declaration, Model(**SHAPE), dims) == (1.0, 1.0)
+
+
+def test_routers_and_the_gate_of_shared_experts_end_in_something_fixed() -> None:
+    experts = Moe(experts=4, top_k=2, ffn=16, shared_experts=1, shared_gate=True)
+    layer = MoeLayer(32, experts)
+    for module in (layer.router, layer.shared_gate):
+        assert module is not None
+        said = declared(module, "weight")
+        assert said is not None and said.width == "output"
 
 
 def test_a_wider_model_has_more_heads_of_the_same_size() -> None:

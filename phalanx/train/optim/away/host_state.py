@@ -7,17 +7,29 @@ the link is used in both directions at once, and the host only gives orders.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.config import ConfigError
+from phalanx.hardware import available_memory
 
 STRETCH = 32 << 20  # elements that travel together
 BUFFERS = 3  # on the device: one arrives, one is updated, one leaves
 ALIGNMENT = 64  # bytes
 SPARE_BYTES = 4 << 30  # of host memory that nobody may pin
+
+
+class PassingState(NamedTuple):
+    """A stretch of state on the device; what is done to it until the next is asked for stays."""
+
+    group: int
+    first: int
+    past: int
+    copies: list[Tensor]
 
 
 class HostState:
@@ -32,8 +44,13 @@ class HostState:
         self._block = _pinned(size)
         self._taken = 0
         self._arriving, self._leaving = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._buffers = [_StagingBuffer(device) for _ in range(BUFFERS)]
+        self._buffers = [StagingBuffer(device) for _ in range(BUFFERS)]
         self._next = 0
+
+    @staticmethod
+    def rounded(size: int) -> int:
+        """Bytes that are set aside for so many."""
+        return rounded(size)
 
     def take_in(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor that lives here."""
@@ -48,10 +65,20 @@ class HostState:
         self._arriving.wait_stream(torch.cuda.current_stream())
 
     def passing(
-        self, homes: tuple[Tensor, ...], stretch: int = STRETCH
+        self, groups: Sequence[tuple[Tensor, ...]], *, whole: bool = False
+    ) -> Iterator[PassingState]:
+        """Stretches of groups of tensors; ``whole``: each group at once.
+
+        Shorter tensors of a group have one element for several of its first.
+        """
+        for number, homes in enumerate(groups):
+            stretch = homes[0].numel() if whole else STRETCH
+            for first, past, copies in self._passing(homes, stretch):
+                yield PassingState(number, first, past, copies)
+
+    def _passing(
+        self, homes: tuple[Tensor, ...], stretch: int
     ) -> Iterator[tuple[int, int, list[Tensor]]]:
-        """Stretches of tensors as (first, past, copies on the device); what is done to a copy
-        until the next is asked for goes back. Shorter tensors have one element for several."""
         flat = [home.view(-1) for home in homes]
         size = flat[0].numel()
         each = [size // max(home.numel(), 1) for home in flat]
@@ -79,7 +106,7 @@ class HostState:
         self._leaving.synchronize()
 
 
-class _StagingBuffer:
+class StagingBuffer:
     """Memory on the device for one stretch, made when the first passes."""
 
     def __init__(self, device: torch.device) -> None:
@@ -87,18 +114,24 @@ class _StagingBuffer:
         self._device = device
         self._memory: Tensor | None = None
 
-    def like(self, parts: list[Tensor]) -> list[Tensor]:
-        """Tensors of the same kinds and sizes, of this memory."""
+    def like(self, parts: list[Tensor], stretch: int = STRETCH) -> list[Tensor]:
+        """Tensors of the same kinds and sizes, of this memory; none has more elements later."""
         sizes = [part.numel() * part.element_size() for part in parts]
         need = sum(rounded(size) for size in sizes)
         if self._memory is None or self._memory.numel() < need:
-            most = need * STRETCH // parts[0].numel()  # later ones may be longer
+            most = need * stretch // parts[0].numel()  # later ones may be longer
             self._memory = torch.empty(max(need, most), dtype=torch.uint8, device=self._device)
         found, start = [], 0
         for part, size in zip(parts, sizes, strict=True):
             found.append(self._memory[start : start + size].view(part.dtype))
             start += rounded(size)
         return found
+
+
+def host_share() -> int:
+    """Bytes of this machine's memory for each of the ranks that may share it."""
+    ranks = min(dist.get_world_size(), torch.cuda.device_count()) if dist.is_initialized() else 1
+    return available_memory() // ranks
 
 
 def rounded(size: int) -> int:

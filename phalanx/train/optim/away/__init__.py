@@ -1,0 +1,1 @@
+"""Optimizer state that lives off the device: pinned host memory, or a file on the node's NVMe."""
