@@ -1,1 +1,1 @@
-"""From raw files to released weights: steps that run when what they read has changed, in order."""
+"""Pipelines from raw files to released weights: a step runs again when its inputs have changed."""

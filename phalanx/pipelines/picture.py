@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from phalanx.pipelines.events import BAD, TaskState
-from phalanx.pipelines.machine import PipelineMachine, TaskProgress
+from phalanx.cluster.pipelines.events import BAD, TaskState
+from phalanx.cluster.pipelines.machine import PipelineMachine, TaskProgress
+from phalanx.cluster.units import HOUR_NS, SECOND_NS
 
 WIDTH, HEIGHT, GAP, ROW = 210, 46, 60, 64
 FILL = {
@@ -20,7 +21,7 @@ LONGEST = 30  # letters of a name
 
 
 def graph_svg(machine: PipelineMachine) -> str:
-    """A picture of all tasks, those that wait for others to their right."""
+    """An SVG of all tasks, each to the right of those that it depends on."""
     places = _places(machine)
     height = max((row for _, row in places.values()), default=0) + 1
     width = max((column for column, _ in places.values()), default=0) + 1
@@ -33,7 +34,7 @@ def graph_svg(machine: PipelineMachine) -> str:
 
 
 def _places(machine: PipelineMachine) -> dict[str, tuple[int, int]]:
-    """Column and row of each task: a column behind the last that it waits for."""
+    """Column and row of each task: one column after its last dependency."""
     columns: dict[str, int] = {}
     rows: dict[int, int] = {}
     places = {}
@@ -51,9 +52,9 @@ def _box(progress: TaskProgress, place: tuple[int, int]) -> str:
     short = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
     facts = [str(progress.state)]
     if progress.attempts:
-        facts.append(f"{progress.seconds:.1f} s")
+        facts.append(f"{progress.took_ns / SECOND_NS:.1f} s")
     if progress.attempts and progress.task.step.gpus:
-        facts.append(f"{progress.seconds * progress.task.step.gpus / 3600:.2f} GPU-h")
+        facts.append(f"{progress.took_ns * progress.task.step.gpus / HOUR_NS:.2f} GPU-h")
     facts += [f"{metric} {value:.4g}" for metric, value in progress.result.scores.items()][:1]
     fill = FILL.get(progress.state, "#ffffff")
     return (

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.cluster.pipelines.rules import KEYS
 from phalanx.config import load_job
-from phalanx.pipelines.rules import KEYS
+from phalanx.data.prepare.recipe import load_recipe
 from phalanx.pipelines.run.session import open_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,11 @@ def test_the_example_is_a_pipeline_whose_job_is_accepted(monkeypatch: pytest.Mon
     tasks = open_pipeline(Path("examples/pipeline.toml")).tasks.in_order
     load_job("examples/pipeline-job.toml")
     kinds = [task.step.kind for task in tasks]
-    assert kinds.count("train") == 3 and kinds[-1] == "register"
+    assert kinds.count("train") == kinds.count("eval") == 3 and kinds[-1] == "register"
+    command = tasks[kinds.index("data")].step.command
+    overrides = [word.replace("{", "").replace("}", "") for word in command[3::2]]
+    assert command[0] == "prepare" and set(command[2::2]) == {"--set"}
+    load_recipe(ROOT / "examples/pipeline-recipe.toml", overrides)
 
 
 def test_the_page_names_every_kind_of_step() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from phalanx.pipelines.picture import graph_svg
-from tests.pipelines.played_run import PlayedRun
+from tests.cluster.pipelines.played_run import PlayedRun
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -20,7 +20,7 @@ def test_every_task_is_a_box_with_its_state_and_every_wait_a_line() -> None:
         },
     }
     run = PlayedRun(steps).begin()
-    run.time += 3600
+    run.time_ns += 3600 * 10**9
     run.finish("a")
     run.fail("b[x=<script>]", 'said "<&>"')
     picture = ElementTree.fromstring(graph_svg(run.machine))

@@ -1,1 +1,1 @@
-"""Models that were registered: versions, scores, lineage, and which one is released."""
+"""The registry of models: versions, scores, lineage, releases."""

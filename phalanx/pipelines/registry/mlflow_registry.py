@@ -12,7 +12,7 @@ MOST_TAG = 5000  # characters that MLflow takes
 
 
 def mlflow_tags(model: ModelVersion) -> dict[str, str]:
-    """What MLflow keeps beside a version."""
+    """Tags of a model version in MLflow."""
     tags = {
         "version": str(model.version),
         "content": model.content,
@@ -25,7 +25,7 @@ def mlflow_tags(model: ModelVersion) -> dict[str, str]:
 
 
 def export_to_mlflow(model: ModelVersion, uri: str) -> int:
-    """Register it there, once; the number that MLflow gave it. Its alias follows the release."""
+    """Register it in MLflow once and return MLflow's version; the alias follows the release."""
     try:
         mlflow: Any = importlib.import_module("mlflow")
     except ImportError:

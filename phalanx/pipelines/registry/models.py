@@ -1,4 +1,4 @@
-"""The registry of models: a folder with one file a version, each whole or not there."""
+"""The registry of models: a folder with one file per version, each written atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FILE = re.compile(r"(\d+)\.json")
 
 
 class RegistryError(Exception):
-    """What is asked of the registry cannot be done; the sentence says why."""
+    """A request to the registry cannot be carried out; the message says why."""
 
 
 class ModelLineage(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,11 +68,11 @@ class ModelRegistry:
         return sorted(path.name for path in self.folder.iterdir() if self._numbers(path.name))
 
     def versions(self, name: str) -> list[ModelVersion]:
-        """Of a model, oldest first."""
+        """Versions of a model, oldest first."""
         return [self._read(name, number) for number in self._numbers(name)]
 
     def get(self, name: str, version: int = 0) -> ModelVersion:
-        """A version of a model; 0: the newest. RegistryError: there is none."""
+        """A version of a model; 0: the newest. RegistryError if there is none."""
         numbers = self._numbers(name)
         if not numbers:
             known = ", ".join(self.names()) or "none"
@@ -83,12 +83,12 @@ class ModelRegistry:
         return self._read(name, version or numbers[-1])
 
     def released(self, name: str) -> ModelVersion | None:
-        """The version that is released; None: none is."""
+        """The released version, if there is one."""
         of_stage = [each for each in self.versions(name) if each.stage == "released"]
         return max(of_stage, key=lambda each: each.history[-1].time, default=None)
 
     def register(self, model: ModelVersion) -> ModelVersion:
-        """Give a model the next version; the same weights with the same scores keep theirs."""
+        """Register a model's next version; equal weights with equal scores keep theirs."""
         refuse_name(model.name)
         folder = self.folder / model.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class ModelRegistry:
                 return made
 
     def change_stage(self, model: ModelVersion, promotion: Promotion) -> ModelVersion:
-        """Move a version to a stage; a released one takes the place of the one before."""
+        """Move a version to a stage; releasing one archives the version released before."""
         made = structs.replace(model, stage=promotion.stage, history=(*model.history, promotion))
         self._write(made)
         if promotion.stage == "released":
@@ -138,13 +138,13 @@ class ModelRegistry:
 
 
 def refuse_name(name: str) -> None:
-    """RegistryError where a name cannot be one of a model."""
+    """Raise RegistryError for an invalid model name."""
     if not _NAME.fullmatch(name):
-        raise RegistryError(f"{name!r} is no name of a model: letters, digits, . _ and -")
+        raise RegistryError(f"{name!r} is not a valid model name: use letters, digits, . _ and -")
 
 
 def _draft() -> str:
-    """A name that no other writer has."""
+    """A temporary file name that no other writer uses."""
     return f"{secrets.token_hex(4)}.tmp"
 
 

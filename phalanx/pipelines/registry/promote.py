@@ -1,4 +1,4 @@
-"""Promotion of a model: its gate is judged, then its stage changes, then others are told."""
+"""Promotion of a model: check its gate, change its stage, notify the webhook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from phalanx.pipelines.conditions import judge, parse_condition
+from phalanx.cluster.pipelines.conditions import judge, parse_condition
 from phalanx.pipelines.registry.models import (
     ModelRegistry,
     ModelStage,
@@ -23,14 +23,14 @@ MODEL = "model"  # in the place of a step: metrics of a gate here are all the mo
 
 
 class Promoted(Struct, frozen=True):
-    """What became of a promotion."""
+    """The result of a promotion."""
 
     model: ModelVersion
     told: str = ""  # why the webhook was not taken; "": it was, or there is none
 
 
 def check_gate(model: ModelVersion, gate: Sequence[str], registry: ModelRegistry) -> list[str]:
-    """Why a model may be promoted, a sentence a condition; RegistryError: it may not."""
+    """Check a promotion's conditions, one sentence each; RegistryError if one does not hold."""
     before = registry.released(model.name)
     reasons = []
     for text in gate:
@@ -38,7 +38,7 @@ def check_gate(model: ModelVersion, gate: Sequence[str], registry: ModelRegistry
             condition = structs.replace(parse_condition(f"{MODEL}.{text}"), text=text)
         except ValueError:
             hint = '"loss <= 3.2", or "loss <= released + 0.5 %"'
-            raise RegistryError(f"--gate {text!r} is no condition: e.g. {hint}") from None
+            raise RegistryError(f"--gate {text!r} is not a condition; example: {hint}") from None
         metric = condition.name.metric
         if metric not in model.scores:
             known = ", ".join(model.scores) or "none"
@@ -63,7 +63,7 @@ def promote(
     webhook: str = "",
     post: Callable[[str, bytes], str] = lambda url, data: "",
 ) -> Promoted:
-    """Move a model to a stage if its gate allows it, and tell the webhook."""
+    """Move a model to a stage if its gate allows it, and notify the webhook."""
     reasons = check_gate(model, gate, registry)
     made = registry.change_stage(
         model, Promotion(time=now(), who=who(), stage=stage, reason="; ".join(reasons))
@@ -73,7 +73,7 @@ def promote(
 
 
 def who() -> str:
-    """The person at this keyboard."""
+    """The user who runs this process."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no name

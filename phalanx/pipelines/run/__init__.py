@@ -1,1 +1,1 @@
-"""What carries a pipeline's run out: files, processes, a server's jobs."""
+"""Execution of a pipeline's run: its folder, its processes and its driver."""

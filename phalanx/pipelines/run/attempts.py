@@ -1,41 +1,63 @@
-"""An attempt of a task: what is started, and what became of it."""
+"""An attempt at a task: what to start, and the interface of what was started."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
 
-from phalanx.pipelines.graph import Task
 from phalanx.pipelines.run.commands import StepCommand
 
+LAST_BYTES = 2000
+LAST_LINES = 3
+MOST_NAME = 50  # characters of a task's name in that of a file
 
-class TaskOrder(Struct, frozen=True, kw_only=True):
-    """All that is needed to start a task's process."""
 
-    task: Task
-    name: str  # of this attempt among all that ever were
+class ProcessOrder(Struct, frozen=True, kw_only=True):
+    """Everything needed to start a step's process."""
+
     command: StepCommand
     work: Path
     log: Path
+    gpus: int = 0
+
+
+def log_name(task: str, attempt: int) -> str:
+    """The file of an attempt's log; a name that no file can have is cut, and told apart."""
+    name = task.replace("/", "_")
+    if name != task or len(name) > MOST_NAME:
+        name = f"{name[:MOST_NAME]}-{hashlib.sha256(task.encode()).hexdigest()[:8]}"
+    return f"{name}.{attempt}.log"
+
+
+def last_words(log: Path) -> str:
+    """The last lines of a log, to append to an error; "" if there are none."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LAST_BYTES))
+        text = file.read().decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return ": " + " | ".join(lines[-LAST_LINES:]) if lines else ""
 
 
 class Attempt(Protocol):
-    """Something that was started."""
+    """A started attempt."""
 
     def poll(self) -> str | None:
-        """None: it runs; "": it has ended well; otherwise what went wrong."""
+        """None while it runs, "" after success, otherwise the error."""
 
     def stop(self) -> None:
         """Ask it to end."""
 
     def leave(self) -> None:
-        """The driver ends: what must not go on without it is ended now."""
+        """The driver ends: kill whatever must not outlive it."""
 
 
 class EndedAttempt:
-    """Something that was done at once."""
+    """An attempt that ended as soon as it was started."""
 
     def __init__(self, problem: str = "") -> None:
         self._problem = problem
@@ -44,20 +66,17 @@ class EndedAttempt:
         return self._problem
 
     def stop(self) -> None:
-        """It has ended."""
+        """Nothing to do: it has ended."""
 
     def leave(self) -> None:
-        """It has ended."""
+        """Nothing to do: it has ended."""
 
 
 class Executor(Protocol):
-    """Where processes of tasks run."""
+    """Starts the processes of steps somewhere."""
 
-    def adopt(self, name: str, since: float, work: Path) -> Attempt | None:
-        """An attempt of this name that goes on without us, or has ended since a time.
+    def end_leftovers(self, work: Path) -> None:
+        """Kill what an earlier attempt left running in a work folder."""
 
-        None: there is none, and nothing uses its work folder any more.
-        """
-
-    def start(self, order: TaskOrder) -> Attempt:
-        """Start one."""
+    def start(self, order: ProcessOrder) -> Attempt:
+        """Start an attempt."""

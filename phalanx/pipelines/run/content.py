@@ -1,4 +1,4 @@
-"""Hashes of what files and folders hold; a file that did not change is read once."""
+"""Content hashes of files and folders; an unchanged file is read only once."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from phalanx.data.corpus.manifest import (
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    CorpusManifest,
+    read_manifest,
+)
 from phalanx.data.durable_files import write_atomically
+from phalanx.data.errors import DataError
 
 _MAGIC = re.compile(r"[*?\[]")
-_CHECKPOINT = re.compile(r"step-\d+")
+_CHECKPOINT = re.compile(r"(step-\d+)(?:\.g(\d+))?")  # a gang's has its generation in its name
 _SHARD = re.compile(r"(rank-\d+)\.[^.]+\.safetensors")
 RECENT_NS = 2_000_000_000  # a file changed so lately may change again within one tick of its clock
 
 
 class FileHash(Struct, frozen=True, array_like=True):
-    """What a file held when it looked like this."""
+    """The hash of a file, with the size, time and inode that it was valid for."""
 
     size: int
     mtime_ns: int
@@ -31,7 +38,7 @@ class FileHash(Struct, frozen=True, array_like=True):
 
 
 class RawFile(Struct, frozen=True, array_like=True):
-    """A file that no step made."""
+    """A raw input file."""
 
     path: str
     size: int
@@ -39,7 +46,7 @@ class RawFile(Struct, frozen=True, array_like=True):
 
 
 class RawContent(Struct, frozen=True):
-    """All files that a path or a pattern means."""
+    """All files that a path or a pattern matches."""
 
     content: str
     files: tuple[RawFile, ...]
@@ -76,7 +83,7 @@ class ContentCache:
         return made
 
     def of_pattern(self, pattern: str) -> RawContent:
-        """What a file, a folder or a pattern holds; where it lies does not matter."""
+        """Content hash of a file, folder or pattern, independent of its location."""
         base, paths = pattern_files(pattern)
         files = [(path, self.of_file(path)) for path in paths]
         if len(files) == 1 and not files[0][0].relative_to(base).parts:
@@ -87,7 +94,7 @@ class ContentCache:
         return RawContent(content, listed)
 
     def save(self) -> None:
-        """Keep what was learnt."""
+        """Write the cache to its file."""
         if self._changed:
             write_atomically(self._path, msgspec.json.encode(self._known))
             self._changed = False
@@ -98,7 +105,7 @@ def _fresh(seen: os.stat_result) -> bool:
 
 
 def pattern_files(pattern: str) -> tuple[Path, list[Path]]:
-    """Files that a path or pattern means, in order, and the folder that their names count from."""
+    """Files that a path or pattern matches, in order, and the folder that names are relative to."""
     if not _MAGIC.search(pattern):
         path = Path(pattern).absolute()
         return path, folder_files(path) if path.is_dir() else [path] * path.exists()
@@ -110,19 +117,19 @@ def pattern_files(pattern: str) -> tuple[Path, list[Path]]:
 
 
 def pattern_paths(pattern: str) -> list[str]:
-    """What a command gets: the path itself, or what the pattern matches."""
+    """Arguments for a command: the path itself, or the files that the pattern matches."""
     if not _MAGIC.search(pattern):
         return [str(Path(pattern).absolute())]
     return [str(path) for path in pattern_files(pattern)[1]]
 
 
 def has_files(pattern: str) -> bool:
-    """Whether there is anything."""
+    """Whether the path exists or the pattern matches anything."""
     return bool(pattern_paths(pattern)) if _MAGIC.search(pattern) else Path(pattern).exists()
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """All files below a folder, in order; links are followed, but not in circles."""
+    """All files below a folder, in order; follows links but not cycles."""
     files: list[Path] = []
     for where, folders, names in os.walk(folder, followlinks=True):
         here = Path(where)
@@ -137,9 +144,10 @@ def folder_files(folder: Path) -> list[Path]:
 
 
 def output_content(path: Path) -> str:
-    """What an output of a step holds; of a run the weights of its last checkpoint alone.
+    """Content of a step's output; of a run only the weights of its last checkpoint count.
 
-    Logs and times of a run differ whenever it is repeated, its weights do not.
+    Logs and times of a run differ whenever it is repeated, its weights do not. Likewise reports of
+    a corpus say where it was made: it is its tokens and its tokenizer.
     """
     if path.is_file():
         return _sha256(path)
@@ -149,18 +157,34 @@ def output_content(path: Path) -> str:
             for each in checkpoint.iterdir()
             if (found := _SHARD.fullmatch(each.name)) is not None
         )
-        return _digest((f"{checkpoint.name}/{name}", _sha256(each)) for name, each in shards)
+        step = checkpoint.name.partition(".")[0]
+        return _digest((f"{step}/{name}", _sha256(each)) for name, each in shards)
+    if (corpus := _corpus(path)) is not None:
+        names = [name for shard in corpus.files for name in shard.names]
+        names += [TOKENIZER_NAME] * (path / TOKENIZER_NAME).exists()
+        whole = [(MANIFEST_NAME, corpus.fingerprint)]
+        return _digest([*whole, *((name, _sha256(path / name)) for name in names)])
     return _digest((str(each.relative_to(path)), _sha256(each)) for each in folder_files(path))
+
+
+def _corpus(path: Path) -> CorpusManifest | None:
+    """The manifest of a folder of token shards, all of which are there."""
+    try:
+        found = read_manifest(path)
+    except DataError:
+        return None
+    names = (name for shard in found.files for name in shard.names)
+    return found if all((path / name).is_file() for name in names) else None
 
 
 def last_checkpoint(run: Path) -> Path | None:
     """The newest complete checkpoint of a run's folder."""
-    complete = [
-        path
+    complete = {
+        path: (int(found[1][5:]), int(found[2] or 0))
         for path in (run / "checkpoints").glob("step-*")
-        if _CHECKPOINT.fullmatch(path.name) and (path / "manifest.json").exists()
-    ]
-    return max(complete, key=lambda path: int(path.name[5:]), default=None)
+        if (found := _CHECKPOINT.fullmatch(path.name)) and (path / "manifest.json").exists()
+    }
+    return max(complete, key=lambda path: complete[path], default=None)
 
 
 def _sha256(path: Path) -> str:

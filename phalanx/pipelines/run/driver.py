@@ -1,8 +1,7 @@
-"""Drives a run: records what happens, lets the machine decide, carries its actions out."""
+"""The driver of a run: records events, asks the machine for decisions, carries them out."""
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,8 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from phalanx.control.server.webhooks import post
-from phalanx.pipelines.events import (
+from phalanx.cluster.pipelines.events import (
     ENDED,
     Action,
     AnyEvent,
@@ -20,7 +18,6 @@ from phalanx.pipelines.events import (
     LookedUp,
     LookUp,
     ReadRelease,
-    ReleaseRead,
     RunCancelled,
     StartTask,
     StopTask,
@@ -30,29 +27,32 @@ from phalanx.pipelines.events import (
     TaskState,
     TimePassed,
 )
-from phalanx.pipelines.graph import Produced, RawFiles, Task
-from phalanx.pipelines.machine import PipelineMachine, RunState, TaskProgress
-from phalanx.pipelines.registry.models import ModelRegistry, RegistryError
-from phalanx.pipelines.run.attempts import Attempt, EndedAttempt, Executor, TaskOrder
-from phalanx.pipelines.run.commands import step_command
-from phalanx.pipelines.run.content import ContentCache, pattern_paths
+from phalanx.cluster.pipelines.machine import PipelineMachine, RunState, TaskProgress
+from phalanx.cluster.pipelines.step_order import step_order
+from phalanx.pipelines.registry.models import RegistryError
+from phalanx.pipelines.run.attempts import (
+    Attempt,
+    EndedAttempt,
+    Executor,
+    ProcessOrder,
+    log_name,
+)
+from phalanx.pipelines.run.content import ContentCache
 from phalanx.pipelines.run.record import PipelineRecord
-from phalanx.pipelines.run.registering import register_task
-from phalanx.pipelines.run.scores_file import ScoresError
-from phalanx.pipelines.run.training import trained
+from phalanx.pipelines.run.step_work import DONE_AT_ONCE, StepWork, read_release
 from phalanx.pipelines.run.workspace import UnfinishedOutput, Workspace
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two looks
-DONE_HERE = ("register", "notify")  # kinds without a process of their own
 
 
 class PersonOrder(Struct, frozen=True, omit_defaults=True):
-    """What a person wants of a run."""
+    """A person's order to a run: an answer, or to cancel it."""
 
     who: str
     cancel: bool = False
     task: str = ""
     approved: bool = False
+    why: str = ""
 
 
 class PipelineDriver:
@@ -70,10 +70,7 @@ class PipelineDriver:
         self.machine, self._workspace, self._number = machine, workspace, number
         self._record, self._executor, self._changed = record, executor, changed
         self._hashes = ContentCache(workspace.hashes)
-        self._registry = ModelRegistry(Path(machine.pipeline.registry))
         self._attempts: dict[str, Attempt] = {}
-        folder = hashlib.sha256(str(workspace.folder).encode()).hexdigest()[:8]
-        self._name = f"{machine.pipeline.name}.{folder}"  # of this pipeline among all
         self._shown = {name: (each.state, each.attempts) for name, each in machine.tasks.items()}
 
     def handle(self, event: AnyEvent) -> None:
@@ -91,16 +88,16 @@ class PipelineDriver:
                 self._changed(progress)
 
     def run(self, first: AnyEvent, wait: bool = False) -> RunState:
-        """Go on until the run has ended; ``wait``: also while only persons can go on."""
+        """Run until the end; ``wait``: also wait while only a person's answer is missing."""
         pause = SHORTEST_PAUSE
         try:
             self.handle(first)
             while (state := self.machine.state) in ("running", "asking"):
                 moved = self._poll_orders() | self._poll_attempts()
                 pause = SHORTEST_PAUSE if moved else min(pause * 1.5, LONGEST_PAUSE)
-                due = self.machine.next_time()
-                if due is not None and time.time() >= due:
-                    self.handle(TimePassed(time.time()))
+                due_ns = self.machine.next_time_ns()
+                if due_ns is not None and time.time_ns() >= due_ns:
+                    self.handle(TimePassed(time.time_ns()))
                 elif not moved and state == "asking" and not wait:
                     return state
                 elif not moved:
@@ -128,9 +125,11 @@ class PipelineDriver:
         for path in orders:
             order = msgspec.json.decode(path.read_bytes(), type=PersonOrder)
             if order.cancel:
-                self.handle(RunCancelled(time.time(), order.who))
+                self.handle(RunCancelled(time.time_ns(), order.who, order.why))
             elif self.machine.tasks[order.task].state is TaskState.ASKING:
-                self.handle(TaskAnswered(time.time(), order.task, order.approved, order.who))
+                self.handle(
+                    TaskAnswered(time.time_ns(), order.task, order.approved, order.who, order.why)
+                )
             else:
                 continue  # it is early: the question comes yet
             path.unlink()
@@ -143,8 +142,8 @@ class PipelineDriver:
             case LookUp(task=name, key=key):
                 found = self._workspace.look_up(key)
                 if found is not None:
-                    self._workspace.link(self.machine.tasks[name].task, found)
-                return [LookedUp(time.time(), name, found)]
+                    self._workspace.link(self.machine.tasks[name].task.step, found)
+                return [LookedUp(time.time_ns(), name, found)]
             case ReadRelease(task=name, model=model):
                 return [self._release(name, model)]
             case StartTask():
@@ -154,125 +153,47 @@ class PipelineDriver:
                     self._attempts[name].stop()
             case KeepResult(task=name, key=key):
                 self._workspace.prepare(key, keep=False)
-                self._workspace.publish(key, self.machine.tasks[name].task)
+                self._workspace.publish(key, name, self.machine.tasks[name].task.step)
         return []
 
     def _release(self, task: str, model: str) -> AnyEvent:
         try:
-            release = self._registry.released(model) if model else None
+            return read_release(Path(self.machine.pipeline.registry), task, model)
         except RegistryError as error:
-            return TaskFailed(time.time(), task, str(error))
-        if release is None:
-            return ReleaseRead(time.time(), task)
-        return ReleaseRead(time.time(), task, release.version, release.scores)
+            return TaskFailed(time.time_ns(), task, str(error))
+
+    def _work(self, task: str) -> StepWork:
+        run = self._workspace.run_folder(self._number).name
+        order = step_order(self.machine, task, str(self._workspace.folder), run)
+        return StepWork(order, self._workspace, self._hashes)
 
     def _start(self, action: StartTask) -> Attempt:
-        progress = self.machine.tasks[action.task]
-        task = progress.task
-        # By failures, not by attempts: one that an interruption left behind keeps its name.
-        name = f"{self._name}.{task.name}.{action.key[:12]}.{progress.failures}"
-        if task.step.kind not in DONE_HERE:
-            work = self._workspace.work / action.key
-            adopted = self._executor.adopt(name, self.machine.began, work)
-            if adopted is not None:
-                return adopted
-        work = self._workspace.prepare(action.key, keep=_goes_on(task))
-        match task.step.kind:
-            case "register":
-                return EndedAttempt(self._register(task))
-            case "notify":
-                return EndedAttempt(self._notify(task))
-            case "train" if trained(work, next(iter(task.step.outputs.values()))):
-                return EndedAttempt()
-        for text in task.step.outputs.values():
-            (work / text).parent.mkdir(parents=True, exist_ok=True)
+        work = self._work(action.task)
+        kind = work.order.step.kind
+        if kind not in DONE_AT_ONCE:
+            self._executor.end_leftovers(work.work)
+        work.prepare()
+        if kind in DONE_AT_ONCE:
+            return EndedAttempt(work.do_at_once())
+        if kind == "train" and work.trained():
+            return EndedAttempt()
         logs = self._workspace.run_folder(self._number) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         return self._executor.start(
-            TaskOrder(
-                task=task,
-                name=name,
-                command=step_command(task, self._inputs(task), work),
-                work=work,
-                log=logs / f"{task.name}.{action.attempt}.log",
+            ProcessOrder(
+                command=work.command(),
+                work=work.work,
+                log=logs / log_name(action.task, action.attempt),
+                gpus=work.order.step.gpus,
             )
         )
-
-    def _inputs(self, task: Task) -> dict[str, list[str]]:
-        """Paths of what a task reads."""
-        outputs = self.machine.inputs(task)
-        return {
-            name: [
-                path
-                for each, output in zip(reads, outputs[name], strict=True)
-                for path in (
-                    [str(self._workspace.folder / output.path)]
-                    if isinstance(each, Produced)
-                    else pattern_paths(each.pattern)
-                )
-            ]
-            for name, reads in task.reads.items()
-        }
 
     def _ended(self, progress: TaskProgress, problem: str) -> AnyEvent:
-        """What became of an attempt: a result only if all of it is there."""
-        task, now = progress.task, time.time()
-        if not problem and task.step.kind == "train":
-            done = trained(
-                self._workspace.work / progress.key, next(iter(task.step.outputs.values()))
-            )
-            problem = "" if done else "it ended before its last step"
-        if not problem and (changed := self._changed_inputs(task)):
-            problem = f"{changed} changed while it ran: start a new run"
+        """The event for an ended attempt: a result only if every output is complete."""
+        name, now_ns = progress.task.name, time.time_ns()
         if not problem:
             try:
-                result = self._workspace.publish(progress.key, task)
+                return TaskFinished(now_ns, name, self._work(name).result())
             except UnfinishedOutput as error:
                 problem = str(error)
-            else:
-                self._workspace.link(task, result)
-                return TaskFinished(now, task.name, result)
-        return TaskFailed(now, task.name, problem)
-
-    def _changed_inputs(self, task: Task) -> str:
-        """A raw input that is no longer what the run began with; "": none."""
-        patterns = [
-            each.pattern
-            for reads in task.reads.values()
-            for each in reads
-            if isinstance(each, RawFiles)
-        ]
-        patterns += [task.step.job] if task.step.job else []
-        return next(
-            (
-                each
-                for each in patterns
-                if self._hashes.of_pattern(each).content != self.machine.raw_inputs[each]
-            ),
-            "",
-        )
-
-    def _register(self, task: Task) -> str:
-        try:
-            manifest = self._workspace.run_folder(self._number) / "manifest.json"
-            register_task(self._registry, task, self.machine, self._workspace.folder, manifest)
-        except (RegistryError, ScoresError, OSError) as error:
-            return str(error)
-        return ""
-
-    def _notify(self, task: Task) -> str:
-        states = {name: each.state for name, each in self.machine.tasks.items()}
-        body = {"kind": "pipeline", "pipeline": self.machine.pipeline.name, "tasks": states}
-        scores = {
-            name: each.result.scores
-            for name, each in self.machine.tasks.items()
-            if each.result.scores
-        }
-        problem = post(task.step.url, msgspec.json.encode({**body, "scores": scores}))
-        return f"the receiver {problem}" if problem else ""
-
-
-def _goes_on(task: Task) -> bool:
-    """Whether an attempt goes on with what a killed one left."""
-    tokenizes = task.step.kind == "data" and task.step.command[:1] == ("tokenize",)
-    return tokenizes or task.step.kind == "train"
+        return TaskFailed(now_ns, name, problem)

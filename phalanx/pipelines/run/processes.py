@@ -1,4 +1,4 @@
-"""Processes of steps on this machine: they end with whoever drives the run, and are found again."""
+"""Processes of steps on this machine: they end with the driver; leftovers are found and killed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from functools import partial
 from pathlib import Path
 
 from phalanx.control.host.parent_death import follow
-from phalanx.pipelines.run.attempts import Attempt, EndedAttempt, TaskOrder
+from phalanx.pipelines.run.attempts import Attempt, EndedAttempt, ProcessOrder, last_words
 
 MARK = "PHALANX_PIPELINE_WORK"  # a variable that all processes of a step have
 GRACE_SECONDS = 10.0  # between asking and killing
-LAST_BYTES = 2000
-LAST_LINES = 3
 
 
 class StepProcess:
     """One attempt of a step as a process group."""
 
-    def __init__(self, order: TaskOrder) -> None:
+    def __init__(self, order: ProcessOrder) -> None:
         self._log, self._stop_by = order.log, 0.0
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -36,7 +34,7 @@ class StepProcess:
             )
 
     def poll(self) -> str | None:
-        """None: it runs; "": it has ended well; otherwise what went wrong."""
+        """None while it runs, "" after success, otherwise the error."""
         code = self._process.poll()
         if code is None:
             if self._stop_by and time.monotonic() > self._stop_by:
@@ -48,15 +46,15 @@ class StepProcess:
         if code == 0:
             return ""
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"{how}{_last_words(self._log)}"
+        return f"{how}{last_words(self._log)}"
 
     def stop(self) -> None:
-        """Ask it to end, and soon make it."""
+        """Send SIGTERM, and SIGKILL after a grace period."""
         self._stop_by = time.monotonic() + GRACE_SECONDS
         self._signal(signal.SIGTERM)
 
     def leave(self) -> None:
-        """End it now: nothing of a run goes on without its driver."""
+        """Kill it at once, together with its driver."""
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
@@ -70,31 +68,22 @@ class StepProcess:
 
 
 class LocalExecutor:
-    """Starts steps as processes here."""
+    """Starts steps as processes on this machine."""
 
-    def adopt(self, name: str, since: float, work: Path) -> Attempt | None:
-        """None: processes end with whoever started them; what did not is ended now."""
+    def end_leftovers(self, work: Path) -> None:
+        """Kill what outlived its driver."""
         end_leftovers(work)
-        return None
 
-    def start(self, order: TaskOrder) -> Attempt:
-        """Start one; one that cannot be started has failed."""
+    def start(self, order: ProcessOrder) -> Attempt:
+        """Start an attempt; one that cannot be started has failed."""
         try:
             return StepProcess(order)
         except OSError as error:
             return EndedAttempt(f"{order.command.argv[0]} cannot be started: {error.strerror}")
 
 
-def _last_words(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LAST_BYTES))
-        text = file.read().decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return ": " + " | ".join(lines[-LAST_LINES:]) if lines else ""
-
-
 def end_leftovers(work: Path) -> int:
-    """Kill processes of an earlier attempt that still use a work folder; how many there were."""
+    """Kill processes of an earlier attempt in a work folder, and return their number."""
     found = set(_marked(work))
     for pid in found:
         with suppress(ProcessLookupError, PermissionError):

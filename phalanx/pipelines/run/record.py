@@ -1,4 +1,4 @@
-"""The record of a run: events in a file that only grows, each line proved by those before it."""
+"""The record of a run: an append-only file of events, each line chained by checksum."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from phalanx.cluster.pipelines.events import AnyEvent
 from phalanx.data.durable_files import sync_folder
-from phalanx.pipelines.events import AnyEvent
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(AnyEvent).decode
@@ -17,11 +17,11 @@ _CHECKSUM = 9  # eight digits and a blank
 
 
 class RecordError(Exception):
-    """A record is not what was written."""
+    """A record is damaged."""
 
 
 class PipelineRecord:
-    """Appends events; what was appended survives a power cut."""
+    """Appends events and syncs them to disk."""
 
     def __init__(self, path: Path) -> None:
         self.events, whole_bytes, self._checksum = _read(path)
@@ -31,7 +31,7 @@ class PipelineRecord:
         sync_folder(path.parent)
 
     def append(self, event: AnyEvent) -> None:
-        """Write an event down."""
+        """Append an event."""
         text = _encode(event)
         self._checksum = zlib.crc32(text, self._checksum)
         self._file.write(b"%08x %s\n" % (self._checksum, text))
@@ -39,12 +39,12 @@ class PipelineRecord:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """No more events."""
+        """Close the file."""
         self._file.close()
 
 
 def read_record(path: Path) -> list[AnyEvent]:
-    """All events; an unfinished last line is none."""
+    """All events; an unfinished last line is ignored."""
     return _read(path)[0]
 
 
@@ -57,16 +57,18 @@ def _read(path: Path) -> tuple[list[AnyEvent], int, int]:
     events: list[AnyEvent] = []
     whole_bytes = checksum = 0
     lines = data.split(b"\n")
-    for number, line in enumerate(lines[:-1], 1):
-        text = line[_CHECKSUM:]
+    for number, encoded in enumerate(lines[:-1], 1):
+        text = encoded[_CHECKSUM:]
         expected = zlib.crc32(text, checksum)
-        if line[:_CHECKSUM] != b"%08x " % expected:
+        if encoded[:_CHECKSUM] != b"%08x " % expected:
             if number == len(lines) - 1:
                 break  # torn by a crash: a block of the last line was not written
             raise RecordError(f"{path}: line {number} is damaged, or one before it is missing")
         try:
             events.append(_decode(text))
         except msgspec.MsgspecError as error:
-            raise RecordError(f"{path}: line {number} is of another release: {error}") from None
-        checksum, whole_bytes = expected, whole_bytes + len(line) + 1
+            raise RecordError(
+                f"{path}: line {number} was written by another release: {error}"
+            ) from None
+        checksum, whole_bytes = expected, whole_bytes + len(encoded) + 1
     return events, whole_bytes, checksum

@@ -10,11 +10,11 @@ from msgspec import Struct
 
 
 class ScoresError(Exception):
-    """A file holds no scores; the sentence says why."""
+    """A file holds no valid scores; the message says why."""
 
 
 class ScoresFile(Struct, frozen=True):
-    """What is read of it."""
+    """The keys that are read."""
 
     scores: dict[str, float]
 
@@ -28,5 +28,5 @@ def read_scores(path: Path) -> dict[str, float]:
 
 
 def scores_content(scores: dict[str, float]) -> str:
-    """Of the numbers alone: what else is said there, such as a path, differs between folders."""
+    """Hash of the scores only, since other keys such as paths differ between folders."""
     return hashlib.sha256(msgspec.json.encode(scores, order="sorted")).hexdigest()

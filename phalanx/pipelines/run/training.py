@@ -1,4 +1,4 @@
-"""A train step: the job's run goes into the work folder, and its folder is the output."""
+"""A train step: the job trains in the work folder, and its run's folder is the output."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from phalanx.pipelines.graph import Task
 from phalanx.pipelines.run.content import last_checkpoint
+from phalanx.train.exits import EndReason
 
 RUNS = ".runs"  # in the work folder; hidden, so that no output has its name
-ALL_STEPS_DONE = "done"
 
 
 class _Exit(Struct, frozen=True):
-    """What is read of a run's ``exit_info.json``."""
+    """The keys read from a run's ``exit_info.json``."""
 
     reason: str = ""
 
 
-def train_overrides(task: Task, work: Path, settings: dict[str, str]) -> list[str]:
-    """Settings that a train step adds to its job file; an attempt goes on where one was killed."""
+def train_overrides(work: Path, settings: dict[str, str]) -> list[str]:
+    """Settings added to the job file of a train step, so that it resumes a killed attempt."""
     texts = [f"{key}={text}" for key, text in settings.items()]
     return [*texts, f"runs={work / RUNS}", "checkpoint.resume=auto", "checkpoint.at_end=true"]
 
@@ -31,7 +30,7 @@ def trained(work: Path, output: str) -> bool:
     if (work / output).exists():
         return True
     folders = sorted((work / RUNS).glob("*/*/"))
-    if not any(_reason(folder) == ALL_STEPS_DONE for folder in folders):
+    if not any(_reason(folder) == EndReason.DONE for folder in folders):
         return False
     newest = [(last.name, run) for run in folders if (last := last_checkpoint(run)) is not None]
     if not newest:

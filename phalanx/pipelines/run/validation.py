@@ -14,14 +14,14 @@ VALIDATION_LOSS = "validation.loss"
 
 
 class _Validation(Struct, frozen=True):
-    """What is read of a line of ``metrics/validation.jsonl``."""
+    """The keys read from a line of ``metrics/validation.jsonl``."""
 
     step: int
     loss: float | None
 
 
 class RunScores(Struct, frozen=True):
-    """Scores of a checkpoint, as evaluations write them."""
+    """Scores in the form that evaluations write."""
 
     checkpoint: str
     step: int
@@ -29,11 +29,11 @@ class RunScores(Struct, frozen=True):
 
 
 def validation_scores(run: Path, out: Path) -> RunScores:
-    """Write the last validation loss of a run, and return it; ValueError: there is none."""
+    """Write a run's last validation loss, and return it; ValueError if there is none."""
     path = run / "metrics" / "validation.jsonl"
     lines = path.read_bytes().splitlines() if path.exists() else []
     if not lines:
-        raise ValueError(f"{run} has validated nothing: set train.validate_every in its job")
+        raise ValueError(f"{run} has no validation loss: set train.validate_every in its job")
     last = msgspec.json.decode(lines[-1], type=_Validation)
     if last.loss is None:
         raise ValueError(f"{run}: its last validation loss is not finite")

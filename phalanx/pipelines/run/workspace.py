@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
+from phalanx.cluster.pipelines.description import PipelineStep
+from phalanx.cluster.pipelines.events import Output, TaskResult
+from phalanx.cluster.pipelines.rules import SCORES
 from phalanx.data.durable_files import sync_folder, write_atomically, write_synced
-from phalanx.pipelines.events import Output, TaskResult
-from phalanx.pipelines.graph import Task
-from phalanx.pipelines.rules import SCORES
 from phalanx.pipelines.run.content import folder_files, output_content
 from phalanx.pipelines.run.record import read_record
 from phalanx.pipelines.run.scores_file import ScoresError, read_scores, scores_content
@@ -31,15 +31,15 @@ RECORD_FILE = "record.log"
 
 
 class WorkspaceError(Exception):
-    """The folder cannot be used; the sentence says why."""
+    """The folder cannot be used; the message says why."""
 
 
 class UnfinishedOutput(Exception):  # noqa: N818 - what a step did, no fault of ours
-    """A step has not made what it said it would."""
+    """A step ended without making all its outputs."""
 
 
 class StoredFile(Struct, frozen=True, array_like=True):
-    """How a file of a result looked when it was hashed."""
+    """A file's size, time and inode when it was hashed."""
 
     path: str
     size: int
@@ -47,7 +47,7 @@ class StoredFile(Struct, frozen=True, array_like=True):
 
 
 class StoredResult(Struct, frozen=True):
-    """What lies beside finished outputs."""
+    """The record stored beside finished outputs."""
 
     task: str
     key: str
@@ -56,7 +56,7 @@ class StoredResult(Struct, frozen=True):
 
 
 class Workspace:
-    """Paths of a pipeline's folder, and results that are taken for done only when they are."""
+    """Paths in a pipeline's folder, and access to its verified results."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -73,7 +73,7 @@ class Workspace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else drives this pipeline meanwhile; WorkspaceError: somebody does."""
+        """Lock the pipeline for one driver; WorkspaceError if another process holds the lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("a+") as file:
             try:
@@ -90,11 +90,11 @@ class Workspace:
     # Runs.
 
     def run_folder(self, number: int) -> Path:
-        """Where all of a run lies."""
+        """The folder of a run."""
         return self.runs / f"{number:04d}"
 
     def last_run(self) -> int:
-        """The number of the newest run that has begun; 0: none has."""
+        """The number of the newest run; 0 if there is none."""
         if not self.runs.is_dir():
             return 0
         numbers = sorted(int(path.name) for path in self.runs.iterdir() if path.name.isdigit())
@@ -108,7 +108,7 @@ class Workspace:
     # Results.
 
     def look_up(self, key: str) -> TaskResult | None:
-        """The result of a key, if it is there and is what was made."""
+        """The stored result of a key, if it exists and is unchanged."""
         folder = self.store / key
         try:
             stored = msgspec.json.decode((folder / RESULT_FILE).read_bytes(), type=StoredResult)
@@ -119,7 +119,7 @@ class Workspace:
         return stored.result if self._stands(stored.result) else None
 
     def _stands(self, result: TaskResult) -> bool:
-        """Whether outputs that were copied or touched still hold what was made."""
+        """Whether outputs whose files look changed still have the recorded content."""
         for name, output in result.outputs.items():
             path = self.folder / output.path
             if not path.exists():
@@ -134,30 +134,30 @@ class Workspace:
         return True
 
     def prepare(self, key: str, keep: bool) -> Path:
-        """The folder in which a task works; ``keep``: it goes on with what an attempt left."""
+        """Make the work folder of a task; ``keep``: with what an earlier attempt left in it."""
         folder = self.work / key
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def publish(self, key: str, task: Task) -> TaskResult:
-        """Turn what was made into a result: whole or not at all."""
+    def publish(self, key: str, name: str, step: PipelineStep) -> TaskResult:
+        """Publish a task's outputs as a result, atomically."""
         folder = self.work / key
         outputs: dict[str, Output] = {}
-        for name, text in task.step.outputs.items():
+        for output, text in step.outputs.items():
             if not (folder / text).exists():
-                raise UnfinishedOutput(f"it ended well, and has not written its output {name}")
+                raise UnfinishedOutput(f"it succeeded, but did not write its output {output}")
             _sync(folder / text)
             path = (self.store / key / text).relative_to(self.folder)
-            outputs[name] = Output(str(path), output_content(folder / text))
+            outputs[output] = Output(str(path), output_content(folder / text))
         scores: dict[str, float] = {}
-        if task.step.scores:
-            scores = _read_scores(folder / task.step.outputs[SCORES], task)
+        if step.scores:
+            scores = _read_scores(folder / step.outputs[SCORES], step)
             outputs[SCORES] = structs.replace(outputs[SCORES], content=scores_content(scores))
         result = TaskResult(outputs, scores)
-        _remove_all_but(folder, set(task.step.outputs.values()))
-        stored = StoredResult(task.name, key, result, _files(folder))
+        _remove_all_but(folder, set(step.outputs.values()))
+        stored = StoredResult(name, key, result, _files(folder))
         write_synced(folder / RESULT_FILE, msgspec.json.encode(stored))
         _sync_folders(folder)
         final = self.store / key
@@ -166,9 +166,9 @@ class Workspace:
         sync_folder(self.store)
         return result
 
-    def link(self, task: Task, result: TaskResult) -> None:
-        """Let people find outputs by the paths that they gave."""
-        for name, text in task.step.outputs.items():
+    def link(self, step: PipelineStep, result: TaskResult) -> None:
+        """Link outputs at the paths that the pipeline file gives."""
+        for name, text in step.outputs.items():
             link = self.links / text
             link.parent.mkdir(parents=True, exist_ok=True)
             target = os.path.relpath(self.folder / result.outputs[name].path, link.parent)
@@ -182,20 +182,20 @@ class Workspace:
     # Orders of people.
 
     def order(self, number: int, name: str, body: object) -> None:
-        """Leave an order for whoever drives a run."""
+        """Leave an order for the driver of a run."""
         folder = self.run_folder(number) / "orders"
         folder.mkdir(exist_ok=True)
         write_atomically(folder / f"{name}.json", msgspec.json.encode(body))
 
     def orders(self, number: int) -> list[Path]:
-        """Orders that nobody has taken yet."""
+        """Files of pending orders."""
         with suppress(FileNotFoundError):
             return sorted((self.run_folder(number) / "orders").glob("*.json"))
         return []
 
 
 def _files(folder: Path) -> tuple[StoredFile, ...]:
-    """How all files of a result look, but for the one that says so."""
+    """States of all files of a result except its own record."""
     listed = []
     for path in folder_files(folder):
         name = str(path.relative_to(folder))
@@ -205,19 +205,19 @@ def _files(folder: Path) -> tuple[StoredFile, ...]:
     return tuple(listed)
 
 
-def _read_scores(path: Path, task: Task) -> dict[str, float]:
+def _read_scores(path: Path, step: PipelineStep) -> dict[str, float]:
     try:
         scores = read_scores(path)
     except ScoresError as error:
         raise UnfinishedOutput(str(error)) from None
-    if missing := [name for name in task.step.scores if name not in scores]:
+    if missing := [name for name in step.scores if name not in scores]:
         has = ", ".join(scores) or "none"
         raise UnfinishedOutput(f"its scores have no {', '.join(missing)} (they have {has})")
     return scores
 
 
 def _remove_all_but(folder: Path, outputs: set[str]) -> None:
-    """Take away what a step left beside its outputs."""
+    """Remove everything in a folder except the step's outputs."""
     keep = {folder / text for text in outputs}
     above = {parent for path in keep for parent in path.parents}
 

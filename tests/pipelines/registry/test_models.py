@@ -56,7 +56,7 @@ def test_a_gate_refuses_a_worse_model_with_its_score(registry: ModelRegistry) ->
     with pytest.raises(RegistryError, match=r"has no score mmlu \(it has: loss, docs.loss\)"):
         check_gate(worse, ["mmlu > 1"], registry)
     for text in ("", "loss", "loss < x"):
-        with pytest.raises(RegistryError, match="is no condition"):
+        with pytest.raises(RegistryError, match="is not a condition"):
             check_gate(worse, [text], registry)
 
 
@@ -82,7 +82,7 @@ def test_what_is_not_there_or_damaged_is_said(registry: ModelRegistry) -> None:
     with pytest.raises(RegistryError, match=r"toy has no version 7 \(it has: 1\)"):
         registry.get("toy", 7)
     for name in ("", "../x", "a/b", ".x"):
-        with pytest.raises(RegistryError, match="is no name of a model"):
+        with pytest.raises(RegistryError, match="is not a valid model name"):
             registry.get(name)
     (registry.folder / "toy" / "0001.json").write_text("{")
     with pytest.raises(RegistryError, match="cannot be read"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.pipelines.description import pipeline_from_table
-from phalanx.pipelines.graph import TaskGraph
+from phalanx.cluster.pipelines.description import pipeline_from_table
+from phalanx.cluster.pipelines.graph import TaskGraph
 from phalanx.pipelines.run.commands import StepCommand, step_command
 
 PHALANX = [sys.executable, "-m", "phalanx"]
@@ -19,7 +19,7 @@ WORK = Path("/work")
 def command(inputs: dict[str, list[str]] | None = None, **step: Any) -> StepCommand:
     table = {"name": "x", "steps": {"a": {"inputs": dict.fromkeys(inputs or {}, "f"), **step}}}
     (task,) = TaskGraph(pipeline_from_table(table)).in_order
-    return step_command(task, inputs or {}, WORK)
+    return step_command(task.step, inputs or {}, WORK)
 
 
 @pytest.mark.parametrize(

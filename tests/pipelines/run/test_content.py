@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.data.prepare.engine import LocalEngine
+from phalanx.data.prepare.run import prepare
 from phalanx.pipelines.run.content import (
     ContentCache,
     has_files,
@@ -15,6 +17,7 @@ from phalanx.pipelines.run.content import (
     output_content,
     pattern_paths,
 )
+from tests.data.prepare.raw import prose, recipe, write_lines
 
 OLD_NS = time.time_ns() - 3600 * 10**9
 
@@ -116,4 +119,28 @@ def test_a_run_is_the_weights_of_its_last_checkpoint(tmp_path: Path) -> None:
     assert last_checkpoint(one) == one / "checkpoints" / "step-00000010"
     assert output_content(one) == output_content(two)
     write(two / "checkpoints" / "step-00000010" / "rank-00000.def.safetensors", "others")
+    assert output_content(one) != output_content(two)
+
+
+def test_a_checkpoint_of_a_gang_is_its_step_whatever_its_generation(tmp_path: Path) -> None:
+    for run, generation in (("one", ""), ("two", ".g1"), ("three", ".g12")):
+        folder = tmp_path / run / "checkpoints" / f"step-00000010{generation}"
+        write(folder / "rank-00000.abc.safetensors", "weights")
+        write(folder / "manifest.json", "{}")
+        assert last_checkpoint(tmp_path / run) == folder
+    assert len({output_content(tmp_path / run) for run in ("one", "two", "three")}) == 1
+
+
+def test_a_corpus_is_its_tokens_and_its_tokenizer(tmp_path: Path) -> None:
+    write_lines(tmp_path / "raw" / "a.jsonl", [prose(seed) for seed in range(3)])
+    for name in ("one", "two"):  # their reports and units of work say where they are
+        prepare(recipe(tmp_path, overrides=[f"out={tmp_path / name}"]), tmp_path, LocalEngine(1))
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert (one / "report.json").read_bytes() != (two / "report.json").read_bytes()
+    assert output_content(one) == output_content(two)
+    shard = two / "shard-00000.bin"
+    shard.write_bytes(shard.read_bytes()[::-1])
+    assert output_content(one) != output_content(two)
+    shard.unlink()  # no corpus, and so all of its files
+    (one / "shard-00000.bin").unlink()
     assert output_content(one) != output_content(two)

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from phalanx.cluster.pipelines.events import TaskState
 from phalanx.config import ConfigError
-from phalanx.pipelines.events import TaskState
 from phalanx.pipelines.run.manifest import PipelineManifest
 from phalanx.pipelines.run.processes import MARK, LocalExecutor, end_leftovers
 from phalanx.pipelines.run.session import PipelineSession, RunEnd
@@ -113,10 +113,18 @@ def test_what_fails_says_how_and_is_tried_again() -> None:
     assert "cannot be started: No such file" in end.machine.tasks["none"].reason
 
 
+def test_a_task_may_have_a_name_that_no_file_can_have() -> None:
+    values = ["text/a.txt", "text/b.txt", "text/../" * 40 + "text/a.txt"]
+    say = {"command": ["cat", "{file}"], "for_each": {"file": values}}
+    end = run(session(say=say))
+    assert end.state == "done"
+    assert len(list(Path("runs/pipelines/small/runs/0001/logs").iterdir())) == 3
+
+
 def test_a_step_that_ends_well_without_its_output_has_failed_and_nothing_is_kept() -> None:
     half = {"command": ["sh", "-c", "echo half > {outputs.a}"], "outputs": {"a": "a", "b": "b"}}
     end = run(session(half=half))
-    assert end.machine.tasks["half"].reason == "it ended well, and has not written its output b"
+    assert end.machine.tasks["half"].reason == "it succeeded, but did not write its output b"
     assert list(Path("runs/pipelines/small/store").iterdir()) == []
 
 
@@ -141,8 +149,10 @@ def test_a_person_is_asked_and_the_run_goes_on_with_the_answer() -> None:
     assert end.state == "asking" and end.manifest is None
     with pytest.raises(WorkspaceError, match=r"asks nothing called join \(it asks: ok\)"):
         session(**steps).answer("join", True)
-    session(**steps).answer("ok", True)
-    assert resume(session(**steps)).state == "done"
+    session(**steps).answer("ok", True, "the scores are good")
+    end = resume(session(**steps))
+    assert end.state == "done"
+    assert end.machine.tasks["ok"].reason.endswith(": the scores are good")
     with pytest.raises(WorkspaceError, match="run 1 is done"):
         resume(session(**steps))
     assert states(run(session(**steps)))["ok"] == "cached"
@@ -151,8 +161,10 @@ def test_a_person_is_asked_and_the_run_goes_on_with_the_answer() -> None:
 def test_a_run_that_nobody_drives_is_cancelled() -> None:
     asks = {"kind": "approval", "question": "?"}
     run(session(ok=asks))
-    assert session(ok=asks).cancel() == "run 1 is cancelled"
-    assert session(ok=asks).last_run().machine.state == "cancelled"
+    assert session(ok=asks).cancel("another file") == "run 1 is cancelled"
+    machine = session(ok=asks).last_run().machine
+    assert machine.state == "cancelled"
+    assert machine.tasks["ok"].reason.endswith(": another file")
 
 
 def test_whoever_drives_a_run_is_told_to_end_it_with_all_that_its_steps_started() -> None:
@@ -163,7 +175,7 @@ def test_whoever_drives_a_run_is_told_to_end_it_with_all_that_its_steps_started(
         if progress.state is TaskState.RUNNING:
             while not Path("child").exists():
                 time.sleep(0.01)
-            assert driven.cancel() == "run 1 is told to end"
+            assert driven.cancel() == "run 1 has been asked to stop"
 
     end = driven.run(LocalExecutor(), cancel_it)
     assert end.state == "cancelled" and set(states(end).values()) == {"cancelled"}

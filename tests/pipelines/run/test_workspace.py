@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.pipelines.description import pipeline_from_table
-from phalanx.pipelines.graph import Task, TaskGraph
+from phalanx.cluster.pipelines.description import pipeline_from_table
+from phalanx.cluster.pipelines.graph import Task, TaskGraph
 from phalanx.pipelines.run.workspace import UnfinishedOutput, Workspace, WorkspaceError
 
 STEP = {
@@ -46,7 +46,7 @@ def test_a_result_is_found_after_it_was_published_and_holds_its_outputs_alone(
 ) -> None:
     work(workspace)
     assert workspace.look_up("key") is None
-    result = workspace.publish("key", task)
+    result = workspace.publish("key", task.name, task.step)
     assert workspace.look_up("key") == result
     assert result.scores == {"loss": 1.5}
     assert (workspace.folder / result.outputs["text"].path).read_text() == "text"
@@ -58,7 +58,7 @@ def test_a_result_is_found_after_it_was_published_and_holds_its_outputs_alone(
 @pytest.mark.parametrize("change", ["text", "gone", "result"])
 def test_a_result_that_was_changed_is_none(workspace: Workspace, task: Task, change: str) -> None:
     work(workspace)
-    path = workspace.folder / workspace.publish("key", task).outputs["text"].path
+    path = workspace.folder / workspace.publish("key", task.name, task.step).outputs["text"].path
     if change == "text":
         path.write_text("other")
     elif change == "gone":
@@ -67,14 +67,14 @@ def test_a_result_that_was_changed_is_none(workspace: Workspace, task: Task, cha
         (workspace.store / "key" / ".result.json").write_text("{")
     assert workspace.look_up("key") is None
     work(workspace, "anew")
-    assert workspace.publish("key", task) == workspace.look_up("key")
+    assert workspace.publish("key", task.name, task.step) == workspace.look_up("key")
 
 
 def test_a_result_that_was_only_touched_is_read_again_and_stands(
     workspace: Workspace, task: Task
 ) -> None:
     work(workspace)
-    result = workspace.publish("key", task)
+    result = workspace.publish("key", task.name, task.step)
     os.utime(workspace.folder / result.outputs["text"].path, ns=(1, 1))
     assert workspace.look_up("key") == result
 
@@ -86,7 +86,7 @@ def test_a_result_that_was_only_touched_is_read_again_and_stands(
         ('{"scores": {"loss": NaN}}', "cannot be read"),
         ('{"scores": {"loss": null}}', "cannot be read"),
         ("", "cannot be read"),
-        (None, "has not written its output scores"),
+        (None, "did not write its output scores"),
     ],
 )
 def test_what_lacks_an_output_or_a_score_is_not_published(
@@ -96,13 +96,13 @@ def test_what_lacks_an_output_or_a_score_is_not_published(
     if scores is None:
         (workspace.work / "key" / "scores.json").unlink()
     with pytest.raises(UnfinishedOutput, match=said):
-        workspace.publish("key", task)
+        workspace.publish("key", task.name, task.step)
     assert workspace.look_up("key") is None
 
 
 def test_links_lead_to_the_newest_result(workspace: Workspace, task: Task) -> None:
     work(workspace)
-    workspace.link(task, workspace.publish("key", task))
+    workspace.link(task.step, workspace.publish("key", task.name, task.step))
     assert (workspace.links / "deep" / "text.txt").read_text() == "text"
 
 

@@ -1,0 +1,1 @@
+"""Runs that a server drives with its jobs as steps; started and watched from this machine."""

@@ -1,0 +1,1 @@
+"""Engines that run steps' processes elsewhere; the driver of the run stays on this machine."""
