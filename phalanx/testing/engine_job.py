@@ -150,10 +150,10 @@ class EngineJob(ABC):
         os.kill(pid, signal.SIGKILL)
         return at
 
-    def apply_fault(self, what: FaultKind, commits: Commits) -> float:
+    def apply_fault(self, what: FaultKind, commits: Commits, warm_steps: int = WARM_STEPS) -> float:
         """Do it to a job that makes steps; seconds until the next committed step."""
         start = self.reach(commits, 1)
-        before = self.reach(commits, start.step + WARM_STEPS)
+        before = self.reach(commits, start.step + warm_steps)
         if what == "controller":
             at = self.kill_controller()
             after: Commit | None = self.reach(commits, before.step + 1)

@@ -34,6 +34,7 @@ from phalanx.control.wire.api_types import Done, Readmit
 from phalanx.testing.fork_server import fork_zygote
 from phalanx.testing.local_processes import worker_pids
 from phalanx.testing.played_network import NodeNamespaces
+from phalanx.testing.ports import free_port
 
 START_SECONDS = 120.0  # on a busy machine
 ENDED = ("done", "failed", "cancelled")  # states of a job
@@ -176,7 +177,7 @@ class TrialCluster:
 
     def start_server(self) -> None:
         """Start it, again on its port after it was killed."""
-        port = urlsplit_port(self.url) if hasattr(self, "url") else 0
+        port = urlsplit_port(self.url) if hasattr(self, "url") else free_port()
         command = [sys.executable, "-m", "phalanx", "up", "--state", str(self.state)]
         command += ["--port", str(port), "--policy", str(self._policy)]
         if self.network is not None:

@@ -11,7 +11,7 @@ from phalanx.control.host.process_tree import read_stat
 
 def worker_pids(node: LocalNode, job: int) -> dict[int, int]:
     """The worker processes of a job on a node, by their index there."""
-    found: dict[int, int] = {}
+    pids: dict[int, int] = {}
     python = Path("/proc/self/exe").readlink()
     for pid in all_processes():
         with suppress(OSError):
@@ -20,13 +20,13 @@ def worker_pids(node: LocalNode, job: int) -> dict[int, int]:
             path = Path(f"/proc/{pid}/fd/1").readlink()
             ours = path.parent == node.state / "jobs" / str(job) and path.stem.startswith("worker-")
             if ours and Path(f"/proc/{pid}/exe").readlink() == python:
-                found[int(path.stem.removeprefix("worker-"))] = pid
+                pids[int(path.stem.removeprefix("worker-"))] = pid
     programs = {pid: of for pid in all_processes() if (of := program_of(pid, node)) is not None}
     for pid, (number, index) in programs.items():
         stat = read_stat(pid)
         if number == job and stat is not None and stat.state != "Z" and stat.parent not in programs:
-            found.setdefault(index, pid)
-    return found
+            pids.setdefault(index, pid)
+    return pids
 
 
 def keeper_pid(node: LocalNode, job: int) -> int | None:

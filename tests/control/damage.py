@@ -10,8 +10,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.node import Node
 from phalanx.cluster.protocol.events import Hold, NodeJoined, Submit
 from phalanx.cluster.protocol.messages import Inventory
 from phalanx.control.server.leading import Leading
@@ -34,7 +34,7 @@ async def _led(server: Server) -> tuple[asyncio.Task[None], Leading]:
     """Until it leads; StoreError or OSError as `phalanx up` would get them."""
     task = asyncio.create_task(server.lead_forever())
     settled = asyncio.create_task(server.settled.wait())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         await asyncio.wait([task, settled], return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()
     if server.leading is None:
@@ -66,7 +66,8 @@ def fill(
             await leading.controller.order(Hold(job=jobs, held=True, request="last"))
         leading.tokens.create("user", "alice")
         if killed:
-            shutil.copytree(running, state)  # as the disk is in the middle of it
+            # As the disk is between two writes: by the thread that makes them.
+            leading.controller._writer.submit(shutil.copytree, running, state).result()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         server.close()

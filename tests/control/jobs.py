@@ -14,7 +14,7 @@ from tests.commands import run_phalanx
 from tests.shared_folder import made_once
 
 STEPS = 60
-FEW_STEPS = 40  # of jobs that are paced until something has happened to them
+FEW_STEPS = 24  # of jobs that are paced until something has happened to them
 JOB = """
 name = "{name}"
 runs = "runs"

@@ -17,7 +17,7 @@ from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import EventBody
 from phalanx.cluster.snapshot import FORMAT_VERSION, CoreState
 from phalanx.control.server.security.auth import KeptToken
-from phalanx.control.server.shell_memory import Memory
+from phalanx.control.server.shell_memory import ShellMemory
 from phalanx.control.server.store.schema import FORMAT_TABLES, TABLES
 
 RECORDED = Path(__file__).parent / "recorded" / "log-format.json"
@@ -27,7 +27,7 @@ def described() -> dict[str, Any]:
     """Every struct and enum that a log holds, with its fields; and its tables."""
     found: dict[str, Any] = {}
     classes: list[type] = []
-    for root in (EventBody, Command, CoreState, Memory, KeptToken):
+    for root in (EventBody, Command, CoreState, ShellMemory, KeptToken):
         _name(look.type_info(root), found, classes)
     tables = " ".join((TABLES + FORMAT_TABLES).split())
     return {"format": FORMAT_VERSION, "tables": tables, "types": dict(sorted(found.items()))}

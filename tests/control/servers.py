@@ -25,7 +25,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from phalanx import __version__
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import AgentAction, Check, Command, Drain, Form, Go, Restore
 from phalanx.cluster.protocol.messages import (
@@ -293,7 +293,11 @@ class PlayedAgent:
                 text = f"job {job} rank {rank} says hello\n".encode()
                 await self._send(wire.LogPart(request=request, data=text))
                 await self._send(wire.LogPart(request=request, end=True))
-            case wire.ReadSteps(request=request) | wire.ReadTrace(request=request):
+            case (
+                wire.ReadSteps(request=request)
+                | wire.ReadTrace(request=request)
+                | wire.ReadEvidence(request=request)
+            ):
                 await self._send(wire.LogPart(request=request, end=True, problem="it is played"))
 
     async def _act(self, happened: Any) -> None:

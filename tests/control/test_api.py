@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -79,22 +80,31 @@ def test_jobs_of_one_team_are_neither_seen_nor_ended_by_another(
         running = asyncio.create_task(agent.run())
         async with asyncio.timeout(60):
             await agent.connected.wait()
-        spec = {"name": "secret", "gang": {"slot_gpus": 1}}
+        trial = {"sweep": "secret.1", "number": 4, "steps": 20, "settings": {"train.seed": "7"}}
+        spec = {"name": "secret", "gang": {"slot_gpus": 1}, "trial": trial}
         body = {"spec": spec, "work": WORK}
         status, done = await asyncio.to_thread(
             server.call, "POST", "/v1/jobs", body, tokens["user"]
         )
         assert status == 201, done
         assert "team red's, as the token says" in done["message"]
+        again = await asyncio.to_thread(server.call, "POST", "/v1/jobs", body, tokens["user"])
+        assert again[1]["jobs"] == done["jobs"], "a trial is one job"
         running.cancel()
         return int(done["jobs"][0])
 
     job = asyncio.run(scenario())
     shown = server.call("GET", f"/v1/jobs/{job}", token=tokens["user"])[1]
     assert shown["job"]["team"] == "red" and shown["job"]["user"] == "user"
+    (line,) = server.call("GET", "/v1/sweeps", token=tokens["user"])[1]["sweeps"]
+    assert (line["sweep"], line["trials"], line["best"]) == ("secret.1", 1, None)
+    (one,) = server.call("GET", "/v1/sweeps/secret.1", token=tokens["user"])[1]["trials"]
+    assert (one["job"], one["trial"], one["settings"]) == (job, 4, {"train.seed": "7"})
     for token in (blue, blue_reader):
-        for path in (f"/v1/jobs/{job}", f"/v1/jobs/{job}/why", f"/v1/jobs/{job}/logs"):
+        hidden = (f"/v1/jobs/{job}", f"/v1/jobs/{job}/why", f"/v1/jobs/{job}/logs")
+        for path in (*hidden, "/v1/sweeps/secret.1"):
             assert server.call("GET", path, token=token)[0] == 404
+        assert server.call("GET", "/v1/sweeps", token=token)[1]["sweeps"] == []
         listed = server.call("GET", "/v1/jobs?state=all", token=token)[1]["jobs"]
         assert job not in [each["id"] for each in listed]
         text = json.dumps(server.call("GET", "/v1/events?limit=1000", token=token)[1])
@@ -330,7 +340,7 @@ def test_whoever_listens_is_cut_off_when_the_token_ends(server: ServerProcess) -
         assert json.loads(socket.recv(60))["kind"] == "ready"
         assert server.call("DELETE", f"/v1/tokens/{number}")[0] == 200
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(60)
+            deque(socket, maxlen=0)  # what happens meanwhile is told before
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
     assert server.call("GET", "/v1/whoami", token=session)[0] == 401
     assert server.call("POST", "/v1/login", token=late)[0] == 401

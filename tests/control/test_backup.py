@@ -15,7 +15,7 @@ from tests.control.jobs import assert_same, set_options, undisturbed, write_job
 from tests.control.server.test_replay import END_SECONDS, reach
 from tests.control.test_paths import PROMPT
 
-STEPS = 30
+STEPS = 20
 ONE_NODE = ("parallel.data=2", "parallel.pipeline=1")
 
 
@@ -28,15 +28,17 @@ def test_a_job_on_one_node_goes_on_from_the_memory_of_its_spare(
     policy = PROMPT.format(spares=0)
     with TrialCluster(tmp_path, nodes=2, gpus_per_node=2, policy=policy) as cluster:
         job = cluster.submit(path, *set_options(ONE_NODE), "--spares", "1")
-        cluster.pace(job, 0.2)
+        cluster.pace(job, 0.3)
         commits = cluster.commits(job, world_size=2)
-        reach(cluster, commits, 8)
+        reach(cluster, commits, 6)
         (spare,) = cluster.job(job)["spares"]
         cluster.kill_node(cluster.node_of(0, job))
         before = commits.newest()
         cluster.wait(lambda: commits.first_after(1), "recovery on the spare", 90)
         first = commits.first_after(1)
-        assert before is not None and first is not None and first.step == before.step + 1
+        assert before is not None and first is not None
+        # One more may have reached the spare that nobody heard of before its node was gone.
+        assert first.step - before.step in (1, 2)
         assert cluster.job(job)["nodes"] == [spare]
         cluster.pace(job, 0.0)
         assert cluster.wait_ended(job, END_SECONDS) == "done"

@@ -17,6 +17,7 @@ from phalanx.testing.local_cluster import Commits, TrialCluster
 from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import assert_same, losses, undisturbed, write_job
 from tests.control.server.test_replay import reach
+from tests.forked_programs import python
 
 END_SECONDS = 180
 ENDLESS = 10**6
@@ -135,7 +136,7 @@ def test_a_program_that_pauses_too_long_goes_on_from_memory_and_is_saved_in_the_
 ) -> None:
     (tmp_path / "pauses.py").write_text(PROGRAM)
     with TrialCluster(tmp_path, nodes=1, policy=IMPATIENT) as cluster:
-        job = cluster.submit("--world-size", "1", "--", sys.executable, "pauses.py")
+        job = cluster.submit("--world-size", "1", "--", python(), "pauses.py")
         assert cluster.wait_ended(job, END_SECONDS) == "failed"
         shown = cluster.job(job)
         assert "hang" in shown["why"]["text"] and shown["durable"] in (9, 10)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,18 @@ def test_shared_memory_that_nobody_holds_any_more_is_a_leak(tmp_path: Path) -> N
         mapped.truncate(4096)
         memory = mmap.mmap(mapped.fileno(), 4096)
         mapped.close()  # the memory holds it alone
-        assert leaked_memory(before, tmp_path) == [str(tmp_path / "leaked")]
+        leaked = [str(tmp_path / "leaked")]
+        assert leaked_memory(before, tmp_path, wait_seconds=0.0) == leaked
         memory.close()
+
+
+def test_shared_memory_that_is_cleared_away_after_a_moment_is_no_leak(tmp_path: Path) -> None:
+    before = shared_memory(tmp_path)
+    (tmp_path / "of a killed process").touch()
+    tracker = threading.Timer(0.3, (tmp_path / "of a killed process").unlink)
+    tracker.start()
+    assert leaked_memory(before, tmp_path, wait_seconds=60.0) == []
+    tracker.join()
 
 
 class Counted:

@@ -12,8 +12,8 @@ import pytest
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
-from phalanx.cluster.jobs.job import Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec
+from phalanx.cluster.node import Node
 from phalanx.cluster.policy import Policy
 from phalanx.control.server.replay import recover
 from phalanx.control.server.store.interface import open_store
@@ -119,7 +119,7 @@ def core_of(state: Path) -> Core:
         store.close()
 
 
-def simulated(nodes: list[Node], specs: list[JobSpec]) -> list[Job]:
+def simulated(nodes: list[Node], specs: list[JobSpec]) -> list[ClusterJob]:
     """The same jobs on the fleet file, in the core that the simulator drives."""
     drive = Drive(fleet=Fleet(nodes))
     fields = [{name: getattr(spec, name) for name in spec.__struct_fields__} for spec in specs]

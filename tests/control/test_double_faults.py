@@ -17,15 +17,16 @@ from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import assert_same, undisturbed, write_job
 from tests.control.server.test_replay import END_SECONDS, reach
 
-# Far below the deadlines for a hang (a minute) and for silence (21 s), on a busy machine too.
-AT_ONCE_SECONDS = 18.0
+# Far below the deadlines for a hang (a minute) and for silence (longer), on a busy machine too.
+AT_ONCE_SECONDS = 45.0
+PATIENT = "[timeouts]\nmissed_heartbeats = 60\n"
 STEPS = 120
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[TrialCluster]:
     """A cluster of four nodes and two spares."""
-    with TrialCluster(tmp_path, nodes=4, spares=2) as cluster:
+    with TrialCluster(tmp_path, nodes=4, spares=2, policy=PATIENT) as cluster:
         yield cluster
     assert orphans(tmp_path) == []
 

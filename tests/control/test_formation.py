@@ -183,10 +183,11 @@ async def _end_unread(root: Path) -> None:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     heard: list[list[Ended]] = [[], []]
-    for ends in heard:
+    for number, ends in enumerate(heard):
         first.close()
         first = client(ends)
         await first.open()
-        await asyncio.sleep(0.1)  # for its answer to be read
+        # Its word that it heard of the end has been read when what it asks for next is there.
+        await first.spawn(Spawn(key=f"store{number}", role="store", host="127.0.0.1"))
     await first.leave()
     assert [end.pid for end in heard[0]] == [child.pid] and heard[1] == []

@@ -98,8 +98,8 @@ def test_an_agent_that_comes_back_in_time_finds_them_and_programs_have_a_lease_o
         assert alive(pids) == pids
         again.renew_programs(LEASE_SECONDS, LEASE_SECONDS)  # and nobody renews it
         deadline = time.monotonic() + 60
-        while alive(pids[3:]) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        while not (ends and alive(pids) == pids[:3]) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)  # its end is told after it has ended
         assert alive(pids) == pids[:3]  # the program and what it started are gone, nothing else
         assert "had not answered" in ends[-1].why and ends[-1].status == -signal.SIGKILL
         await again.leave()

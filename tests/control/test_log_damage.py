@@ -106,19 +106,28 @@ def test_a_flipped_bit_in_the_wal_is_refused(killed: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "told"),
     [
-        ("UPDATE events SET body = x'c1' WHERE sequence = 20", "event 20 is damaged"),
-        ("UPDATE events SET time_ns = time_ns + 1 WHERE sequence = 20", "event 20 is damaged"),
-        ("UPDATE events SET body = NULL WHERE sequence = 20", "event 20 is damaged"),
-        ("DELETE FROM events WHERE sequence = 20", "events 20 to 20 are missing"),
-        ("DELETE FROM events WHERE sequence > 20", "were acknowledged and are missing"),
+        ("UPDATE events SET body = x'c1' WHERE sequence = {n}", "event {n} is damaged"),
+        ("UPDATE events SET time_ns = time_ns + 1 WHERE sequence = {n}", "event {n} is damaged"),
+        ("UPDATE events SET body = NULL WHERE sequence = {n}", "event {n} is damaged"),
+        ("DELETE FROM events WHERE sequence = {n}", "events {n} to {n} are missing"),
+        ("DELETE FROM events WHERE sequence > {n}", "were acknowledged and are missing"),
         ("DELETE FROM tokens WHERE id = (SELECT max(id) FROM tokens)", "tokens or secrets"),
         ("UPDATE tokens SET record = x'00'", "tokens or secrets are missing or damaged"),
         ("DELETE FROM epochs", "the term of a leader is missing"),
     ],
 )
 def test_what_was_acknowledged_is_missed_by_name(killed: Path, statement: str, told: str) -> None:
-    change_file(killed / LOG, statement)
-    assert told in start(killed).refusal
+    number = after_snapshot(killed)
+    change_file(killed / LOG, statement.format(n=number))
+    assert told.format(n=number) in start(killed).refusal
+
+
+def after_snapshot(state: Path) -> int:
+    """An event that is not in the newest snapshot: ticks fall anywhere between submissions."""
+    store = open_store("", state)
+    newest = store.snapshots()[0].sequence
+    store.close()
+    return newest + 5
 
 
 def test_an_older_snapshot_is_used_where_the_newest_is_damaged(killed: Path) -> None:
@@ -165,13 +174,15 @@ def test_a_missing_anchor_is_said_and_taken_from_the_log_when_told(killed: Path)
 
 
 def test_repair_shows_what_would_be_lost_before_it_cuts(killed: Path) -> None:
-    change_file(killed / LOG, "UPDATE events SET body = x'c1' WHERE sequence = 25")
+    damaged = after_snapshot(killed)
+    change_file(killed / LOG, f"UPDATE events SET body = x'c1' WHERE sequence = {damaged}")
     shown = repair(killed)
-    assert shown.returncode == 1 and "event 25 is damaged" in shown.stdout
-    assert "--truncate-after 24" in shown.stdout and "job-29" in shown.stdout
-    again = repair(killed, "--truncate-after", "24")
+    assert shown.returncode == 1 and f"event {damaged} is damaged" in shown.stdout
+    sound = str(damaged - 1)
+    assert f"--truncate-after {sound}" in shown.stdout and "job-29" in shown.stdout
+    again = repair(killed, "--truncate-after", sound)
     assert "add --yes" in again.stdout and start(killed).refusal
-    done = repair(killed, "--truncate-after", "24", "--yes")
+    done = repair(killed, "--truncate-after", sound, "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     (kept,) = killed.glob("log-before-repair-*")
     assert (kept / LOG).exists()
@@ -226,8 +237,10 @@ def open_tables(state: Path) -> list[str]:
 
 
 def test_repair_refuses_what_it_cannot_do(killed: Path) -> None:
-    change_file(killed / LOG, "UPDATE events SET body = x'c1' WHERE sequence = 25")
-    assert "sound up to event 24" in repair(killed, "--truncate-after", "26", "--yes").stderr
+    damaged = after_snapshot(killed)
+    change_file(killed / LOG, f"UPDATE events SET body = x'c1' WHERE sequence = {damaged}")
+    told = repair(killed, "--truncate-after", str(damaged + 1), "--yes").stderr
+    assert f"sound up to event {damaged - 1}" in told
     assert "cannot be set aside" in repair(killed, "--set-aside", "3", "--yes").stderr
 
 
@@ -241,7 +254,7 @@ def test_repair_leaves_the_log_of_a_running_server_alone(killed: Path) -> None:
 
 
 def bodies(state: Path) -> dict[int, EventBody]:
-    """What the events of a log say, by their number: ticks fall anywhere between submissions."""
+    """What the events of a log say, by their number."""
     store = open_store("", state)
     records = store.records(0, 1000)
     store.close()
@@ -259,6 +272,6 @@ def sound_until(state: Path) -> int:
 def test_the_command_refuses_a_damaged_log_with_a_sentence(killed: Path) -> None:
     (killed / f"{LOG}-wal").unlink()
     command = [sys.executable, "-m", "phalanx", "up", "--state", str(killed), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.startswith("error: ") and "phalanx server repair" in done.stderr

@@ -17,7 +17,7 @@ import pytest
 
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.wire.api_types import Done
-from phalanx.testing.local_cluster import TrialCluster
+from phalanx.testing.local_cluster import TrialCluster, urlsplit_port
 from phalanx.testing.local_processes import store_pid, worker_pids
 from tests.commands import run_phalanx
 from tests.control.servers import ServerProcess
@@ -106,6 +106,14 @@ def test_a_memory_error_moves_the_job_and_the_node_is_examined(cluster: TrialClu
     )
     assert [event for event in events(cluster, "CheckResult") if event["body"]["passed"]]
     cancel(cluster, job)
+
+
+def test_the_port_of_a_server_that_may_be_killed_is_given_to_nobody_else(
+    cluster: TrialCluster,
+) -> None:
+    """Whatever else starts while it is dead could get one of those that the kernel gives."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    assert not int(given[0]) <= urlsplit_port(cluster.url) <= int(given[1])
 
 
 def test_gangs_still_form_when_every_store_was_killed(cluster: TrialCluster) -> None:

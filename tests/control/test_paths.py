@@ -28,7 +28,7 @@ from tests.control.jobs import (
 from tests.control.server.test_replay import reach
 
 END_SECONDS = 180
-STEP_SECONDS = 0.2  # while something is to happen to a job of few steps
+STEP_SECONDS = 0.35  # while something is to happen to a job of few steps
 # Deadlines for a job of small steps, as long as a busy machine may hold all of them up.
 PROMPT = """
 [spares]
@@ -104,10 +104,18 @@ def test_ranks_that_stand_still_are_found_named_and_replaced(
     expected = undisturbed(tmp_path, FEW_STEPS)
     cluster, job, commits = disturbed(steps=FEW_STEPS, paced=True)
     reach(cluster, commits, 5)
+
+    def hung() -> list[int]:
+        found = cluster.get(f"/v1/jobs/{job}/incidents")["findings"]
+        incidents = [each["evidence"] for each in found if each["kind"] == "incident"]
+        return [each["failed_generation"] for each in incidents]
+
     stopped, dead = cluster.node_of(1, job), cluster.node_of(2, job)
     cluster.signal_worker(1, job, signal.SIGSTOP)
     with explained(cluster, job):
         cluster.wait(lambda: commits.first_after(1), "recovery from a stopped rank", 120)
+    # A failure before the first incident is over would be part of it.
+    cluster.wait(lambda: hung() == [1], "the first incident to be over", 120)
     cluster.order_fault(dead, job, "deadlock-0")
     with explained(cluster, job):
         cluster.wait(lambda: commits.first_after(2), "recovery from a deadlock", 120)
@@ -120,6 +128,10 @@ def test_ranks_that_stand_still_are_found_named_and_replaced(
     assert "all_reduce" in (evidence / "rank-2.flight.json").read_text()
     frozen = stopped.state / "jobs" / str(job) / "evidence" / "generation-1" / "rank-1.process"
     assert "T (stopped)" in frozen.read_text()
+    # The same through the server; an incident says which generation hung.
+    told = b"".join(cluster.client.stream(f"/v1/jobs/{job}/stacks", generation=2, rank=2)).decode()
+    assert told.startswith("generation 2\n\n== rank 2: stacks\n") and "drill.py" in told
+    cluster.wait(lambda: hung() == [1, 2], "the second incident to be over", 120)
     ends_as_if_nothing_happened(cluster, job, tmp_path, expected)
     # Both count as failures of the fleet, and the interval between checkpoints follows.
     (rate,) = cluster.get("/v1/failure-rates")["rates"]
@@ -132,8 +144,8 @@ REPLICAS = ("parallel.data=3", "parallel.pipeline=1", "parallel.zero=0", "train.
 
 
 def test_a_flipped_bit_is_found_voted_on_and_undone(disturbed: Disturbed, tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path, 30, *REPLICAS)
-    cluster, job, commits = disturbed(*REPLICAS, nodes=3, spares=1, steps=30, paced=True)
+    expected = undisturbed(tmp_path, FEW_STEPS, *REPLICAS)
+    cluster, job, commits = disturbed(*REPLICAS, nodes=3, spares=1, steps=FEW_STEPS, paced=True)
     reach(cluster, commits, 5)
     culprit = cluster.node_of(1, job)
     cluster.order_fault(culprit, job, "flip-0")
@@ -155,8 +167,8 @@ def test_a_wrong_gradient_is_recomputed_and_its_node_leaves(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
     three = ("parallel.data=3", "train.global_batch=12", *SHARDED)
-    expected = undisturbed(tmp_path, 30, *three)
-    cluster, job, commits = disturbed(*three, nodes=3, spares=1, steps=30, paced=True)
+    expected = undisturbed(tmp_path, FEW_STEPS, *three)
+    cluster, job, commits = disturbed(*three, nodes=3, spares=1, steps=FEW_STEPS, paced=True)
     reach(cluster, commits, 5)
     culprit = cluster.node_of(1, job)
     cluster.order_fault(culprit, job, "backward-0")
@@ -173,7 +185,7 @@ def test_a_wrong_gradient_is_recomputed_and_its_node_leaves(
     records = list(read_records(folder / "metrics" / "steps.jsonl", StepRecord))
     assert all(0 < each.parts.verification < each.step_seconds for each in records)
     report = json.loads((folder / "exit_info.json").read_text())
-    assert 0 < report["details"]["verifications"] < 30  # since the last start
+    assert 0 < report["details"]["verifications"] < FEW_STEPS  # since the last start
 
 
 PAIR = ("parallel.data=2", "parallel.pipeline=1", "parallel.zero=0")

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,14 +20,15 @@ from phalanx.control.host.process_tree import read_stat
 from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import worker_pids
 
+# How long they sleep is how they are found: other tests, and other runs, have their own.
 DAEMON = """
 import os, subprocess, sys, time
-subprocess.Popen(["setsid", "sleep", "1000"], start_new_session=True)
+subprocess.Popen(["setsid", "sleep", sys.argv[2]], start_new_session=True)
 if os.fork() == 0:  # as daemons do: nobody waits for what it starts
     os.setsid()
     if os.fork() == 0:
         os.environ.clear()
-        os.execve("/bin/sleep", ["sleep", "1001"], {})
+        os.execve("/bin/sleep", ["sleep", sys.argv[2]], {})
     os._exit(0)
 os.wait()
 time.sleep(float(sys.argv[1]))
@@ -43,13 +45,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialCluster]:
         yield running
 
 
-def sleepers(*seconds: int) -> list[int]:
-    """Processes that sleep so long, and were started by the script above."""
-    wanted = [f"sleep\0{each}\0".encode() for each in seconds]
+def own_seconds(folder: Path) -> str:
+    """So long nobody else sleeps."""
+    return f"1000.{zlib.crc32(str(folder).encode())}"
+
+
+def sleepers(seconds: str) -> list[int]:
+    """Processes that sleep so long: the daemons of the script above."""
+    wanted = f"sleep\0{seconds}\0".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if path.read_bytes() in wanted:
+            if path.read_bytes() == wanted:
                 found.append(int(path.parent.name))
         except OSError:
             continue
@@ -62,42 +69,38 @@ def test_many_short_programs_leave_no_process_behind(cluster: TrialCluster) -> N
     before = len(processes_of(node))
     jobs = [cluster.submit("--world-size", "2", "--", "true") for _ in range(6)]
     assert [cluster.wait_ended(job, 60) for job in jobs] == ["done"] * 6
-    cluster.wait(lambda: len(processes_of(node)) <= before, "their processes to end", 20)
+    cluster.wait(lambda: len(processes_of(node)) <= before, "their processes to end", 120)
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["ends", "killed"])
 def test_what_a_program_started_in_another_session_ends_with_it(
-    cluster: TrialCluster, killed: bool
+    cluster: TrialCluster, tmp_path: Path, killed: bool
 ) -> None:
-    others = sleepers(1000, 1001)
-    seconds = "1000" if killed else "1"
-    job = cluster.submit("--", sys.executable, "daemon.py", seconds)
-
-    def started() -> list[int]:
-        return [pid for pid in sleepers(1000, 1001) if pid not in others]
-
+    own = own_seconds(tmp_path)
+    started = lambda: sleepers(own)  # noqa: E731
+    job = cluster.submit("--", sys.executable, "daemon.py", "1000" if killed else "1", own)
     cluster.wait(lambda: len(started()) == 2, "its daemons", 60)
     main = worker_pids(cluster.local.nodes[0], job)[0]
     assert [read_stat(pid).parent for pid in started()] == [main, main]  # type: ignore[union-attr]
     if killed:
         cluster.command("cancel", str(job))
     cluster.wait_ended(job, 60)
-    cluster.wait(lambda: not started(), "its daemons to end", 20)
+    cluster.wait(lambda: not started(), "its daemons to end", 120)
 
 
 def test_a_flood_of_output_stays_within_the_bound_of_a_log(cluster: TrialCluster) -> None:
     job = cluster.submit("--world-size", "2", "--", sys.executable, "flood.py")
     logs = [cluster.local.nodes[0].state / "jobs" / str(job) / f"worker-{i}.log" for i in (0, 1)]
     cluster.wait(lambda: all(log.exists() for log in logs), "the flood", 60)
-    highest, until = 0, time.monotonic() + 4
-    while time.monotonic() < until:
+    highest, most, until = 0, 2 * MOST_BYTES, time.monotonic() + 120
+    while min(log.stat().st_size for log in logs) < most and time.monotonic() < until:
         highest = max(highest, *(log.stat().st_blocks * 512 for log in logs))
         time.sleep(0.002)
     assert all(log.stat().st_size > MOST_BYTES for log in logs), "they wrote more than is kept"
     assert highest <= MOST_BYTES
     pid = worker_pids(cluster.local.nodes[0], job)[0]
     cluster.command("cancel", str(job))
-    cluster.wait(lambda: not Path(f"/proc/{pid}").exists(), "it to end", 20)
+    cluster.wait(lambda: not Path(f"/proc/{pid}").exists(), "it to end", 120)
 
 
 def test_the_last_words_of_a_program_are_in_its_log_when_it_has_ended(
@@ -112,13 +115,10 @@ def test_the_last_words_of_a_program_are_in_its_log_when_it_has_ended(
 
 def test_a_zygote_that_is_killed_leaves_none_of_its_programs(tmp_path: Path) -> None:
     (tmp_path / "daemon.py").write_text(DAEMON)
-    others = sleepers(1000, 1001)
+    own = own_seconds(tmp_path)
+    started = lambda: sleepers(own)  # noqa: E731
     with TrialCluster(tmp_path, nodes=1) as cluster:
-        job = cluster.submit("--", sys.executable, "daemon.py", "1000")
-
-        def started() -> list[int]:
-            return [pid for pid in sleepers(1000, 1001) if pid not in others]
-
+        job = cluster.submit("--", sys.executable, "daemon.py", "1000", own)
         cluster.wait(lambda: len(started()) == 2, "its daemons", 60)
         first = set(started())
         node = cluster.local.nodes[0]
@@ -129,21 +129,18 @@ def test_a_zygote_that_is_killed_leaves_none_of_its_programs(tmp_path: Path) -> 
         cluster.restart_node(node)
         ended = "the daemons of the first start to end"
         cluster.wait(lambda: first.isdisjoint(started()), ended, 60)
-    cluster.wait(lambda: not started(), "all of them to end", 20)
+    cluster.wait(lambda: not started(), "all of them to end", 120)
 
 
 def test_a_cluster_whose_agent_is_dead_leaves_none_of_its_programs(tmp_path: Path) -> None:
     (tmp_path / "daemon.py").write_text(DAEMON)
-    others = sleepers(1000, 1001)
-
-    def started() -> list[int]:
-        return [pid for pid in sleepers(1000, 1001) if pid not in others]
-
+    own = own_seconds(tmp_path)
+    started = lambda: sleepers(own)  # noqa: E731
     with TrialCluster(tmp_path, nodes=1) as cluster:
-        cluster.submit("--", sys.executable, "daemon.py", "1000")
+        cluster.submit("--", sys.executable, "daemon.py", "1000", own)
         cluster.wait(lambda: len(started()) == 2, "its daemons", 60)
         cluster.kill_agent(cluster.local.nodes[0])
-    cluster.wait(lambda: not started(), "all of them to end", 20)
+    cluster.wait(lambda: not started(), "all of them to end", 120)
 
 
 def test_the_control_groups_of_programs_go_with_their_node(tmp_path: Path) -> None:

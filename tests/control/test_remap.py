@@ -58,7 +58,13 @@ def comes_back(cluster: TrialCluster, job: int, gone: LocalNode, own_seconds: fl
     )
 
 
-@pytest.mark.parametrize("mesh", ["data = 1\npipeline = 2", "data = 2\nzero = 3"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param("data = 1\npipeline = 2", id="pp2"),
+        pytest.param("data = 2\nzero = 3", id="fsdp2", marks=pytest.mark.soak),
+    ],
+)
 def test_a_job_on_two_nodes_goes_on_with_one_and_returns(
     tmp_path: Path, same: Path, mesh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

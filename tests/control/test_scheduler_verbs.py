@@ -168,7 +168,7 @@ def test_what_a_submission_asks_for_reaches_the_core(server: ServerProcess) -> N
         (("--budget-dollars", "0.0001"), "a GPU-hour costs $2 here"),
         (("--partition", "smal"), 'did you mean "small"?'),
         (("--partition", "small"), "partition small is for red, not for team default"),
-        (("--time-min", "5"), "give fewer --minutes and --requeue"),
+        (("--time-min", "5"), "and it has none; give --minutes"),
         (("--mail", "ann"), "an address like ann@example.org"),
         (("--webhook", "ftp://x"), "a webhook is an address like https://host/path"),
     ],

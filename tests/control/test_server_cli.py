@@ -429,6 +429,7 @@ def test_a_job_is_followed_drained_resumed_scaled_and_cancelled(tmp_path: Path) 
         await say("resume", job)
         await until("running")
         assert "cancelled" in await say("cancel", job)
+        assert f"job {job} is cancelled" in await say("events", "--job", job, "-f")
         assert "already ended" in await say("drain", job, fails=1)
         serving.cancel()
 

@@ -13,8 +13,6 @@ from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from tests.control.jobs import undisturbed
 from tests.faults.trial import SHORT_STEPS, Process, Trial, trial_cluster
 
-BUSY_SECONDS = 8.0  # that a busy machine may add
-
 
 def notices(trial: Trial) -> list[str]:
     """Codes of what people were told about the job's keepers."""
@@ -33,8 +31,8 @@ def test_training_goes_on_while_a_keeper_stands_still_and_has_snapshots_again_af
         os.kill(keeper, signal.SIGSTOP)
         before, began = trial.step, time.monotonic()
         # Steps are made, although no snapshot of them is safe: training waits once, then no more.
-        trial.wait(lambda: trial.made >= before + 8, "steps without snapshots")
-        assert time.monotonic() - began < LEAST_SECONDS + BUSY_SECONDS
+        trial.wait(lambda: trial.made >= before + 5, "steps without snapshots")
+        assert time.monotonic() - began < 4.5 * LEAST_SECONDS, "not once for each of them"
         assert trial.step <= before + 2
         trial.wait(lambda: "keeper_silent" in notices(trial), "a notice")
         os.kill(keeper, signal.SIGCONT)

@@ -39,10 +39,10 @@ SLOTS = 4
 STEPS = 160
 SHORT_STEPS = FEW_STEPS  # of those in the normal suite
 EVERY = 40  # steps between checkpoints
-SHORT_EVERY = 20
+SHORT_EVERY = 12
 # The last rank begins to write three seconds after the first; training does not wait for it.
 SLOW_FLUSH = ("checkpoint.stagger_seconds=4",)
-STEP_SECONDS = 0.25  # while something is to happen to a job of few steps
+STEP_SECONDS = 0.4  # while something is to happen to a job of few steps
 END_SECONDS = 240.0
 GONE_SECONDS = 30.0  # for what a job had to be gone after its end, on a busy machine
 SPARE_FILES = 12  # descriptors that a server or an agent may have more after a job than before

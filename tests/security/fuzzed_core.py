@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.events import (
     Cancel,

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec import Struct, structs
 
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.cluster.protocol import messages as m
 from phalanx.cluster.protocol.keeper_state import KeptSteps
 from phalanx.control.trust.node_key import NodeKey

@@ -154,7 +154,7 @@ def test_no_order_holds_a_large_fleet_up() -> None:
     for body in large_orders():
         fuzzed.handle(body)
         fuzzed.settle(100)
-    assert fuzzed.longest_seconds < 1.0, fuzzed.slowest
+    assert fuzzed.longest_seconds < 5.0, fuzzed.slowest
 
 
 def play_orders(fuzzed: FuzzedCore, number: int) -> None:

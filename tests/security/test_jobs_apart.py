@@ -235,7 +235,9 @@ def test_workers_of_another_user_outlive_a_root_agent(
 def shown_by_stores(user: str) -> list[list[str]]:
     """What the stores where a user's ranks meet show to anybody who comes."""
     uid = pwd.getpwnam(user).pw_uid
-    ranks = [each for each in psutil.process_iter() if each.uids().real == uid]
+    # What ends while all are looked at is left out: to ask it afterwards would be an error.
+    known = psutil.process_iter(["uids"])
+    ranks = [each for each in known if each.info["uids"] and each.info["uids"].real == uid]
     links = [link for each in ranks for link in each.net_connections("tcp") if link.raddr]
     stores = {(link.raddr.ip, link.raddr.port) for link in links}
     return [TCPStore(*address, is_master=False).list_keys() for address in stores]

@@ -29,7 +29,7 @@ from tests.control.servers import PlayedAgent, ServerProcess
 from tests.security.agents import RootAgent, wait_for
 
 
-def play(scenario: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> None:
+def play(scenario: Callable[[], Awaitable[Any]], seconds: float = 250.0) -> None:
     async def limited() -> None:
         async with asyncio.timeout(seconds):
             await scenario()
@@ -232,7 +232,8 @@ def test_a_reinstalled_node_is_let_in_by_approval_alone(tmp_path: Path) -> None:
     async def scenario(server: ServerProcess) -> None:
         old = await connected(server, "again")
         old.task.cancel()  # type: ignore[attr-defined]
-        await asyncio.sleep(0.2)
+        gone = lambda answer: not answer["node"]["connected"]  # noqa: E731
+        await asyncio.to_thread(server.wait_for, "/v1/nodes/again", gone)
         new = impostor(old, server)
         await new.once(server.url)
         assert [each.code for each in new.rejected] == ["pending"]

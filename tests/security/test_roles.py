@@ -223,3 +223,20 @@ def test_only_operators_change_what_others_share(
     ):
         status, said = server.call(method, path, body, tokens["user"])
         assert (status, said["error"]["code"]) == (403, "wrong_role"), (path, said)
+
+
+def test_a_view_that_is_kept_for_everybody_is_changed_by_operators_alone(
+    server: ServerProcess, tokens: dict[str, str]
+) -> None:
+    fleet, jobs = {"address": "#/fleet"}, {"address": "#/jobs"}
+    assert server.call("PUT", "/v1/views/shared", fleet, tokens["admin"])[0] == 200
+    for method, body in (("PUT", jobs), ("DELETE", None)):
+        status, said = server.call(method, "/v1/views/shared", body, tokens["user"])
+        assert (status, said["error"]["code"]) == (403, "wrong_team")
+    assert server.call("PUT", "/v1/views/ours", fleet, tokens["user"])[0] == 200
+    assert server.call("PUT", "/v1/views/ours", jobs, tokens["mate"])[0] == 200
+    status, said = server.call("PUT", "/v1/views/ours", jobs, tokens["other"])
+    assert (status, said["error"]["code"]) == (409, "name_taken")
+    assert server.call("DELETE", "/v1/views/ours", None, tokens["mate"])[0] == 200
+    views = server.call("GET", "/v1/views", token=tokens["other"])[1]["views"]
+    assert [(view["name"], view["address"]) for view in views] == [("shared", "#/fleet")]

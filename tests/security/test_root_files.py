@@ -112,7 +112,7 @@ def test_a_planted_log_is_shown_to_nobody(kind: str, folder: Path, shadow: Path)
     async def scenario() -> None:
         reader = LogReader(node_jobs, sent.append)  # type: ignore[arg-type]
         reader.read(ReadLog(request=1, job=7))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (sent and sent[-1].end):
                 await asyncio.sleep(0.01)
 
@@ -187,7 +187,7 @@ def look_at(local_job: LocalJob) -> None:
     async def scenario() -> None:
         evidence = Evidence({7: local_job}, seen.append)
         evidence.look(InspectGang(job=7, generation=1), 0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not seen:
                 await asyncio.sleep(0.01)
 
@@ -297,7 +297,7 @@ def test_a_ring_made_to_keep_the_agent_busy_is_given_up(tmp_path: Path) -> None:
         )  # a frame seems to begin anywhere
     began = time.process_time()
     assert RingReader(tmp_path / "steps-0").history() == []
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 60
 
 
 def test_files_are_reached_as_a_user_and_then_as_root_again(shadow: Path, owner: Owner) -> None:

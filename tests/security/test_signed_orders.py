@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from websockets.asyncio.client import ClientConnection
 
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.cluster.protocol.commands import Command, Form, Stop
 from phalanx.cluster.protocol.messages import Inventory
 from phalanx.cluster.reasons import Reason

@@ -22,7 +22,6 @@ from phalanx.control.server.http.front import Turns
 from phalanx.control.server.http.live import FIRST_SECONDS
 from phalanx.control.server.main import LISTENERS
 from phalanx.control.server.security.connection_gate import GRACE_SECONDS, ConnectionGate, gate_for
-from phalanx.control.server.security.rate_limits import RateLimit
 from tests.control.servers import ServerProcess
 from tests.security.test_tls import WideServer
 
@@ -107,16 +106,6 @@ def test_strangers_take_turns_and_an_error_of_one_holds_nobody_up() -> None:
     asyncio.run(play())
     assert served == list(range(11))
     assert max(after - before for before, after in pairwise([*rounds, 11])) <= 4
-
-
-def test_a_limit_counts_by_cost_and_can_be_asked() -> None:
-    limit = RateLimit(10, 100)
-    assert limit.take("a", 0.0, 60) == 0.0
-    assert limit.wait("a", 0.0) == 0.0
-    assert limit.take("a", 0.0, 60) == pytest.approx(2.0)
-    assert limit.take("a", 2.0, 60) == 0.0
-    assert limit.take("b", 0.0, 1e9) == 0.0  # a full bucket lets anything in, once
-    assert limit.take("b", 0.0, 1) > 0
 
 
 def closed_within(opened: socket.socket, seconds: float, drip: bytes) -> float:

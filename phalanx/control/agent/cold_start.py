@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import structs
 
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.config import ConfigError
 from phalanx.control.agent.config import DescribeOptions
 from phalanx.control.agent.description import (
@@ -110,7 +110,7 @@ def _run(given: argparse.Namespace, urls: tuple[str, ...], sources: DescriptionS
 
 
 def node_here(
-    site: str, sources: DescriptionSources, told: ToldNode, *, name: str, gpus: int | None
+    site: str, sources: DescriptionSources, given: ToldNode, *, name: str, gpus: int | None
 ) -> tuple[Node, DescriptionSources]:
     """What this machine offers, and where its description comes from: options and an engine too."""
     facts = node_facts(site, os.environ)
@@ -118,7 +118,7 @@ def node_here(
     name = name or facts.name or socket.gethostname()
     node = base_node(name, facts.gpus if gpus is None else gpus, sources.reader())
     counted = OPTION if gpus is not None else engine if facts.gpus is not None else ""
-    said = (*offered_facts(node, counted), *told_facts(told, engine, facts))
+    said = (*offered_facts(node, counted), *told_facts(given, engine, facts))
     return node, structs.replace(sources, told=said)
 
 

@@ -16,6 +16,7 @@ from phalanx.cluster.protocol.commands import Check, Form
 from phalanx.cluster.protocol.messages import Connected, Disconnected, Wake
 from phalanx.control.agent.description import NodeDescriber
 from phalanx.control.agent.uplink import Uplink
+from phalanx.control.host.server_time import ServerTime
 from phalanx.control.wire import agent_messages as wire
 
 log = logging.getLogger("phalanx.agent")
@@ -31,7 +32,7 @@ class ColdAgent:
         self._uplink = uplink
         self._agent = Agent(0, 0, 0, incarnation)
         self._wanted = asyncio.Event()
-        self._skew_ns = 0
+        self._clock = ServerTime()
 
     async def run(self) -> None:
         """Wait for work; raises JoinError where the server refuses for good."""
@@ -57,16 +58,13 @@ class ColdAgent:
     async def _beat(self) -> None:
         while True:
             at = self._agent.next_deadline_ns() if self._agent.connected else None
-            wait = 0.2 if at is None else max(0.01, (at - self._now_ns()) / 1e9)
+            wait = 0.2 if at is None else max(0.01, (at - self._clock.now_ns()) / 1e9)
             await asyncio.sleep(wait)
             if self._agent.connected:
                 self._tell(Wake())
 
-    def _now_ns(self) -> int:
-        return time.time_ns() + self._skew_ns
-
     def _tell(self, happened: Connected | Disconnected | Wake) -> None:
-        for message in self._agent.handle(happened, self._now_ns()):
+        for message in self._agent.handle(happened, self._clock.now_ns()):
             self._uplink.send(message)
 
     # What the connection says.
@@ -89,7 +87,7 @@ class ColdAgent:
             self._describer.node.name,
             welcome.node,
         )
-        self._skew_ns = welcome.clock_ns - time.time_ns()
+        self._clock.set(welcome.clock_ns)
         self._agent = Agent(welcome.node, welcome.lease_ns, welcome.heartbeat_ns, self._incarnation)
         self._tell(Connected())
         if self._describer.unsaid():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.control.agent.cold_start import (
     TOKEN_SECONDS,
     TokenError,

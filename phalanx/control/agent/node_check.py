@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from phalanx.cluster.causes import Cause
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.cluster.protocol.commands import Check, Command
 from phalanx.cluster.protocol.messages import THIS_NODE, CheckResult
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError

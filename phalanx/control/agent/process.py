@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from phalanx import __version__
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import AgentAction, Command, Form, Stop
 from phalanx.cluster.protocol.messages import (
@@ -46,13 +46,14 @@ from phalanx.control.agent.jobs.jobs import NodeJobs
 from phalanx.control.agent.jobs.local_job import NodeSettings
 from phalanx.control.agent.jobs.program_activity import ProgramActivity
 from phalanx.control.agent.jobs.program_lease import ProgramLease
-from phalanx.control.agent.jobs.worker_events import at_server_time
+from phalanx.control.agent.jobs.worker_events import at_own_time, at_server_time
 from phalanx.control.agent.node_check import NodeChecker
 from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.agent.tasks import Tasks
 from phalanx.control.agent.telemetry import Telemetry
 from phalanx.control.agent.uplink import JoinError, Uplink
+from phalanx.control.host.server_time import ServerTime
 from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire.shell_messages import CloseShell, OpenShell, ShellInput
 from phalanx.control.wire.zygote_messages import Ended, Spawn
@@ -100,7 +101,7 @@ class AgentProcess:
             options.fingerprint,
         )
         self.agent: Agent | None = None
-        self.skew_ns = 0  # to be added to our clock
+        self.clock = ServerTime()
         # The newest of each job, where its ranks meet, and the key of its keepers.
         self.forms: dict[int, tuple[Form, str, bytes]] = {}
         self.zygote = ZygoteClient(
@@ -138,7 +139,7 @@ class AgentProcess:
             self.node_jobs.jobs, self.uplink.send, lambda: clock()[0], lambda: self.telemetry.gpus
         )
         self.evidence = Evidence(self.node_jobs.jobs, self.uplink.send)
-        self.details = DetailReader(self.node_jobs.jobs, self.uplink.send, lambda: self.skew_ns)
+        self.details = DetailReader(self.node_jobs, self.uplink.send, lambda: self.clock.skew_ns)
         self.store = ""
         self._tasks = Tasks()
         self._early: list[LocalFact] = []  # before there is a machine
@@ -156,6 +157,7 @@ class AgentProcess:
             running = {fact.job for fact in self._early if isinstance(fact, WorkerFound)}
             await self.node_jobs.find_kept(running)
         else:
+            log.info("checking this machine before it joins: some seconds")
             self.first_check = await self.checker.check("quick")
         await self.faults.start()
         await self.describer.ready()
@@ -211,10 +213,6 @@ class AgentProcess:
 
     # The machine.
 
-    def now_ns(self) -> int:
-        """The server's time."""
-        return time.time_ns() + self.skew_ns
-
     def happened(self, what: Command | LocalFact) -> None:
         """Something for the machine; its answers are sent and its actions taken."""
         if self.agent is None:
@@ -226,9 +224,9 @@ class AgentProcess:
             self._unsaid = [*self._unsaid, what][-UNSAID_FACTS:]
             return
         if not isinstance(what, Command):
-            what = at_server_time(what, self.skew_ns)
+            what = at_server_time(what, self.clock.skew_ns)
         try:
-            for output in self.agent.handle(what, self.now_ns()):
+            for output in self.agent.handle(what, self.clock.now_ns()):
                 if isinstance(output, AgentAction):
                     self._act(output)
                 else:
@@ -239,7 +237,11 @@ class AgentProcess:
 
     def _telemetry_clock(self) -> tuple[int, int, int]:
         connected = self.agent is not None and self.agent.connected
-        return self.agent.node if self.agent and connected else -1, self.now_ns(), self.skew_ns
+        return (
+            self.agent.node if self.agent and connected else -1,
+            self.clock.now_ns(),
+            self.clock.skew_ns,
+        )
 
     def _act(self, action: AgentAction) -> None:
         assert self.agent is not None
@@ -251,9 +253,9 @@ class AgentProcess:
                 self.forms.pop(action.job, None)
                 self.node_jobs.stop(action)
             case Command():
-                self.checker.later(action, self.skew_ns, self.happened)
+                self.checker.later(action, self.clock.skew_ns, self.happened)
             case _:
-                self.node_jobs.pass_on(action)
+                self.node_jobs.pass_on(at_own_time(action, self.clock.skew_ns))
 
     def _ended(self, end: Ended) -> None:
         if end.key == STORE and self.store:
@@ -265,7 +267,7 @@ class AgentProcess:
         while True:
             self._changed.clear()
             at = self.agent.next_deadline_ns() if self.agent is not None else None
-            wait = None if at is None else max(0.0, (at - self.now_ns()) / 1e9)
+            wait = None if at is None else max(0.0, (at - self.clock.now_ns()) / 1e9)
             try:
                 async with asyncio.timeout(wait):
                     await self._changed.wait()
@@ -302,7 +304,7 @@ class AgentProcess:
 
     def welcomed(self, welcome: wire.Welcome) -> None:
         """The server has let us in: it says what time it is, and what is to be resumed."""
-        self.skew_ns = welcome.clock_ns - time.time_ns()
+        self.clock.set(welcome.clock_ns)
         lease_seconds = welcome.lease_ns / 1e9
         self.node_jobs.processes.lease_seconds = lease_seconds
         self.node_jobs.processes.silent_seconds = welcome.silent_ns / 1e9
@@ -369,7 +371,7 @@ class AgentProcess:
                 self.acceptance.hear(message)
             case wire.Profile():
                 self.node_jobs.trace(message.job, message.ranks, message.steps)
-            case wire.ReadSteps() | wire.ReadTrace():
+            case wire.ReadSteps() | wire.ReadTrace() | wire.ReadEvidence():
                 self.details.hear(message)
 
     def _remember(self, form: Form, store: str, key: bytes) -> None:

@@ -202,24 +202,24 @@ class ClientSession(asyncio.Protocol):
 
     def _converse(self) -> Parser:
         while True:
-            kind = (yield 1)[0]
-            if kind == Query.SET:
+            request_type = (yield 1)[0]
+            if request_type == Query.SET:
                 key = yield from self._string()
                 self._set(key, (yield from self._string()))
-            elif kind == Query.GET:
+            elif request_type == Query.GET:
                 key = yield from self._string()
                 self._answer(self._meeting(key).values.get(key, b""))
-            elif kind == Query.WAIT:
+            elif request_type == Query.WAIT:
                 self._wait((yield from self._keys()))
-            elif kind == Query.ADD:
+            elif request_type == Query.ADD:
                 key = yield from self._string()
                 self._add(key, NUMBER.unpack((yield 8))[0])
-            elif kind == Query.CHECK:
+            elif request_type == Query.CHECK:
                 keys = yield from self._keys()
                 there = all(key in self._meeting(key).values for key in keys)
                 self._transport.write(READY if there else NOT_READY)
             else:
-                yield from self._rarely(kind)
+                yield from self._rarely(request_type)
 
     def _rarely(self, kind: int) -> Parser:
         match kind:

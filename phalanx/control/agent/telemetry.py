@@ -155,12 +155,12 @@ class Telemetry:
         job = self._jobs.get(number)
         if node < 0 or job is None:
             return
-        known = self._known.setdefault(number, JobTelemetry(job))
+        telemetry = self._known.setdefault(number, JobTelemetry(job))
         now = time.monotonic()
-        if now < known.due and not last:
+        if now < telemetry.due and not last:
             return
-        known.due = now + (LARGE_SECONDS if known.world > DETAIL_WORLD else SMALL_SECONDS)
-        message = known.collect(node, now_ns, skew_ns, last=last)
-        for each in (message, known.printed_steps(node, now_ns, last=last)):
+        telemetry.due = now + (LARGE_SECONDS if telemetry.world > DETAIL_WORLD else SMALL_SECONDS)
+        message = telemetry.collect(node, now_ns, skew_ns, last=last)
+        for each in (message, telemetry.printed_steps(node, now_ns, last=last)):
             if each is not None:
                 self._send(each)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 from typing import BinaryIO
 
 from phalanx.control.client.client import Client, ClientError
+from phalanx.control.client.followed_log import follow_log
 
 FIRST_BYTES = 16 << 20  # of what was printed before somebody listened
-AWAY_SECONDS = 2.0  # before a controller that was restarted is asked again
 
 
 class JobOutput:
@@ -18,7 +17,7 @@ class JobOutput:
 
     def __init__(self, client: Client, number: int, outs: list[BinaryIO], *, seen: bool) -> None:
         """``seen``: an earlier turn has copied what is there already."""
-        self._client, self._path = client, f"/v1/jobs/{number}/logs"
+        self._client, self._number = client, number
         self._outs, self._tail = outs, 0 if seen else FIRST_BYTES
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -30,16 +29,15 @@ class JobOutput:
         self._thread.join(seconds)
 
     def _follow(self) -> None:
-        while True:
-            with suppress(ClientError):  # it is being restarted: what is printed then is not copied
-                for piece in self._client.stream(
-                    self._path, rank=-1, follow=True, tail_bytes=self._tail
-                ):
-                    self._tail = 0
-                    for out in self._outs:
-                        out.write(piece)
-                        out.flush()
-                return
-            if self._leaving.is_set():
-                return
-            time.sleep(AWAY_SECONDS)
+        with suppress(ClientError):
+            for piece in follow_log(
+                self._client, self._number, self._away, rank=-1, tail_bytes=self._tail
+            ):
+                for out in self._outs:
+                    out.write(piece)
+                    out.flush()
+
+    def _away(self, error: ClientError) -> None:
+        """The controller is being restarted, or was ended behind its job."""
+        if self._leaving.is_set():
+            raise error

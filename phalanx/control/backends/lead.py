@@ -31,7 +31,7 @@ from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.wire.api_types import (
     MOST_WHY,
     Done,
-    Drain,
+    DrainIn,
     JobDetail,
     JobList,
     JobOut,
@@ -138,13 +138,13 @@ class BatchLeader:
             joined = self._wait_for_nodes()
             if self._leaving and not self._known():
                 return CANCELLED if self._over() else AGAIN  # there is nothing to save
-            known = self._known()
-            number = self._submit(known, max(0, min(spares, joined - self.options.slots)))
+            earlier = self._known()
+            number = self._submit(earlier, max(0, min(spares, joined - self.options.slots)))
             client = Client(self.options.url, self.state)
             outs: list[BinaryIO] = [sys.stdout.buffer]
             if self.options.output == "stderr":
                 outs = [sys.stderr.buffer, (self.state.parent / OUTPUT_FILE).open("ab")]
-            output = JobOutput(client, number, outs, seen=bool(known))
+            output = JobOutput(client, number, outs, seen=bool(earlier))
             code = self._follow(number)
             output.finish(OUTPUT_SECONDS if code != AGAIN else 0.0)
             if code not in (AGAIN, CANCELLED):
@@ -221,7 +221,7 @@ class BatchLeader:
     def _empty(self, name: str, why: str) -> None:
         log.info("%s is to be empty: %s", name, why)
         path = f"/v1/nodes/{quote(name, safe='')}/drain"
-        if self._ask(lambda: self.client.post(path, Drain(why=why[:MOST_WHY]), Done)):
+        if self._ask(lambda: self.client.post(path, DrainIn(why=why[:MOST_WHY]), Done)):
             self._emptied[name] = why
 
     def _readmit(self, name: str) -> None:
@@ -233,18 +233,18 @@ class BatchLeader:
     def _wait_for_nodes(self) -> int:
         """How many agents have joined: all, or at least the gang's."""
         began = time.monotonic()
-        here, count = self.site.nodes(), 0
+        nodes_here, count = self.site.nodes(), 0
         while not self._leaving:
             self._look_after_controller()
             with suppress(ClientError):
                 there = {name for name, node in self._nodes().items() if node.connected}
-                count = len(there.intersection(here))
+                count = len(there.intersection(nodes_here))
                 waited = time.monotonic() - began
-                if count == len(here):
+                if count == len(nodes_here):
                     log.info("%d agents joined after %.1f s", count, waited)
                     break
                 if count >= self.options.slots and waited > SPARE_SECONDS:
-                    missing = sorted(set(here) - there)
+                    missing = sorted(set(nodes_here) - there)
                     log.warning("without spares %s, whose agents have not joined", missing)
                     break
                 if waited > JOIN_SECONDS:
@@ -332,7 +332,7 @@ class BatchLeader:
             log.info("%s: the engine ends this allocation", self._leaving)
             return CANCELLED
         log.info("%s: a checkpoint, and on in the next allocation", self._leaving)
-        asked = held = False
+        asked = asked_to_hold = False
         while True:
             self._look_after_controller()
             with suppress(ClientError):
@@ -343,8 +343,8 @@ class BatchLeader:
                     asked = self._ask(
                         lambda: self.client.post(f"/v1/jobs/{number}/requeue", None, Done)
                     )
-                elif job.state in (JobState.PENDING, JobState.DRAINING) and not held:
-                    held = self._ask(
+                elif job.state in (JobState.PENDING, JobState.DRAINING) and not asked_to_hold:
+                    asked_to_hold = self._ask(
                         lambda: self.client.post(f"/v1/jobs/{number}/hold", None, Done)
                     )
                 elif job.state == JobState.PENDING:

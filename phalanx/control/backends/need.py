@@ -6,9 +6,9 @@ import math
 
 from msgspec import Struct
 
-from phalanx.config import Job
+from phalanx.config import Job, stage_tokens
 from phalanx.control.server.http.submission import RequestedWork, slot_of
-from phalanx.plan import AxisTraffic, Prediction, mapping_of, predict, traffic, workload_of
+from phalanx.plan import AxisTraffic, Prediction, predict, stage_workloads, traffic
 
 USUAL_NODE_GPUS = 8
 MARGIN = 0.15  # on the predicted time
@@ -63,20 +63,24 @@ def _predicted(job: Job, need: Need) -> Need:
     from phalanx.hardware import cluster
 
     where = cluster(job.backend.cluster)
-    workload, mapping = workload_of(job), mapping_of(job)
-    found = predict(workload, mapping, where)
-    hours = found.step_seconds * job.train.steps * (1 + MARGIN) / 3600
+    stages = [predict(*each, where) for each in stage_workloads(job)]
+    fullest = max(stages, key=lambda each: each.memory_bytes)
+    seconds = stages[0].step_seconds * job.train.steps
+    if len(stages) > 1:  # steps of later ones are other steps
+        read = zip(stage_tokens(job), stages, strict=True)
+        seconds = sum(tokens / stage.tokens_per_second for tokens, stage in read)
+    hours = seconds * (1 + MARGIN) / 3600
     expected = (
-        f"{job.train.steps:,} steps of {found.step_seconds:.3g} s as predicted for {where.name}, "
-        f"and {100 * MARGIN:.0f} % more"
+        f"{job.train.steps:,} steps of {seconds / job.train.steps:.3g} s as predicted for "
+        f"{where.name}, and {100 * MARGIN:.0f} % more"
     )
     return structs.replace(
         need,
-        memory_bytes=_memory(found, need),
+        memory_bytes=_memory(fullest, need),
         hours=need.hours or hours,
         least_hours=need.hours or max(LEAST_HOURS, hours * LEAST_SHARE),
         predicted="" if need.hours else expected,
-        traffic=traffic(workload, mapping, where),
+        traffic=traffic(stages[0].workload, stages[0].mapping, where),
     )
 
 

@@ -52,7 +52,6 @@ REFUSED = {
         ),
         "requeue": ("Kubernetes takes no job back into a queue", "leave it out"),
         **dict.fromkeys(ORDERED, ("Kubernetes has no such order of jobs", ELSEWHERE)),
-        "partition": ("Kubernetes has no partitions", "set backend.kubernetes.queue"),
         "project": ("Kubernetes keeps no accounts", "set backend.kubernetes.queue"),
         "exclusive": ("agents ask for GPUs, cores and memory of a node", "leave it out"),
         "mail": ("Kubernetes sends no mail", ELSEWHERE),
@@ -95,7 +94,17 @@ def fitted(engine: str, wanted: RequestedWork) -> RequestedWork:
     environment = {**wanted.backend.environment, **wanted.environment}
     carried = structs.replace(wanted.backend, environment=environment)
     wanted = structs.replace(wanted.with_backend(carried), environment={})
-    return _fitted_to_slurm(wanted) if engine == "slurm" else wanted
+    return _fitted_to_slurm(wanted) if engine == "slurm" else _fitted_to_kubernetes(wanted)
+
+
+def _fitted_to_kubernetes(wanted: RequestedWork) -> RequestedWork:
+    """A partition is a queue there: Kueue's."""
+    backend, asked = wanted.backend, wanted.schedule.partition
+    if not asked:
+        return wanted
+    queue = _one("partition", asked, "backend.kubernetes.queue", backend.kubernetes.queue)
+    kubernetes = structs.replace(backend.kubernetes, queue=queue)
+    return wanted.with_backend(structs.replace(backend, kubernetes=kubernetes))
 
 
 def _fitted_to_slurm(wanted: RequestedWork) -> RequestedWork:

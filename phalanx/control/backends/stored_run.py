@@ -9,8 +9,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.policy import Policy
+from phalanx.control.agent.spawn.log_times import bytes_since, read_marks
 from phalanx.control.server.http.views import job_detail, names_of
 from phalanx.control.server.replay import Recovered, recover
 from phalanx.control.server.store.interface import StoreError, open_store
@@ -62,7 +63,7 @@ def read_run(folder: Path) -> StoredRun:
     return _described(folder, recovered, job)
 
 
-def _described(folder: Path, recovered: Recovered, job: Job) -> StoredRun:
+def _described(folder: Path, recovered: Recovered, job: ClusterJob) -> StoredRun:
     core = recovered.core
     return StoredRun(
         folder=folder,
@@ -72,8 +73,11 @@ def _described(folder: Path, recovered: Recovered, job: Job) -> StoredRun:
     )
 
 
-def output_of(run: StoredRun, rank: int, tail_bytes: int) -> Iterator[bytes]:
-    """The end of what a rank printed, or (-1) of what all ranks of the first node did."""
+def output_of(run: StoredRun, rank: int, tail_bytes: int, since: float = 0.0) -> Iterator[bytes]:
+    """The end of what a rank printed, or (-1) of what all ranks of the first node did.
+
+    ``since``: what was written after that time alone, seconds since 1970.
+    """
     slot, index = divmod(max(rank, 0), run.slot_ranks)
     logs: list[Path] = []
     if slot < len(run.nodes):
@@ -85,6 +89,9 @@ def output_of(run: StoredRun, rank: int, tail_bytes: int) -> Iterator[bytes]:
     if not logs:
         raise StoreError(f"{run.folder} has no output of this rank")
     for path in logs:
+        size, tail, worker = path.stat().st_size, tail_bytes, path.stem.rpartition("-")[2]
+        if since and worker.isdigit():
+            tail = min(tail, bytes_since(read_marks(path.parent), int(worker), since, size))
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - tail_bytes))
+            file.seek(max(0, size - tail))
             yield file.read()

@@ -21,7 +21,7 @@ from phalanx.control.wire.api_types import (
     AcceptanceIn,
     AcceptanceOut,
     Done,
-    Drain,
+    DrainIn,
     NodeDetail,
     NodeOut,
     Readmit,
@@ -76,7 +76,7 @@ class NodeBurnIn:
     def drain(self) -> None:
         """Let it have no new work."""
         if self._shown().state not in OUT:
-            body = Drain(why="burn-in by phalanx doctor accept")
+            body = DrainIn(why="burn-in by phalanx doctor accept")
             self._client.post(f"{self._path}/drain", body, Done)
             self._drained = True
 

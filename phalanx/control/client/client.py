@@ -7,13 +7,15 @@ import os
 import ssl
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
+from phalanx.control.recording import is_recording
 from phalanx.control.trust.tls import (
     CA_VARIABLE,
     FINGERPRINT_VARIABLE,
@@ -23,14 +25,18 @@ from phalanx.control.trust.tls import (
     trusting,
     trusting_pinned,
 )
-from phalanx.control.wire.api_types import Failure
+from phalanx.control.wire.api_types import Failure, Status
 from phalanx.control.wire.server_file import ServerFile
+
+if TYPE_CHECKING:
+    from phalanx.control.recording.read import Recording
 
 T = TypeVar("T")
 
 RETRY_SECONDS = 10.0  # a standby takes over within this time
 TIMEOUT_SECONDS = 30.0
 PIECE_BYTES = 65_536
+NOT_RECORDED = "this is a recording of an event log: it has neither ranks' output nor shells"
 
 
 class ClientError(Exception):
@@ -54,6 +60,9 @@ class Client:
 
     def __init__(self, server: str = "", state: Path | None = None) -> None:
         self.state = state or default_state()
+        self._recording = None if server else self._recorded()
+        if self._recording is not None:
+            return
         given = server or os.environ.get("PHALANX_SERVER", "")
         self._urls = [url.strip().rstrip("/") for url in given.split(",") if url.strip()]
         for url in self._urls:
@@ -74,6 +83,20 @@ class Client:
                 raise ClientError(str(error)) from None
             except OSError as error:
                 raise self._unreachable(getattr(error, "reason", error)) from None
+
+    def _recorded(self) -> Recording | None:
+        """What stands in the state folder where it is no server's."""
+        if not is_recording(self.state):
+            return None
+        from phalanx.control.recording.read import Recording
+        from phalanx.control.server.store.interface import StoreError
+
+        try:
+            opened = Recording(self.state)
+        except StoreError as error:
+            raise ClientError(str(error), 409, "recording") from None
+        weakref.finalize(self, opened.close)
+        return opened
 
     def _trust(self) -> ssl.SSLContext:
         """An authority that is named, or known by its fingerprint, or the server's own here."""
@@ -106,13 +129,33 @@ class Client:
             except OSError as error:
                 problem = error.strerror or str(error)
         if not problem and not (token and token.isascii() and token.isprintable()):
-            problem = "what is there is no token"
+            problem = "its content is not a token"
         if problem:
             raise ClientError(
                 f"no token: {where}: {problem}; set PHALANX_TOKEN_FILE to a file that has "
                 "one (an administrator makes it with `phalanx token create`)"
             )
         return token
+
+    def reached_by(self) -> dict[str, str]:
+        """Variables by which a job of the same user reaches this server; no secret is in them."""
+        if os.environ.get("PHALANX_TOKEN"):
+            raise ClientError(
+                "a token in PHALANX_TOKEN would stand in the server's log: put it into a file that "
+                "nodes can read, and name that in PHALANX_TOKEN_FILE",
+                409,
+                "token_file",
+            )
+        token = Path(os.environ.get("PHALANX_TOKEN_FILE") or self.state / "admin.token")
+        own, given = self.state / TLS_FILE, os.environ.get(CA_VARIABLE)
+        authority = given or (str(own.absolute()) if own.exists() else "")
+        options = {
+            "PHALANX_SERVER": ",".join(self._urls),
+            "PHALANX_TOKEN_FILE": str(token.absolute()),
+            CA_VARIABLE: authority,
+            FINGERPRINT_VARIABLE: os.environ.get(FINGERPRINT_VARIABLE, ""),
+        }
+        return {name: value for name, value in options.items() if value}
 
     def get(self, path: str, kind: type[T], **query: object) -> T:
         """Reads something."""
@@ -131,9 +174,17 @@ class Client:
         """Takes something away."""
         return self._call("DELETE", path, None, kind)
 
+    def node_gpus(self) -> int:
+        """GPUs of a node of the fleet, once its own nodes have joined."""
+        while (status := self.get("/v1/status", Status)).starting:
+            time.sleep(0.2)  # its nodes are about to join: what they have is not known yet
+        return status.node_gpus
+
     def stream(self, path: str, **query: object) -> Iterator[bytes]:
         """A text as it comes."""
         given = {name: str(value).lower() for name, value in query.items() if value is not None}
+        if self._recording is not None:
+            raise ClientError(NOT_RECORDED, 409, "recording")
         self._call("GET", "/v1/status", None, dict)  # finds the one that leads
         try:
             connection, answer = self._open(
@@ -147,18 +198,23 @@ class Client:
             while piece := answer.read1(PIECE_BYTES):
                 yield piece
         except (OSError, http.client.HTTPException) as error:
-            raise ClientError(f"{self._urls[0]} broke off in the middle ({error!r})") from None
+            why = f" ({error})" if isinstance(error, OSError) else ""
+            raise ClientError(f"{self._urls[0]} broke off in the middle{why}") from None
         finally:
             connection.close()
 
     def live(self, path: str) -> tuple[str, dict[str, str], ssl.SSLContext | None]:
         """Address, headers and trust of a WebSocket; at the server that leads."""
+        if self._recording is not None:
+            raise ClientError(NOT_RECORDED, 409, "recording")
         self._call("GET", "/v1/status", None, dict)
         headers = {"Authorization": f"Bearer {self._token}"}
         url = self._urls[0].replace("http", "ws", 1) + path
         return url, headers, self._context if url.startswith("wss:") else None
 
-    def _call(self, method: str, path: str, body: object, kind: type[T]) -> T:
+    def _call(self, method: str, path: str, body: object, answer_type: type[T]) -> T:
+        if self._recording is not None:
+            return _decoded(self._ask(self._recording, method, path), answer_type, 200)
         key = uuid.uuid4().hex if method != "GET" else ""
         data = None if body is None else msgspec.json.encode(body)
         deadline = time.monotonic() + RETRY_SECONDS
@@ -171,7 +227,7 @@ class Client:
                 finally:
                     connection.close()
                 if answer.status < 300:
-                    return _decoded(text, kind, answer.status)
+                    return _decoded(text, answer_type, answer.status)
                 raise _refusal(answer.status, text)
             except (OSError, http.client.HTTPException) as error:
                 problem = self._unreachable(error)
@@ -184,6 +240,12 @@ class Client:
                 raise (refusal if refusal and len(self._urls) > 1 else problem) from None
             self._urls.append(self._urls.pop(0))
             time.sleep(0.3)
+
+    def _ask(self, recording: Recording, method: str, path: str) -> bytes:
+        status, text = recording.request(method, path)
+        if status >= 300:
+            raise _refusal(status, text)
+        return text
 
     def _open(
         self, method: str, path: str, data: bytes | None, key: str, timeout: float | None
@@ -224,19 +286,17 @@ def _refuse_address(url: str) -> None:
     except ValueError:  # a port that is no number, half an IPv6 address
         good = False
     if not good or not url.isascii() or not url.isprintable() or any(c.isspace() for c in url):
-        raise ClientError(f"{url!r} is no address of a server: use http://HOST:PORT")
+        raise ClientError(f"{url!r} is not a server's address: use http://HOST:PORT")
 
 
 def _decoded(text: bytes, kind: type[T], status: int) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        message = (
-            f"the server answers what this release does not know ({error}): is it another one?"
-        )
+        message = f"the server's answer is not understood ({error}): is it another release?"
         raise ClientError(message, status, "not_known") from None
     except msgspec.MsgspecError:
-        message = f"not a Phalanx server: it answered {status}, but no JSON"
+        message = f"not a Phalanx server: it answered {status}, but not JSON"
         raise ClientError(message, status, "not_phalanx") from None
 
 

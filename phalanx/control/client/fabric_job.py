@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 from msgspec import Struct, structs
 
 from phalanx.control.client.client import Client, ClientError
+from phalanx.control.client.followed_log import follow_log
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.wire.api_types import Done, JobDetail, JobsSubmitted, NodeList, NodeOut
 from phalanx.doctor.fabric.report import REPORT_MARK, FabricReport, FabricRequest, find_report
@@ -51,21 +52,20 @@ def measure_fabric(
             client.post(f"/v1/jobs/{number}/cancel", None, Done)
         raise
     # Read again as a whole: of what is followed, parts are left out when they come too fast.
-    report = find_report(b"".join(_log(client, number, follow=False)))
+    log = client.stream(f"/v1/jobs/{number}/logs", rank=0, tail_bytes=REPORT_BYTES)
+    report = find_report(b"".join(log))
     if report is None:
         job = client.get(f"/v1/jobs/{number}", JobDetail).job
         raise FabricError(f"job {number} is {job.state}: {job.why.text} (phalanx logs {number})")
     return report
 
 
-def _log(client: Client, number: int, *, follow: bool) -> Iterator[bytes]:
-    return client.stream(f"/v1/jobs/{number}/logs", rank=0, follow=follow, tail_bytes=REPORT_BYTES)
-
-
 def _follow(client: Client, number: int, say: Callable[[str], None]) -> None:
     """Say what rank 0 prints, until the job has ended."""
     rest = b""
-    for piece in _log(client, number, follow=True):
+    for piece in follow_log(
+        client, number, lambda error: say(f"the server is away, trying again: {error}"), rank=0
+    ):
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             if REPORT_MARK.encode() not in line:
@@ -74,13 +74,13 @@ def _follow(client: Client, number: int, say: Callable[[str], None]) -> None:
 
 def _free_nodes(client: Client) -> list[NodeOut]:
     """Nodes that could take the job now."""
-    found: list[NodeOut] = []
+    nodes: list[NodeOut] = []
     after: int | None = None
     while after != -1:
         page = client.get("/v1/nodes", NodeList, limit=PAGE, after=after)
-        found += page.nodes
+        nodes += page.nodes
         after = page.next_after
-    return [each for each in found if each.state == "healthy" and each.connected and not each.jobs]
+    return [each for each in nodes if each.state == "healthy" and each.connected and not each.jobs]
 
 
 def _work(wanted: FabricJob, free: list[NodeOut]) -> RequestedWork:

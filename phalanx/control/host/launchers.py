@@ -83,17 +83,19 @@ def recognised(argv: tuple[str, ...]) -> tuple[Launcher, int] | None:
     return None
 
 
-def launched(argv: tuple[str, ...], place: LauncherPlace) -> tuple[tuple[str, ...], dict[str, str]]:
+def launched(
+    argv: tuple[str, ...], node_place: LauncherPlace
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command of a launcher on one node, and what its environment says beside the usual."""
     found = recognised(argv)
     assert found is not None
     launcher, length = found
     head, rest = argv[:length], argv[length:]
     if launcher is Launcher.TORCHRUN:
-        return argv, _torchrun(place)
-    variables = {"MASTER_ADDR": place.host, "MASTER_PORT": str(place.port)}
+        return argv, _torchrun(node_place)
+    variables = {"MASTER_ADDR": node_place.host, "MASTER_PORT": str(node_place.port)}
     variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # it is there already
-    given = _options(launcher, place, rest)
+    given = _options(launcher, node_place, rest)
     return (*head, *given, *rest), variables if launcher is Launcher.MPIRUN else {}
 
 
@@ -103,34 +105,36 @@ def hidden_from(argv: tuple[str, ...]) -> tuple[str, ...]:
     return OF_SLURM if found is not None and found[0] is Launcher.MPIRUN else ()
 
 
-def _torchrun(place: LauncherPlace) -> dict[str, str]:
+def _torchrun(node_place: LauncherPlace) -> dict[str, str]:
     """torchrun reads the defaults of its options from variables; given ones go before.
 
     The static rendezvous keeps the order of nodes, which others draw by chance.
     """
     return {
-        "PET_NNODES": str(place.nodes),
-        "PET_NPROC_PER_NODE": str(place.node_ranks),
-        "PET_NODE_RANK": str(place.node),
+        "PET_NNODES": str(node_place.nodes),
+        "PET_NPROC_PER_NODE": str(node_place.node_ranks),
+        "PET_NODE_RANK": str(node_place.node),
         "PET_RDZV_BACKEND": "static",
-        "PET_MASTER_ADDR": place.host,
-        "PET_MASTER_PORT": str(place.port),
+        "PET_MASTER_ADDR": node_place.host,
+        "PET_MASTER_PORT": str(node_place.port),
         "PET_MAX_RESTARTS": "0",  # a rank that fails is the gang's to restart
     }
 
 
-def _options(launcher: Launcher, place: LauncherPlace, given: tuple[str, ...]) -> tuple[str, ...]:
+def _options(
+    launcher: Launcher, node_place: LauncherPlace, given: tuple[str, ...]
+) -> tuple[str, ...]:
     """Options of a launcher that its user has not given."""
-    ranks = place.nodes * place.node_ranks
+    ranks = node_place.nodes * node_place.node_ranks
     wanted: dict[tuple[str, ...], str] = {}
     match launcher:
-        case Launcher.ACCELERATE if place.nodes > 1:
+        case Launcher.ACCELERATE if node_place.nodes > 1:
             wanted = {
                 ("--num_processes",): str(ranks),
-                ("--num_machines",): str(place.nodes),
-                ("--machine_rank",): str(place.node),
-                ("--main_process_ip",): place.host,
-                ("--main_process_port",): str(place.port),
+                ("--num_machines",): str(node_place.nodes),
+                ("--machine_rank",): str(node_place.node),
+                ("--main_process_ip",): node_place.host,
+                ("--main_process_port",): str(node_place.port),
             }
         case Launcher.ACCELERATE:
             wanted = {("--num_processes",): str(ranks), ("--main_process_port",): "0"}

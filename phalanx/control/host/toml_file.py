@@ -14,7 +14,7 @@ from phalanx.config.toml_text import parse_toml
 T = TypeVar("T")
 
 
-def read_struct(path: Path, kind: type[T], option: str) -> T:
+def read_struct(path: Path, struct: type[T], option: str) -> T:
     """A file as a struct; ConfigError names what is wrong with it."""
     try:
         table = parse_toml(path.read_text())
@@ -25,7 +25,7 @@ def read_struct(path: Path, kind: type[T], option: str) -> T:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(option, str(path), f"not TOML: {error}", "correct it") from None
     try:
-        return msgspec.convert(table, kind)
+        return msgspec.convert(table, struct)
     except msgspec.ValidationError as error:
         rule, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`") or option.lstrip("-")

@@ -29,24 +29,26 @@ class Alarms:
         self._now = now
         self._last: dict[tuple[str, str], float] = {}
 
-    def raised(self, part: str, error: BaseException, about: str = "") -> None:
+    def raised(self, component: str, error: BaseException, about: str = "") -> None:
         """A part failed, and what it was doing is set aside. Never raises."""
-        self.counts[part] = self.counts.get(part, 0) + 1
-        kind, now = (part, type(error).__name__), self._now()
-        last = self._last.get(kind)
+        self.counts[component] = self.counts.get(component, 0) + 1
+        fault, now = (component, type(error).__name__), self._now()
+        last = self._last.get(fault)
         if last is not None and now - last < QUIET_SECONDS:
             return
-        self._last[kind] = now
-        what = f"{part} failed{f' on {about}' if about else ''}: {kind[1]}: {str(error)[:200]}"
+        self._last[fault] = now
+        what = (
+            f"{component} failed{f' on {about}' if about else ''}: {fault[1]}: {str(error)[:200]}"
+        )
         logger.error("%s; it is set aside", what, exc_info=error)
-        self.say(part, f"{what}; it was set aside", self.counts[part])
+        self.say(component, f"{what}; it was set aside", self.counts[component])
 
-    def say(self, part: str, sentence: str, count: int = 1) -> None:
+    def say(self, component: str, sentence: str, count: int = 1) -> None:
         """A finding for people about a part of the server."""
         finding = RunFinding(
             time=time.time(),
             kind=KIND,
-            evidence={"part": part, "count": count},
+            evidence={"part": component, "count": count},
             sentence=sentence,
             suggestion=suggestion(KIND),
         )
@@ -55,12 +57,12 @@ class Alarms:
         except Exception:  # whoever tells people may be the part that fails
             logger.exception("an alarm cannot be told")
 
-    async def kept(self, part: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def kept(self, component: str, work: Callable[[], Awaitable[None]]) -> None:
         """Does some work for as long as the server leads, also where it fails now and then."""
         while True:
             try:
                 await work()
                 return
             except Exception as error:
-                self.raised(part, error)
+                self.raised(component, error)
             await asyncio.sleep(AGAIN_SECONDS)

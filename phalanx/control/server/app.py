@@ -16,16 +16,23 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
+from phalanx.control.server.api import alerts as api_alerts
 from phalanx.control.server.api import details as api_details
+from phalanx.control.server.api import drafts as api_drafts
+from phalanx.control.server.api import job_orders as api_job_orders
 from phalanx.control.server.api import jobs as api_jobs
 from phalanx.control.server.api import ledger as api_ledger
+from phalanx.control.server.api import logs as api_logs
 from phalanx.control.server.api import metrics as api_metrics
 from phalanx.control.server.api import nodes as api_nodes
 from phalanx.control.server.api import page as api_page
 from phalanx.control.server.api import plan as api_plan
 from phalanx.control.server.api import prometheus as api_prometheus
 from phalanx.control.server.api import runs as api_runs
+from phalanx.control.server.api import saved_views as api_saved_views
 from phalanx.control.server.api import server as api_server
+from phalanx.control.server.api.workflows import pipelines as api_pipelines
+from phalanx.control.server.api.workflows import sweeps as api_sweeps
 from phalanx.control.server.controller import UnavailableError
 from phalanx.control.server.http import page_files
 from phalanx.control.server.http.endpoints import ApiError, Call, Endpoint, Endpoints
@@ -44,19 +51,25 @@ if TYPE_CHECKING:
 ENDPOINTS = Endpoints(
     [
         *api_jobs.ENDPOINTS,
+        *api_job_orders.ENDPOINTS,
+        *api_logs.ENDPOINTS,
         *api_nodes.ENDPOINTS,
         *api_metrics.ENDPOINTS,
         *api_details.ENDPOINTS,
         *api_ledger.ENDPOINTS,
         *api_runs.ENDPOINTS,
+        *api_sweeps.ENDPOINTS,
         *api_prometheus.ENDPOINTS,
         *api_server.ENDPOINTS,
         *api_page.ENDPOINTS,
+        *api_pipelines.ENDPOINTS,
         *api_plan.ENDPOINTS,
+        *api_drafts.ENDPOINTS,
+        *api_alerts.ENDPOINTS,
+        *api_saved_views.ENDPOINTS,
     ]
 )
 RESOURCE = "phalanx.resource"  # what a request was found to be for, in its scope
-LEAST_BODY_BYTES = 1 << 10  # that a request counts as
 KEY = re.compile(r"[A-Za-z0-9._-]{1,128}")
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -93,14 +106,14 @@ def make_app(server: Server) -> Starlette:
 class _Resource(Route):
     """One path with all its methods, and no others: not even HEAD, which the document lacks."""
 
-    def __init__(self, server: Server, path: str, known: dict[str, Endpoint]) -> None:
-        handlers = {method: _route(server, endpoint) for method, endpoint in known.items()}
+    def __init__(self, server: Server, path: str, endpoints: dict[str, Endpoint]) -> None:
+        handlers = {method: _route(server, endpoint) for method, endpoint in endpoints.items()}
 
         async def handle(request: Request) -> Any:
             return await handlers[request.method](request)
 
-        super().__init__(path, handle, methods=list(known))
-        self.methods = set(known)
+        super().__init__(path, handle, methods=list(endpoints))
+        self.methods = set(endpoints)
 
 
 class _ByWord(BaseRoute):
@@ -166,10 +179,11 @@ def _route(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[
                 answer = while_good(call.leading.tokens, token.id, answer)  # type: ignore[arg-type]
             response = _response(endpoint, answer)
             made = [f"job {job}" for job in answer.jobs] if isinstance(answer, Done) else []
-            detail = ", ".join(made)
+            why = getattr(call.body, "why", "")  # a person's reason stands in the audit log
+            detail = ", ".join([*made, *([f"because {why}"] if why else [])])
         status = response.status_code
         if token is not None and 400 <= status < 500 and status != 429:
-            server.refusal_limit.take(token.id, time.monotonic())
+            server.limits.refusals.take(token.id, time.monotonic())
         _write_audit(server, endpoint, request, client, token, status, detail)
         return response
 
@@ -210,24 +224,19 @@ def _authenticate(
 ) -> Token | None:
     now = time.monotonic()
     if not endpoint.roles:
-        _limit(server.token_limit.take(client, now))
+        _limit(server.limits.tokens.take(client, now))
         return None
     leading = server.leading_or_refuse()
     try:
         token = leading.tokens.check(bearer(request.headers.get("authorization")))
     except AuthError:
-        _limit(server.client_limit.take(client, now))  # guessing is slow
+        _limit(server.limits.addresses.take(client, now))
         raise
     server.gate.passed(request.scope.get("client"))
     if token.role != "join":  # a whole fleet joins with one token
-        _limit(server.token_limit.take(token.id, now))
-        _limit(server.refusal_limit.wait(token.id, now))
-        if endpoint.audited:
-            _limit(server.order_limit.take(token.id, now))
-            length = request.headers.get("content-length", "")
-            size = int(length) if length.isdigit() and len(length) < 20 else 0
-            if size <= server.options.most_body_bytes:  # a larger one is refused, and not read
-                _limit(server.body_limit.take(token.id, now, max(size, LEAST_BODY_BYTES)))
+        length = request.headers.get("content-length", "")
+        size = int(length) if length.isdigit() and len(length) < 20 else 0
+        _limit(server.limits.take(token.id, now, order=endpoint.audited, length=size))
     return token
 
 
@@ -247,8 +256,10 @@ async def _decode(
         path = _convert(endpoint.params, request.path_params)
         query = _query(endpoint, request)
         body = None
-        data = await _read(request, server.options.most_body_bytes)
-        if endpoint.body is not None:
+        data = await _read(request, server.limits.most_body_bytes)
+        if endpoint.optional_body and not data:
+            body = endpoint.body()
+        elif endpoint.body is not None:
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise ApiError(415, "not_json", "send JSON: Content-Type: application/json")
@@ -281,13 +292,13 @@ def _plain(problem: str) -> str:
     return f"{where.rstrip('`')}: {rule[:1].lower()}{rule[1:]}" if where else problem
 
 
-def _body(data: bytes, kind: Any) -> Any:
+def _body(data: bytes, struct: Any) -> Any:
     plain = read_body(data)
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=struct)
     except msgspec.ValidationError:
         # 3.0 is an integer in JSON Schema, and some languages know no other numbers.
-        return msgspec.convert(_whole(plain), kind)
+        return msgspec.convert(_whole(plain), struct)
 
 
 def _whole(value: Any) -> Any:

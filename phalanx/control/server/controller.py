@@ -23,7 +23,7 @@ from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import ControllerStarted, Event, EventBody, Tick
 from phalanx.control.server.alarms import Alarms
 from phalanx.control.server.replay import Recovered
-from phalanx.control.server.shell_memory import Memory, Outcome, named
+from phalanx.control.server.shell_memory import Outcome, ShellMemory, named
 from phalanx.control.server.store.interface import (
     CommandRow,
     EventStore,
@@ -89,7 +89,7 @@ class Controller:
 
     def __init__(self, store: EventStore, recovered: Recovered, epoch: int) -> None:
         self.core: Core = recovered.core
-        self.memory: Memory = recovered.memory
+        self.memory: ShellMemory = recovered.memory
         self.epoch = epoch
         self.clock = ServerClock(recovered.core.view.now_ns)
         self.listeners: list[Listener] = []
@@ -126,13 +126,15 @@ class Controller:
         if self._over:
             raise UnavailableError(OVER)
         if request:
-            known = self.memory.answers.get(request)
+            outcome = self.memory.answers.get(request)
             waiting = self._in_flight.get(request)
-            before = known.asked if known is not None else waiting[1] if waiting is not None else ""
+            before = (
+                outcome.asked if outcome is not None else waiting[1] if waiting is not None else ""
+            )
             if before and asked and before != asked:
                 raise ReusedError
-            if known is not None:
-                return known
+            if outcome is not None:
+                return outcome
             if waiting is not None:
                 return await asyncio.shield(waiting[0])
             if "request" in body.__struct_fields__:
@@ -161,10 +163,21 @@ class Controller:
                 await self._wait()
                 self._in_hand = self._next_batch()
                 if self._in_hand:
-                    await self._process(self._in_hand)
+                    await self._finish(asyncio.create_task(self._process(self._in_hand)))
         finally:
             self._over = True
             self._refuse([*self._in_hand, *self._waiting], OVER)
+
+    async def _finish(self, work: asyncio.Task[None]) -> None:
+        """A batch to its end, also when this server is told to stop meanwhile.
+
+        What is stored is handled and answered: else it is refused now, and done by the next start.
+        """
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            raise
 
     async def snapshot(self) -> None:
         """Stores the state, so that a restart replays little."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.control.server.helper_process import BusyError, Helper, TooLongError
-from phalanx.control.wire.payload import PayloadError, Train, decode_payload
+from phalanx.control.wire.payload import PayloadError, TrainingWork, decode_payload
 from phalanx.observe import planning
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Expectations:
         self._helper = helper
         self._known: dict[int, tuple[str, planning.JobPlan]] = {}  # with what the job ran then
 
-    async def of(self, leading: Leading, job: Job) -> planning.JobPlan:
+    async def of(self, leading: Leading, job: ClusterJob) -> planning.JobPlan:
         """What is expected of a job on the nodes that it has, or had at last.
 
         BusyError or TooLongError where the planner has no time for it.
@@ -43,17 +43,17 @@ class Expectations:
             leading.run_history.planned(job.id, msgspec.to_builtins(plan.prediction))
         return plan
 
-    async def _made(self, job: Job, kind: str) -> planning.JobPlan:
+    async def _made(self, job: ClusterJob, device: str) -> planning.JobPlan:
         try:
             work = decode_payload(job.spec.payload)
         except PayloadError:
             return planning.JobPlan(problem="the job does not say what it runs")
-        if not isinstance(work, Train):
+        if not isinstance(work, TrainingWork):
             text = "it is a program of its own: the planner cannot see inside"
             return planning.JobPlan(problem=text)
-        if not kind:  # no need to start the helper's process
+        if not device:  # no need to start the helper's process
             return planning.job_plan("", 0, "")
-        return await self._helper.call(planning.job_plan, work.toml, work.world_size, kind)
+        return await self._helper.call(planning.job_plan, work.toml, work.world_size, device)
 
     async def keep(self, leading: Leading) -> None:
         """Tell the recorder what running gangs should take for a step, until cancelled."""

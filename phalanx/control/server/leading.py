@@ -13,6 +13,7 @@ from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event
 from phalanx.control.server.agent_link.connections import Hub
 from phalanx.control.server.controller import Controller
+from phalanx.control.server.history.alert_watch import AlertWatch
 from phalanx.control.server.history.run_history import RunHistory
 from phalanx.control.server.http.live import Entry, LivePush
 from phalanx.control.server.http.views import team_of
@@ -41,6 +42,7 @@ class Leading:
     ) -> None:
         self.controller, self.hub, self.tokens, self.joining = controller, hub, tokens, joining
         self._webhooks, self._mail = webhooks, mail
+        self.alerts = AlertWatch(controller.core, journal, webhooks, mail)
         self.run_history = RunHistory(controller.core, journal, self._tell, controller.alarms)
         controller.alarms.told = self.run_history.add
         hub.gangs.metrics.run_history = self.run_history
@@ -57,25 +59,25 @@ class Leading:
 
     async def push_steps(self) -> None:
         """Tells pages of the newest step of every job, a few times a second."""
-        told: dict[int, object] = {}
+        last_steps: dict[int, object] = {}
         while True:
             await asyncio.sleep(PUSH_SECONDS)
             recorder = self.hub.gangs.metrics.recorder
             for job, row in list(recorder.latest.items()) if recorder is not None else ():
-                if self.readers and told.get(job) != row["step"]:
-                    told[job] = row["step"]
+                if self.readers and last_steps.get(job) != row["step"]:
+                    last_steps[job] = row["step"]
                     self.push(LivePush("step", team_of(self.core, job), {"job": job, **row}))
 
     def _tell(self, kind: str, job: int, body: dict[str, Any]) -> None:
         self.push(LivePush(kind, team_of(self.core, job) if job else "", body))
         self._webhooks.tell(kind, body)
-        known = self.core.view.jobs.get(job)
-        if kind != "job" or known is None:
+        about = self.core.view.jobs.get(job)
+        if kind != "job" or about is None:
             return
-        if known.spec.webhook:
-            self._webhooks.tell_job(known.spec.webhook, kind, body, post_there)
-        if known.spec.mail and self._mail is not None:
-            self._webhooks.tell_job(known.spec.mail, kind, body, self._mail.send)
+        if about.spec.webhook:
+            self._webhooks.tell_job(about.spec.webhook, kind, body, post_there)
+        if about.spec.mail and self._mail is not None:
+            self._webhooks.tell_job(about.spec.mail, kind, body, self._mail.send)
 
     def push(self, pushed: LivePush) -> None:
         """Something for pages that is not in the log."""

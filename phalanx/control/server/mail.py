@@ -35,9 +35,13 @@ class MailRelay(Struct, frozen=True):
 
 
 def composed(sender: str, address: str, body: dict[str, Any]) -> EmailMessage:
-    """What somebody reads about a job."""
+    """What somebody reads: about a job, or of an alert, which brings subject and text."""
     message = EmailMessage()
     message["From"], message["To"] = sender, address
+    if "subject" in body:
+        message["Subject"] = " ".join(str(body["subject"]).split())
+        message.set_content(f"{body['text']}\n")
+        return message
     message["Subject"] = f"job {body['job']} ({body['name']}): {body['state']}"
     message.set_content(f"Job {body['job']} ({body['name']}) is {body['state']}: {body['why']}\n")
     return message

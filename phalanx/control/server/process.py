@@ -25,6 +25,7 @@ from phalanx.control.server.expectation import Expectations
 from phalanx.control.server.helper_process import Helper
 from phalanx.control.server.history.fleet_history import FleetHistory
 from phalanx.control.server.history.node_facts import NodeFactHistory
+from phalanx.control.server.history.trial_values import TrialValues
 from phalanx.control.server.leading import Leading
 from phalanx.control.server.mail import MailRelay
 from phalanx.control.server.maintenance import (
@@ -41,7 +42,7 @@ from phalanx.control.server.security.audit_ship import shipper
 from phalanx.control.server.security.auth import JOIN_HOURS, AuthError, Tokens
 from phalanx.control.server.security.connection_gate import gate_for
 from phalanx.control.server.security.joining import Joining
-from phalanx.control.server.security.rate_limits import RateLimit
+from phalanx.control.server.security.request_limits import RateLimit, RequestLimits
 from phalanx.control.server.store.interface import (
     EventStore,
     Leadership,
@@ -126,6 +127,7 @@ class Server:
             self.journal = open_journal(options.state / "runs.sqlite")
         self.helper = Helper()
         self.expectations = Expectations(self.helper)
+        self.trial_values = TrialValues(self.journal, self.metrics)
         self.webhooks = Webhooks(options.webhooks)
         self.audit_receivers = [shipper(where) for where in options.audit_to]
         self.audit.told += [each.take for each in self.audit_receivers]
@@ -140,12 +142,15 @@ class Server:
         self.complete.set()
         self.url = options.url
         self.authority: Authority | None = None  # where it makes its own certificates
-        self.token_limit = RateLimit(options.requests_per_second, options.request_burst)
-        self.client_limit = RateLimit(options.failures_per_second, options.failure_burst)
         limited = float(options.requests_per_second > 0)  # 0: nothing is
-        self.order_limit = RateLimit(limited * options.orders_per_second, options.order_burst)
-        self.refusal_limit = RateLimit(limited * options.refusals_per_second, options.refusal_burst)
-        self.body_limit = RateLimit(limited * options.body_bytes_per_second, options.body_burst)
+        self.limits = RequestLimits(
+            tokens=RateLimit(options.requests_per_second, options.request_burst),
+            addresses=RateLimit(options.failures_per_second, options.failure_burst),
+            orders=RateLimit(limited * options.orders_per_second, options.order_burst),
+            refusals=RateLimit(limited * options.refusals_per_second, options.refusal_burst),
+            body_bytes=RateLimit(limited * options.body_bytes_per_second, options.body_burst),
+            most_body_bytes=options.most_body_bytes,
+        )
         self.gate = gate_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     async def await_own_nodes(self, nodes: int, seconds: float) -> int:
@@ -300,6 +305,7 @@ class Server:
             "runs": leading.run_history.keep,
             "expectations": lambda: self.expectations.keep(leading),
             "webhooks": self.webhooks.run,
+            "alerts": leading.alerts.run,
             "the audit log": lambda: keep_audit(self.audit),
             "garbage": collect_garbage,
             "tokens": lambda: prune_tokens(leading.tokens),

@@ -14,9 +14,10 @@ from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.events import ControllerStarted
-from phalanx.control.server.shell_memory import Memory
+from phalanx.control.server.shell_memory import ShellMemory
 from phalanx.control.server.store.chain import START
 from phalanx.control.server.store.interface import (
+    RECORDS_A_PAGE,
     EventStore,
     Row,
     StoreDamagedError,
@@ -36,7 +37,7 @@ class Recovered(Struct):
     """A core as it was when the last event was stored."""
 
     core: Core
-    memory: Memory
+    memory: ShellMemory
     chain: bytes = START  # checksum of the event that the replay begins behind
     replayed: int = 0  # events behind the snapshot
     diverged: int = 0  # first event whose commands differ from those that were sent; 0: none
@@ -96,7 +97,7 @@ def _begin(store: EventStore, policy: Policy) -> Recovered:
     unusable = []
     for snapshot in store.snapshots():
         try:
-            core, memory = Core.restore(snapshot.core), Memory.load(snapshot.answers)
+            core, memory = Core.restore(snapshot.core), ShellMemory.load(snapshot.answers)
         except VersionError as error:
             raise StoreFormatError(
                 f"the log was written by phalanx {snapshot.version}, this is phalanx "
@@ -117,7 +118,7 @@ def _begin(store: EventStore, policy: Policy) -> Recovered:
             "no snapshot can be used, and the events before them are in the archive: restore a "
             "backup, or start the version that wrote the log"
         )
-    return Recovered(Core(Fleet(), _first_policy(rows) or policy), Memory(), unusable=unusable)
+    return Recovered(Core(Fleet(), _first_policy(rows) or policy), ShellMemory(), unusable=unusable)
 
 
 def _first_policy(rows: list[Row]) -> Policy | None:
@@ -132,8 +133,6 @@ def _first_policy(rows: list[Row]) -> Policy | None:
 class StoredCommands:
     """The commands that were stored with the log, read a page at a time."""
 
-    PAGE = 2_000
-
     def __init__(self, store: EventStore) -> None:
         self._store = store
         self._rows: dict[int, bytes] = {}
@@ -142,7 +141,7 @@ class StoredCommands:
     def differs(self, sequence: int, commands: bytes) -> bool:
         """Whether an event gave other commands when it was first handled."""
         if sequence >= self._until:
-            self._until = sequence + self.PAGE
+            self._until = sequence + RECORDS_A_PAGE
             self._rows = dict(self._store.commands(range(sequence, self._until)))
         recorded = self._rows.get(sequence)
         return recorded is not None and recorded != commands

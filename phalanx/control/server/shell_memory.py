@@ -50,7 +50,7 @@ class Notice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: int = -1
 
 
-class Memory(Struct, kw_only=True):
+class ShellMemory(Struct, kw_only=True):
     """The newest of each kind; dictionaries are in order of arrival."""
 
     answers: dict[str, Outcome] = {}  # by request
@@ -113,6 +113,6 @@ class Memory(Struct, kw_only=True):
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def load(cls, data: bytes) -> Memory:
+    def load(cls, data: bytes) -> ShellMemory:
         """What ``dump`` kept."""
         return msgspec.msgpack.decode(data, type=cls)

@@ -38,8 +38,11 @@ class Webhooks:
 
     def tell_job(self, address: str, kind: str, body: dict[str, Any], send: Sender) -> None:
         """Have a message sent to the address that a job brought with it."""
+        self.send_soon(address, msgspec.json.encode({"kind": kind, **body}), send)
+
+    def send_soon(self, address: str, data: bytes, send: Sender) -> None:
+        """Have a message sent to an address that somebody named."""
         try:
-            data = msgspec.json.encode({"kind": kind, **body})
             self._of_jobs.put_nowait((address, data, send))
         except asyncio.QueueFull:
             self.dropped += 1
@@ -91,14 +94,14 @@ def bad_address(url: str) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Who may be told by name sends nobody on to others."""
+    """Redirects are not followed: only the address that was allowed is called."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def post_there(url: str, data: bytes) -> str:
-    """The same, and nowhere else: what a receiver says of other addresses is not followed."""
+    """As ``post``, without following redirects."""
     return post(url, data, opened=urllib.request.build_opener(_NoRedirect).open)
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.messages import AgentMessage, InspectGang, Inventory
 from phalanx.control.wire.shell_messages import ShellDown, ShellOutput
@@ -79,6 +79,8 @@ class LogPart(AgentFrame, frozen=True, tag=True):
     data: bytes = b""
     end: bool = False
     problem: str = ""
+    worker: int = -1  # whose file it is from; -1: from none
+    behind: int = 0  # the place in that file behind it
 
 
 class Welcome(AgentFrame, frozen=True, tag=True):
@@ -175,6 +177,9 @@ class ReadLog(AgentFrame, frozen=True, tag=True):
     rank: int = -1
     tail_bytes: int = 65_536
     follow: bool = False
+    since_seconds: float = 0.0  # only what was written in the last seconds; 0: whenever
+    resume: bool = False  # from these places on, by worker; other workers' logs from their start
+    places: dict[int, int] = {}
 
 
 class StopLog(AgentFrame, frozen=True, tag=True):
@@ -213,6 +218,15 @@ class ReadTrace(AgentFrame, frozen=True, tag=True):
     offset: int = 0
 
 
+class ReadEvidence(AgentFrame, frozen=True, tag=True):
+    """Send what ranks here were seen doing when a generation made no more steps, as text."""
+
+    request: int
+    job: int
+    generation: int  # 0: the last one that was looked at
+    rank: int = -1  # -1: of all ranks here
+
+
 Up = (
     Register
     | Described
@@ -236,6 +250,7 @@ Down = (
     | StopLog
     | ReadSteps
     | ReadTrace
+    | ReadEvidence
     | InspectGang
     | Profile
     | ShellDown

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct, field
 
-from phalanx.cluster.job_relations import After, Array, Dependency
+from phalanx.cluster.job_relations import After, Array, Dependency, SweepTrial
 from phalanx.cluster.jobs.job import GangShape, JobState, JobTimeouts
 from phalanx.cluster.ledger.report import Share
+from phalanx.cluster.pipelines.events import TaskResult, TaskState
 from phalanx.cluster.plan_record import Origin, PlanRecord
+from phalanx.control.wire.log_cursor import PLACES
 from phalanx.control.wire.payload import Payload
 from phalanx.doctor.acceptance.certificate import SignedCertificate
 from phalanx.doctor.acceptance.report import MOST_DCGM_LEVEL, MOST_SECONDS, LoadKind
 from phalanx.doctor.drift import Difference, Undecided
 from phalanx.hardware.probe.description import NodeDescription
 
-NEEDS_CONFIRMATION = "needs_confirmation"  # code of a refusal: see Submission.confirmed
+
+class RefusalCode(StrEnum):
+    """Codes of refusals that clients act on."""
+
+    BAD_WORK = "bad_work"
+    NEEDS_CONFIRMATION = "needs_confirmation"  # see Submission.confirmed
+    NO_SUCH_SWEEP = "no_such_sweep"
+    NO_SUCH_TRACE = "no_such_trace"
+    NOT_RUNNING = "not_running"
+
+
 Role = Literal["admin", "user", "read", "agent", "join", "login"]  # of a token
 JobFilter = Literal[
     "all", "live", "pending", "forming", "running", "draining", "done", "failed", "cancelled"
 ]
 MOST = 1 << 53  # beyond it, JSON numbers lose digits in other languages
+RANKS = r"^([0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*)?$"
 WORD = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$"
 
 Number = Annotated[int, Meta(ge=0, le=MOST)]
@@ -90,12 +104,18 @@ class EventsQuery(In, frozen=True):
     limit: Limit = 100
     job: Number = 0  # only about this job
     until_ns: Nanoseconds = 0  # only those that had happened then; 0: until now
+    decided: bool = False  # only those about which something was decided
 
 
 class LogsQuery(In, frozen=True):
     rank: Annotated[int, Meta(ge=-1, le=MOST)] = -1  # -1: all ranks of the first node
+    ranks: Annotated[str, Meta(pattern=RANKS, max_length=200)] = ""  # several, like 0,4-7
     tail_bytes: Annotated[int, Meta(ge=0, le=16 << 20)] = 65_536
     follow: bool = False
+    since_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0  # written in the last; 0: whenever
+    grep: Annotated[str, Meta(max_length=200)] = ""  # only lines with this text, large or small
+    cursors: bool = False  # lines of JSON, each with the place behind it
+    after: Annotated[str, Meta(pattern=PLACES, max_length=20_000)] = ""  # what follows such a place
 
 
 # Bodies.
@@ -121,6 +141,7 @@ class JobRequest(In, frozen=True, omit_defaults=True):
     gang: GangShape = GangShape()
     constraint: str = ""
     time_limit_ns: int = 0
+    time_min_ns: int = 0
     begin_ns: int = 0
     deadline_ns: int = 0
     held: bool = False
@@ -128,6 +149,7 @@ class JobRequest(In, frozen=True, omit_defaults=True):
     retries: int = 3
     after: tuple[Dependency, ...] = ()
     array: Array | None = None
+    trial: SweepTrial | None = None
     budget_gpu_seconds: int = 0
     budget_micro_dollars: int = 0  # the server makes GPU time of it, at the policy's price
     forced: bool = False
@@ -162,11 +184,67 @@ class Workflow(In, frozen=True):
     confirmed: bool = False  # as of a submission
 
 
+MOST_WHY = 300  # characters of a person's reason
+
+
+class PipelinePath(In, frozen=True):
+    pipeline: JobId
+
+
+class PipelineQuery(In, frozen=True):
+    after: Number = 0  # of its events, those behind so many
+
+
+class RawInput(In, frozen=True):
+    """Files that no step makes, and what they held when the run was asked for."""
+
+    pattern: str
+    content: str
+
+
+class KnownResult(In, frozen=True):
+    """What an earlier run made, and is still there."""
+
+    key: str
+    result: TaskResult
+
+
+class TaskJobs(In, frozen=True):
+    """The jobs that do a task; ``ranks`` work before ``step`` takes over what they made."""
+
+    task: str
+    step: Submission
+    ranks: Submission | None = None
+
+
+class PipelineRequest(In, frozen=True):
+    """A run of a pipeline, whose file ``phalanx pipeline run --server`` has read and hashed."""
+
+    pipeline: dict[str, Any]  # the table of its file
+    folder: str  # that holds all of it, shared by all nodes
+    inputs: Annotated[tuple[RawInput, ...], Meta(max_length=5000)] = ()
+    results: Annotated[tuple[KnownResult, ...], Meta(max_length=500)] = ()
+    work: Annotated[tuple[TaskJobs, ...], Meta(max_length=500)] = ()
+    manifest: Submission | None = None  # the job that writes it; None: whoever looks does
+    version: str = ""
+    parallel: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    confirmed: bool = False  # as of a submission
+
+
+class TaskDecision(In, frozen=True):
+    """A person's answer to a step that asks."""
+
+    task: str
+    approve: bool
+    why: Annotated[str, Meta(max_length=MOST_WHY)] = ""
+
+
 class Replicas(In, frozen=True):
-    """Another size: one of these."""
+    """Another size: one of the numbers."""
 
     replicas: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     gpus: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    why: Annotated[str, Meta(max_length=MOST_WHY)] = ""
 
 
 class Budget(In, frozen=True):
@@ -177,16 +255,20 @@ class Budget(In, frozen=True):
     forced: bool = False
 
 
-MOST_WHY = 300  # characters of a person's reason
+class OrderWhy(In, frozen=True):
+    """A person's reason for an order about a job (a note of its run) or a pipeline's run."""
+
+    why: Annotated[str, Meta(max_length=MOST_WHY)] = ""
 
 
-class Drain(In, frozen=True):
+class DrainIn(In, frozen=True):
     why: Annotated[str, Meta(max_length=MOST_WHY)] = ""
     deadline_seconds: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
 
 
 class Readmit(In, frozen=True):
     tested: bool = False
+    why: Annotated[str, Meta(max_length=MOST_WHY)] = ""
 
 
 class AcceptanceIn(In, frozen=True):
@@ -215,6 +297,7 @@ class ReservationIn(In, frozen=True):
 
 class Decision(In, frozen=True):
     approve: bool
+    why: Annotated[str, Meta(max_length=MOST_WHY)] = ""
 
 
 class TokenIn(In, frozen=True):
@@ -260,6 +343,57 @@ class CostEstimate(Out, frozen=True):
     gpu_hours: float
     dollars: float
     by_limit: bool = False  # at most: by the time limit, since nothing else is known
+
+
+class PipelineTask(Out, frozen=True):
+    """A task of a run."""
+
+    name: str
+    step: str
+    kind: str
+    state: TaskState
+    reason: str
+    question: str  # that a person is asked; "": none
+    waits_for: tuple[str, ...]
+    attempts: int
+    seconds: float  # of its last attempt, also while it runs
+    gpu_hours: float
+    dollars: float
+    job: int  # the newest; 0: none
+    key: str
+    result: TaskResult
+
+
+class PipelineOut(Out, frozen=True):
+    """A run of a pipeline in short."""
+
+    id: int
+    name: str
+    user: str
+    team: str
+    folder: str
+    state: Literal["running", "asking", "done", "failed", "cancelled"]
+    began_ns: int
+    ended_ns: int  # 0: it has not
+    states: dict[str, int]  # how many tasks are in which
+    gpu_hours: float
+    dollars: float
+
+
+class PipelineList(Out, frozen=True):
+    pipelines: list[PipelineOut]
+
+
+class PipelineDetail(Out, frozen=True):
+    """A run of a pipeline and all its tasks, in an order in which they can run."""
+
+    run: PipelineOut
+    tasks: list[PipelineTask]
+    events: list[Raw]  # of the run, as the log has them
+
+
+class PipelineStarted(Done, frozen=True):
+    pipeline: int = 0
 
 
 class JobsSubmitted(Done, frozen=True):
@@ -323,6 +457,61 @@ class JobOut(Out, frozen=True):
     printed: bool = False  # its steps are those that it prints: it reports none
     project: str = ""
     array: ArrayOut | None = None
+    held: bool = False  # a person keeps it out of the queue
+
+
+class TrialOut(Out, frozen=True):
+    """A job that is a trial of a sweep, up to one rung."""
+
+    job: int
+    trial: int
+    rung: int
+    steps: int
+    settings: dict[str, str]
+    state: JobState
+    why: str
+    step: int
+    value: float | None  # of the sweep's metric after these steps
+    value_unknown: bool  # it has ended, and its value is still looked for
+    ran_seconds: float
+    gpus: int
+    ranks: int
+    dollars_per_gpu_hour: float
+
+
+class SweepOut(Out, frozen=True):
+    sweep: str
+    metric: str
+    better: Literal["lower", "higher"]
+    trials: list[TrialOut]
+    next_after: int
+
+
+class SweepLine(Out, frozen=True):
+    """A sweep in a list; the best value is of the furthest rung."""
+
+    sweep: str
+    user: str
+    team: str
+    metric: str
+    better: Literal["lower", "higher"]
+    trials: int
+    live: int
+    failed: int
+    best: float | None
+    began_ns: int
+
+
+class SweepList(Out, frozen=True):
+    sweeps: list[SweepLine]
+
+
+class JobEstimate(Out, frozen=True):
+    """What a job is planned to take; None: nobody can say."""
+
+    plan: PlanRecord | None
+    estimate: CostEstimate | None
+    dollars_per_gpu_hour: float
 
 
 class LossOut(Out, frozen=True):
@@ -444,6 +633,13 @@ class EventOut(Out, frozen=True):
 class EventList(Out, frozen=True):
     events: list[EventOut]
     next_after: int
+
+
+class LogPieceOut(Out, frozen=True):
+    """Some of a log, and the place behind it (``after`` of another request)."""
+
+    data: bytes
+    cursor: str
 
 
 class NoticeOut(Out, frozen=True):

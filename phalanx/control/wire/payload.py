@@ -32,7 +32,7 @@ class CodeFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: str
 
 
-class Train(Work, frozen=True, tag=True):
+class TrainingWork(Work, frozen=True, tag="Train"):
     """A job file of the trainer, with everything that was set beside it."""
 
     toml: str
@@ -46,7 +46,7 @@ class Script(Work, frozen=True, tag=True):
     argv: tuple[str, ...]
 
 
-Payload = Train | Script
+Payload = TrainingWork | Script
 
 
 class PayloadError(Exception):

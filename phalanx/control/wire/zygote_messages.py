@@ -112,7 +112,7 @@ class NotStarted(ZygoteFrame, frozen=True, tag=True):
     problem: str
 
 
-class Ready(ZygoteFrame, frozen=True, tag=True):
+class ZygoteReady(ZygoteFrame, frozen=True, tag="Ready"):
     """The zygote has told of all its children; ``hears``: it understands ``Heard``.
 
     ``program_lease``: the last one of ``RenewPrograms``; 0: none came, -1: it knows no such word.
@@ -124,7 +124,7 @@ class Ready(ZygoteFrame, frozen=True, tag=True):
 
 
 ToZygote = Spawn | Signal | Lease | RenewPrograms | Leave | Heard
-FromZygote = Child | Ended | NotStarted | Ready
+FromZygote = Child | Ended | NotStarted | ZygoteReady
 
 decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode
 decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.messages import THIS_NODE, Busy, Sealed, WorkerExited
 from phalanx.control.wire.worker_messages import AgentLink, LastGeneration, Present
 from phalanx.observe.node.worker_ring import RingSink, ring_path
@@ -197,7 +198,7 @@ class WorkerClient:
         try:
             self._snapshot(step, state)
         except KeeperLostError as error:
-            self._explain("keeper_lost", str(error))  # it ends by it, and is not to be blamed
+            self._explain(Cause.KEEPER_LOST, str(error))  # it ends by it, and is not to be blamed
             raise
 
     def _snapshot(self, step: int, state: dict[str, Tensor]) -> None:

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import signal
 
-from phalanx.train.exits import ExitCode
+from phalanx.cluster.causes import Cause
+from phalanx.train.exits import EndReason, ExitCode
 
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SHELL = 128  # a shell says so, plus the signal, how its program was ended
-BY_CODE = {
+BY_CODE: dict[int, str] = {
     ExitCode.DONE: "",
-    ExitCode.CONFIG: "configuration",
-    ExitCode.GPU_MEMORY: "gpu_out_of_memory",
-    ExitCode.HOST_MEMORY: "host_out_of_memory",
-    ExitCode.DATA_EXHAUSTED: "data_exhausted",
-    ExitCode.NON_FINITE: "non_finite",
-    ExitCode.LOST_PEER: "lost_peer",
-    ExitCode.CHECKPOINT: "checkpoint",
-    ExitCode.STORAGE: "storage",
+    ExitCode.CONFIG: Cause.CONFIGURATION,
+    ExitCode.GPU_MEMORY: Cause.GPU_OUT_OF_MEMORY,
+    ExitCode.HOST_MEMORY: Cause.HOST_OUT_OF_MEMORY,
+    ExitCode.DATA_EXHAUSTED: Cause.DATA_EXHAUSTED,
+    ExitCode.NON_FINITE: Cause.NON_FINITE,
+    ExitCode.LOST_PEER: Cause.LOST_PEER,
+    ExitCode.CHECKPOINT: Cause.CHECKPOINT,
+    ExitCode.STORAGE: Cause.STORAGE,
 }
-BY_REASON = ("keeper_lost", "disk_full")  # causes that share a code with others
+# Causes that share an exit code with others.
+BY_REASON: dict[str, Cause] = {
+    EndReason.KEEPER_LOST: Cause.KEEPER_LOST,
+    EndReason.DISK_FULL: Cause.DISK_FULL,
+}
 
 
 def cause_of_exit(code: int, reason: str = "") -> str:
     """What an exit of our own trainer means."""
-    if reason in BY_REASON:
-        return reason
-    known = {int(each): cause for each, cause in BY_CODE.items()}
-    return known.get(code, "user_error")
+    return BY_REASON.get(reason) or BY_CODE.get(code, Cause.USER_ERROR)
 
 
 def cause_of_signal(number: int) -> str:
     """What a signal that ended a process means."""
     if number in OUTSIDE:
-        return "worker_killed"
+        return Cause.WORKER_KILLED
     # Memory behind a mapping could not be had: a full /dev/shm, a disk, or a faulty module.
-    return "bus_error" if number == signal.SIGBUS else "software_bug"
+    return Cause.BUS_ERROR if number == signal.SIGBUS else Cause.SOFTWARE_BUG
 
 
 def explained(status: int, *, ours: bool = False) -> tuple[str, str]:
@@ -51,4 +53,4 @@ def explained(status: int, *, ours: bool = False) -> tuple[str, str]:
         name = signal.Signals(status - SHELL).name
         why = f"exit code {status}: its program was ended by {name}"
         return cause_of_signal(status - SHELL), why
-    return cause_of_exit(status) if ours else "user_error", f"exit code {status}"
+    return cause_of_exit(status) if ours else Cause.USER_ERROR, f"exit code {status}"

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phalanx.cluster.causes import Cause
 from phalanx.cluster.protocol.commands import (
     Abort,
     Drain,
@@ -98,13 +99,13 @@ class AgentOrders:
     # The link's thread.
 
     def _present(self) -> Present:
-        place = self._place
+        formation = self._place
         return Present(
             job=self.job,
             index=self.index,
             pid=os.getpid(),
-            generation=place.generation if place else 0,
-            rank=place.rank if place else -1,
+            generation=formation.generation if formation else 0,
+            rank=formation.rank if formation else -1,
             running=self._running,
             step=self._step,
             committed=self._step - 1,
@@ -190,25 +191,25 @@ class AgentOrders:
 
     # The main thread.
 
-    def wait_for_place(self) -> str:
-        """Waits until there is a place to take; returns what is to be run there."""
+    def wait_for_place(self) -> tuple[str, int]:
+        """Waits until there is a place to take; returns what runs there, and its generation."""
         with self._changed:
             while self._take is None:
                 self._changed.wait()
-            payload = self._take.payload
+            take = self._take
         if log_file := os.environ.get("PHALANX_STANDBY"):
             redirect_output(Path(log_file))  # from here on it is a worker like others
-        return payload
+        return take.payload, take.formation.generation
 
     def formation(self) -> Formation | None:
         """The newest place to take."""
         with self._changed:
-            while (place := self._next_place()) is None:
+            while (formation := self._next_place()) is None:
                 self._changed.wait()
-            self._generation, self._out = place.generation, False
-            self._lease.generation = place.generation
+            self._generation, self._out = formation.generation, False
+            self._lease.generation = formation.generation
             self._running = self._formed = False
-        return place
+        return formation
 
     def _next_place(self) -> Formation | None:
         # One that is over already is not entered: nobody would call us back.
@@ -228,7 +229,8 @@ class AgentOrders:
         with self._changed:
             self._formed = True
             while True:
-                self._leave_if_over()
+                if self.over():
+                    raise GenerationOver
                 order = self._restore
                 if order is not None and order.generation == self._generation:
                     self._restore = None
@@ -277,7 +279,8 @@ class AgentOrders:
         """Waits until the whole gang is ready."""
         with self._changed:
             while self._go != self._generation:
-                self._leave_if_over()
+                if self.over():
+                    raise GenerationOver
                 self._changed.wait()
             self._running = True
 
@@ -349,20 +352,21 @@ class AgentOrders:
         with self._changed:
             explained = self._over >= generation
         if not explained:
-            self.leave(generation, rank, "lost_peer", detail)
+            self.leave(generation, rank, Cause.LOST_PEER, detail)
 
     def leave(self, generation: int, rank: int, cause: str, detail: str = "") -> None:
         """Says why this rank takes no more part."""
-        fact = WorkerExited(
-            job=self.job,
-            generation=generation,
-            node=THIS_NODE,
-            rank=rank,
-            step=self._step,
-            cause=cause,
-            detail=detail[:2000],
+        self._link.say(
+            WorkerExited(
+                job=self.job,
+                generation=generation,
+                node=THIS_NODE,
+                rank=rank,
+                step=self._step,
+                cause=cause,
+                detail=detail[:2000],
+            )
         )
-        self._link.say(fact)
 
     def bye(self, info: ExitInfo | None) -> None:
         """The last word of the process, heard before it ends."""
@@ -370,7 +374,7 @@ class AgentOrders:
             return
         cause = cause_of_exit(info.code, info.reason)
         detail = info.message if cause else str(info.details.get(NOT_ARCHIVED, ""))
-        if cause == "storage":
+        if cause == Cause.STORAGE:
             detail = info.advice  # which folder, what the system says of it, and what helps
         self._link.connected.wait(BYE_SECONDS)
         self._link.say(LastGeneration(job=self.job, generation=self._generation))
@@ -388,10 +392,6 @@ class AgentOrders:
     def _rank(self) -> int:
         assert self._place is not None
         return self._place.rank
-
-    def _leave_if_over(self) -> None:
-        if self._over >= self._generation:
-            raise GenerationOver
 
 
 def _same(order: Restore, said: Restored | RestoreFailed | None) -> bool:

@@ -16,11 +16,12 @@ from phalanx.checkpoint.keeper.start import node_name
 from phalanx.config import ConfigError, Job, job_from_table
 from phalanx.config.own_code import place_code
 from phalanx.config.toml_text import parse_toml
-from phalanx.control.wire.payload import Train, decode_payload
+from phalanx.control.wire.payload import TrainingWork, decode_payload
 from phalanx.control.worker.orders import AgentOrders
+from phalanx.control.worker.run_owner import own_run_folder
 from phalanx.observe.node.node_messages import RunRecord
 from phalanx.observe.node.worker_ring import RingSink, ring_path
-from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.exits import EndReason, ExitCode, ExitInfo
 from phalanx.train.rank.look import record_collectives
 from phalanx.train.rank.rank import Rank
 from phalanx.train.report.provenance import Provenance
@@ -44,17 +45,18 @@ def run_rank(path: str) -> int:
         make_context(index)
     orders = AgentOrders(path, job, index)
     try:
-        work = decode_payload(orders.wait_for_place())
-        assert isinstance(work, Train)
+        payload, generation = orders.wait_for_place()
+        work = decode_payload(payload)
+        assert isinstance(work, TrainingWork)
         config = job_from_table(parse_toml(work.toml))
         if work.files:
             place_code({file.name: file.text for file in work.files}, own_folder())
     except (ConfigError, tomllib.TOMLDecodeError) as error:
         log.error("%s", error)
-        orders.bye(ExitInfo(code=ExitCode.CONFIG, reason="config", message=str(error)))
+        orders.bye(ExitInfo(code=ExitCode.CONFIG, reason=EndReason.CONFIG, message=str(error)))
         return ExitCode.CONFIG
     ring = RingSink(ring_path(Path(path).parent, index))
-    folder = RunFolder(run_path(config, job))
+    folder = RunFolder(run_path(config, job, generation))
     recorded = os.environ.get("PHALANX_RECORDS") != "0"  # the site may not want them
 
     def described(provenance: Provenance) -> None:
@@ -85,7 +87,13 @@ def own_folder() -> Path:
     return Path(os.environ["PHALANX_FOLDER"])
 
 
-def run_path(config: Job, job: int) -> Path:
+def run_path(config: Job, job: int, generation: int) -> Path:
     """The folder of a submitted job's run: the same for all its generations."""
-    run = os.environ.get("PHALANX_RUN") or f"job-{job}"  # an engine has a number of its own
-    return (Path(config.runs) / config.name / run).absolute()
+    runs = (Path(config.runs) / config.name).absolute()
+    if run := os.environ.get("PHALANX_RUN"):  # an engine has a number of its own
+        return runs / run
+    folder = runs / f"job-{job}"
+    own = own_run_folder(folder, os.environ["PHALANX_OWNER"], generation)
+    if own != folder:
+        log.warning("%s holds the run of another server's job: this one's is %s", folder, own)
+    return own

@@ -102,11 +102,23 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def leaked_memory(before: set[str], folder: Path = Path("/dev/shm")) -> list[str]:
-    """New names in shared memory that no process has open: those of others are theirs."""
-    found = shared_memory(folder) - before
-    held = _held(folder) if found else set()
-    return sorted(str(folder / name) for name in found if str(folder / name) not in held)
+def leaked_memory(
+    before: set[str], folder: Path = Path("/dev/shm"), *, wait_seconds: float = GONE_SECONDS
+) -> list[str]:
+    """New names in shared memory that no process has open, and that nobody clears away.
+
+    Those of others are theirs; when one of theirs is killed its names stay for a moment, until
+    its resource tracker removes them."""
+    deadline = time.monotonic() + wait_seconds
+    while (found := _unheld(before, folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return sorted(str(folder / name) for name in found)
+
+
+def _unheld(before: set[str], folder: Path) -> set[str]:
+    new = shared_memory(folder) - before
+    held = _held(folder) if new else set()
+    return {name for name in new if str(folder / name) not in held}
 
 
 def _held(folder: Path) -> set[str]:

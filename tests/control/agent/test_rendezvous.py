@@ -36,7 +36,7 @@ def port() -> Iterator[int]:
     serving.join()
 
 
-def client(port: int, name: str = NAME, seconds: float = 10) -> PrefixStore:
+def client(port: int, name: str = NAME, seconds: float = 120) -> PrefixStore:
     """As a rank has it."""
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=seconds))
     return PrefixStore(name, store)
@@ -93,7 +93,7 @@ def _ask_everything(store: PrefixStore) -> list[object]:
 def test_an_agent_leaves_word_for_the_ranks(port: int) -> None:
     asyncio.run(publish(f"127.0.0.1:{port}", NAME, "keeper", "host:1234"))
     assert client(port).get("keeper") == b"host:1234"
-    with pytest.raises(OSError, match="hung up"):
+    with pytest.raises(OSError, match=r"hung up|reset by peer"):
         asyncio.run(publish(f"127.0.0.1:{port}", "no secret", "keeper", "host:1234"))
 
 
@@ -101,11 +101,11 @@ def test_a_key_that_comes_later_ends_the_waiting(port: int) -> None:
     threading.Timer(0.2, lambda: client(port).set("late", "here")).start()
     assert client(port).get("late") == b"here"
     with pytest.raises(dist.DistStoreError, match=r"(?i)timeout"):
-        client(port, seconds=0.3).get("never")
+        client(port, seconds=2.0).get("never")
 
 
 def test_a_client_goes_on_after_it_gave_up_waiting(port: int) -> None:
-    store = client(port, seconds=0.3)
+    store = client(port, seconds=2.0)
     with pytest.raises(dist.DistStoreError):
         store.get("never")
     store.set("never", "now")

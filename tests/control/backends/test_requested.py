@@ -14,6 +14,7 @@ from phalanx.cli.app import app
 from phalanx.cli.jobs.submit import SubmitOptions
 from phalanx.cli.queue.schedule_options import ScheduleOptions
 from phalanx.config import Backend, ConfigError, Slurm, program_backend
+from phalanx.config.backend import Kubernetes
 from phalanx.control.backends.requested import OF_LEAD, REFUSED, fitted, lead_words, option
 from phalanx.control.backends.site import LONGEST_SECONDS, SITE_SECONDS, SiteQuestions
 from phalanx.control.backends.slurm.facts import longest_hours
@@ -116,6 +117,16 @@ def test_what_nobody_would_use_is_refused(words: tuple[str, ...]) -> None:
     assert words[-2].removeprefix("--") in said or words[-1].partition(".")[0] in said
 
 
+def test_a_partition_is_a_queue_of_kubernetes() -> None:
+    asked = structs.replace(PROGRAM, schedule=JobSchedule(partition="research"))
+    assert fitted("kubernetes", asked).backend.kubernetes.queue == "research"
+    other = Backend(kubernetes=Kubernetes(queue="shared"))
+    with pytest.raises(
+        ConfigError, match=r"--partition = .*contradicts backend\.kubernetes\.queue"
+    ):
+        fitted("kubernetes", structs.replace(asked, program_backend=other))
+
+
 @pytest.mark.parametrize("engine", ["slurm", "kubernetes"])
 def test_every_option_is_used_or_refused(engine: str) -> None:
     """A new option of ``submit`` has to be decided about here."""
@@ -124,7 +135,11 @@ def test_every_option_is_used_or_refused(engine: str) -> None:
     own = {"qos", "constraint", "requeue"} if engine == "slurm" else set()
     asked = {*RequestedWork.__struct_fields__, *JobSchedule.__struct_fields__} - {"schedule"}
     carried |= {"budget_gpu_seconds", "budget_micro_dollars"}
-    own |= set(JobSchedule.__struct_fields__) - {"webhook"} if engine == "slurm" else {"held"}
+    own |= (
+        set(JobSchedule.__struct_fields__) - {"webhook"}
+        if engine == "slurm"
+        else {"held", "partition"}
+    )
     assert asked == scheduled | carried | own | set(REFUSED[engine])
     asked = set(RequestedWork.__struct_fields__) - {"schedule"}
     options = {option(name).removeprefix("--") for name in JobSchedule.__struct_fields__}

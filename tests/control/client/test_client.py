@@ -58,7 +58,7 @@ def test_what_is_no_address_is_refused_before_anything_is_asked(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PHALANX_TOKEN", "x")
-    with pytest.raises(ClientError, match="is no address of a server"):
+    with pytest.raises(ClientError, match="is not a server's address"):
         Client(url)
 
 
@@ -73,7 +73,7 @@ def test_a_token_that_no_header_can_carry_is_refused(
 ) -> None:
     monkeypatch.delenv("PHALANX_TOKEN", raising=False)
     (tmp_path / "admin.token").write_bytes(b"\xff\x00\n\n")
-    with pytest.raises(ClientError, match="what is there is no token"):
+    with pytest.raises(ClientError, match="its content is not a token"):
         Client("http://127.0.0.1:1", tmp_path)
     (tmp_path / "server.json").write_text("{")
     with pytest.raises(ClientError, match=r"server\.json cannot be read"):

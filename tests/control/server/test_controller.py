@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.handlers import HANDLERS
 from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.node import Node
 from phalanx.cluster.policy import Policy, QueuePolicy
 from phalanx.cluster.protocol.commands import Accept, Command
 from phalanx.cluster.protocol.events import (
@@ -40,9 +40,12 @@ class WatchedStore(SqliteStore):
         self.commits = 0
         self.gate = threading.Event()
         self.gate.set()
+        self.entered = threading.Event()  # with a closed gate
         self.failing = False
 
     def append(self, events: Sequence[Row], commands: Sequence[CommandRow]) -> None:
+        if not self.gate.is_set():
+            self.entered.set()
         self.gate.wait(100)
         if self.failing:
             raise StoreError("no space left on device")
@@ -72,8 +75,8 @@ class Running:
 
     async def __aexit__(self, *_: object) -> None:
         self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
         self.store.gate.set()
+        await asyncio.gather(self.task, return_exceptions=True)
         await self.controller.close()
         self.store.close()
 
@@ -106,6 +109,23 @@ def test_nothing_leaves_before_its_event_is_stored(tmp_path: Path) -> None:
             assert outcome.accepted and outcome.jobs == (1,)
             stored = [row[0] for row in running.store.events(0, 100)]
             assert outcome.sequence in stored
+
+    asyncio.run(scenario())
+
+
+def test_what_is_being_stored_when_the_server_stops_is_answered_and_not_replayed(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with Running(tmp_path) as running:
+            await running.controller.order(joined("a"))
+            running.store.gate.clear()
+            order = asyncio.create_task(running.controller.order(Submit(spec=JobSpec(name="j"))))
+            await asyncio.to_thread(running.store.entered.wait, 60)
+        outcome = await order
+        assert outcome.accepted and outcome.jobs == (1,)
+        async with Running(tmp_path) as again:
+            assert again.found.replayed == 0 and list(again.controller.core.view.jobs) == [1]
 
     asyncio.run(scenario())
 

@@ -15,7 +15,7 @@ from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.expectation import Expectations
 from phalanx.control.server.helper_process import Helper
 from phalanx.control.server.history.run_history import RunHistory
-from phalanx.control.wire.payload import Script, Train, encode_payload
+from phalanx.control.wire.payload import Script, TrainingWork, encode_payload
 from phalanx.observe.store.journal import Journal
 from phalanx.observe.store.metric_store import MetricStore
 from phalanx.observe.store.recorder import Recorder
@@ -66,7 +66,7 @@ def look(led: Any) -> None:
 
 
 def test_a_gang_on_known_devices_is_held_against_its_plan(tmp_path: Path) -> None:
-    led = Led(tmp_path, encode_payload(Train(toml=JOB, world_size=4)))
+    led = Led(tmp_path, encode_payload(TrainingWork(toml=JOB, world_size=4)))
     assert led.planned == 0
     look(led)
     assert led.planned > 0

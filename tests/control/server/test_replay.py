@@ -37,7 +37,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(
 ) -> None:
     expected = undisturbed(tmp_path, FEW_STEPS)
     job = cluster.submit(str(write_job(tmp_path, "disturbed", FEW_STEPS)))
-    cluster.pace(job, 0.2)  # both kills come before its end, however late we are
+    cluster.pace(job, 0.35)  # both kills come before its end, however late we are
     commits = cluster.commits(job, world_size=4)
     reach(cluster, commits, 5)
     cluster.signal_worker(2, job, signal.SIGKILL)

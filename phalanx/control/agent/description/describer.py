@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.control.agent.config import DescribeOptions
 from phalanx.control.agent.description.node import count_warning, described_node
 from phalanx.control.agent.description.sources import DescriptionSources
@@ -134,15 +134,15 @@ class NodeDescriber:
             described = structs.replace(described, warnings=(*described.warnings, warning))
         if described == self.description:
             return False
-        for line in described.warnings:
-            if line not in self.description.warnings:
-                log.warning("%s", line)
-        for line in described.unread:
-            if line not in self.description.unread:
-                log.info("not read: %s", line)
+        for text in described.warnings:
+            if text not in self.description.warnings:
+                log.warning("%s", text)
+        for text in described.unread:
+            if text not in self.description.unread:
+                log.info("not read: %s", text)
         if self._before is not None:
-            for line in changed_facts(self._before, described):
-                log.info("this node: %s", line)
+            for text in changed_facts(self._before, described):
+                log.info("this node: %s", text)
         self.description = self._before = described
         self.node = described_node(self._base, described)
         self._keep(described)

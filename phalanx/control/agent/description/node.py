@@ -6,7 +6,7 @@ import os
 
 from msgspec import structs
 
-from phalanx.cluster.fleet.node import MOST_RAILS, WORD, Node
+from phalanx.cluster.node import MOST_RAILS, WORD, Node
 from phalanx.hardware.probe.description import DEVICES, OPTION, Fact, NodeDescription
 from phalanx.hardware.probe.host import parse_cpus, parse_memory
 from phalanx.hardware.probe.reader import Reader, listed, read

@@ -78,8 +78,8 @@ def link_faults(
     ``rails``: of ports by name, as the node describes itself; without it each is one of its own.
     """
     faults = []
-    for kind in ("infiniband", "net"):
-        ports = [link for link in before.values() if link.kind == kind and link.up]
+    for fabric in ("infiniband", "net"):
+        ports = [link for link in before.values() if link.kind == fabric and link.up]
         alive = [link for link in ports if link.name in after and after[link.name].up]
         for number, was in enumerate(ports):
             problem = _problem(was, after.get(was.name), seconds)
@@ -87,7 +87,7 @@ def link_faults(
                 # One of several is a slower node; the last one is no node.
                 cause = Cause.NIC if len(alive) > 0 and was not in alive else Cause.NETWORK_LINK
                 rail = rails.get(was.name, -1) if rails else number
-                on_rail = rail if kind == "infiniband" else -1
+                on_rail = rail if fabric == "infiniband" else -1
                 said = f"{was.name}: {problem}"
                 faults.append(DeviceError(node=THIS_NODE, cause=cause, rail=on_rail, detail=said))
     return faults

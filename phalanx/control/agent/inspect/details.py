@@ -1,4 +1,4 @@
-"""What people ask a node for beside logs: every rank's records of some steps, and traces."""
+"""What people ask a node for beside logs: ranks' records of some steps, traces, and stacks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from phalanx.control.agent.inspect.evidence import seen_text
+from phalanx.control.agent.jobs.jobs import NodeJobs
 from phalanx.control.agent.jobs.local_job import LocalJob
 from phalanx.control.agent.safe_files import open_regular
-from phalanx.control.wire.agent_messages import LogPart, ReadSteps, ReadTrace
+from phalanx.control.wire.agent_messages import LogPart, ReadEvidence, ReadSteps, ReadTrace
 from phalanx.observe.node.worker_ring import RingRecords, ring_path
 
 PART_BYTES = 64 << 10
@@ -25,20 +27,26 @@ class DetailReader:
 
     def __init__(
         self,
-        jobs: dict[int, LocalJob],
+        node_jobs: NodeJobs,
         send: Callable[[msgspec.Struct], None],
         skew_ns: Callable[[], int],
     ) -> None:
-        self._jobs, self._send, self._skew_ns = jobs, send, skew_ns
+        self._jobs, self._send, self._skew_ns = node_jobs.jobs, send, skew_ns
+        self._folder = node_jobs.state / "jobs"
         self._answering: set[asyncio.Task[None]] = set()
 
-    def hear(self, order: ReadSteps | ReadTrace) -> None:
+    def hear(self, order: ReadSteps | ReadTrace | ReadEvidence) -> None:
         """Somebody wants to know."""
         task = asyncio.ensure_future(self._answer(order))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, order: ReadSteps | ReadTrace) -> None:
+    async def _answer(self, order: ReadSteps | ReadTrace | ReadEvidence) -> None:
+        if isinstance(order, ReadEvidence):  # of jobs that have ended here, too
+            folder = self._folder / str(order.job)
+            text = await asyncio.to_thread(seen_text, folder, order.generation, order.rank)
+            self._send_text(order.request, text)
+            return
         job = self._jobs.get(order.job)
         if job is None:
             problem = f"job {order.job} does not run here"
@@ -46,10 +54,12 @@ class DetailReader:
         elif isinstance(order, ReadTrace):
             self._send(await asyncio.to_thread(self._trace, job, order))
         else:
-            data = await asyncio.to_thread(self._steps, job, order)
-            for at in range(0, len(data), PART_BYTES):
-                self._send(LogPart(request=order.request, data=data[at : at + PART_BYTES]))
-            self._send(LogPart(request=order.request, end=True))
+            self._send_text(order.request, await asyncio.to_thread(self._steps, job, order))
+
+    def _send_text(self, request: int, data: bytes) -> None:
+        for at in range(0, len(data), PART_BYTES):
+            self._send(LogPart(request=request, data=data[at : at + PART_BYTES]))
+        self._send(LogPart(request=request, end=True))
 
     def _steps(self, job: LocalJob, order: ReadSteps) -> bytes:
         lines: list[bytes] = []

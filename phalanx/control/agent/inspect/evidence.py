@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +18,16 @@ from msgspec import structs
 
 from phalanx.cluster.protocol.messages import InspectGang, Seen
 from phalanx.control.agent.jobs.local_job import LocalJob
-from phalanx.control.agent.safe_files import Owner, make_folder, replace_at
+from phalanx.control.agent.safe_files import Owner, make_folder, open_regular, replace_at
 
 ANSWER_SECONDS = 0.7
 FILES = ("status", "wchan", "syscall", "stack")  # of a process, below /proc
 STANDS_STILL = -1
+FILE_KINDS = ("stacks", "process")  # of a rank, that people read
+GENERATION = re.compile(r"generation-(\d{1,9})")
+OF_RANK = re.compile(rf"rank-(\d{{1,7}})\.({'|'.join(FILE_KINDS)})")
+MOST_SHOWN_BYTES = 64 << 10  # of one file
+MOST_ANSWER_BYTES = 2 << 20
 
 log = logging.getLogger("phalanx.agent")
 
@@ -84,6 +90,35 @@ class Evidence:
             # Whoever waits in a collective has come further than whom it waits for.
             ranks[process.rank] = 2 * found.step + found.waiting if found else STANDS_STILL
         return ranks
+
+
+def seen_text(job: Path, generation: int, rank: int) -> bytes:
+    """What was kept of ranks (-1: all) of a generation; 0: of the last one that was looked at."""
+    kept = sorted(
+        (int(named[1]), path)
+        for path in (job / "evidence").glob("generation-*")
+        if (named := GENERATION.fullmatch(path.name)) and generation in (0, int(named[1]))
+    )
+    if not kept:
+        return b""
+    number, folder = kept[-1]
+    text, owner = f"generation {number}\n".encode(), folder.lstat().st_uid
+    files = sorted(
+        (int(named[1]), FILE_KINDS.index(named[2]), path)
+        for path in folder.iterdir()
+        if (named := OF_RANK.fullmatch(path.name)) and rank in (-1, int(named[1]))
+    )
+    for of, kind, path in files:
+        with suppress(OSError):
+            file = open_regular(path, owner=owner)
+            try:
+                data = os.read(file, MOST_SHOWN_BYTES)
+            finally:
+                os.close(file)
+            text += f"\n== rank {of}: {FILE_KINDS[kind]}\n".encode() + data.rstrip() + b"\n"
+        if len(text) > MOST_ANSWER_BYTES:
+            return text + b"\n... more is left out: ask for one rank\n"
+    return text
 
 
 def write_process(folder: int, rank: int, pid: int, owner: Owner | None) -> None:

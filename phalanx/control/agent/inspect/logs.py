@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,14 +24,30 @@ from phalanx.control.agent.spawn.log_keeping import (
     noted_ranks,
     read_end,
 )
+from phalanx.control.agent.spawn.log_times import LogTimes, bytes_since, read_marks
 from phalanx.control.wire.agent_messages import LogPart, ReadLog
 
 PART_BYTES = 64 << 10
 FOLLOW_SECONDS = 0.2
 MOST_FOLLOWED_BYTES = 256 << 10  # in that time: more than anybody reads, less than a flood
+MOST_RESUMED_BYTES = 16 << 20  # of what was written while nobody could read on
 CUT_SECONDS = 0.5  # a rank that floods writes some 100 MB in it
 TIDY_LOOKS = 600
 WORKER_LOG = re.compile(r"worker-(\d+)\.log(\.gz)?")
+
+
+class _Source(NamedTuple):
+    """Whose lines they are that answer a request."""
+
+    request: int
+    path: Path
+    label: str  # before each line; "": none
+    worker: int
+
+    @staticmethod
+    def of(request: int, path: Path, label: str) -> _Source:
+        named = WORKER_LOG.fullmatch(path.name)
+        return _Source(request, path, label, int(named[1]) if named else -1)
 
 
 class LogReader:
@@ -37,6 +55,7 @@ class LogReader:
 
     def __init__(self, node_jobs: NodeJobs, send: Callable[[msgspec.Struct], None]) -> None:
         self._node_jobs, self._send = node_jobs, send
+        self._times = LogTimes()
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._finishing: set[int] = set()  # followed logs to which nothing is added any more
 
@@ -65,14 +84,17 @@ class LogReader:
                 self._send(LogPart(request=order.request, problem=problem))
             places = {}
             for path, label in files:
+                source = _Source.of(order.request, path, label)
                 if path.suffix == ".gz":
-                    data = await asyncio.to_thread(read_end, path, order.tail_bytes)
-                    self._say(order.request, data, label)
-                    places[path] = 0
+                    await self._packed(order, source)
                     continue
-                start = max(0, path.lstat().st_size - order.tail_bytes) if path.exists() else 0
-                most = max(order.tail_bytes, MOST_FOLLOWED_BYTES)
-                places[path] = self._part(order.request, path, start, label, most)
+                tail = _tail(order, path)
+                start = max(0, path.lstat().st_size - tail) if path.exists() else 0
+                if order.resume:
+                    start, tail = order.places.get(source.worker, 0), MOST_RESUMED_BYTES
+                most = max(tail, MOST_FOLLOWED_BYTES)
+                places[path] = self._part(source, start, not order.follow, most)
+                self._say(source, b"", places[path])  # also of one that has nothing new
             if order.follow:
                 await self._follow(order, places)
             self._send(LogPart(request=order.request, end=True))
@@ -89,8 +111,8 @@ class LogReader:
             finishing = order.request in self._finishing  # then this is the last look
             for path, label in self._files(order)[0]:
                 if path.suffix != ".gz":
-                    start = places.get(path, 0)
-                    places[path] = self._part(order.request, path, start, label)
+                    source = _Source.of(order.request, path, label)
+                    places[path] = self._part(source, places.get(path, 0), finishing)
             if not finishing:
                 await asyncio.sleep(FOLLOW_SECONDS)
 
@@ -117,35 +139,56 @@ class LogReader:
         problem = f"nobody noted which log here is rank {order.rank}'s: read all, without a rank"
         return [], problem
 
+    async def _packed(self, order: ReadLog, source: _Source) -> None:
+        """Send the end of a compressed log; an older one, where another is being written."""
+        older = source.path.with_suffix("").exists()
+        start, tail = 0, _tail(order, source.path)
+        if order.resume and source.worker in order.places:
+            if older:
+                return
+            start, tail = order.places[source.worker], MOST_RESUMED_BYTES
+        data, behind = await asyncio.to_thread(read_end, source.path, tail, start)
+        if older:
+            source = source._replace(worker=-1)
+        self._say(source, data, behind)
+
     def _part(
-        self, request: int, path: Path, start: int, label: str, most: int = MOST_FOLLOWED_BYTES
+        self, source: _Source, start: int, complete: bool, most: int = MOST_FOLLOWED_BYTES
     ) -> int:
-        """Send what lies behind a place, of too much the end; returns the place behind it."""
-        with suppress(FileNotFoundError), read_regular(path) as file:
+        """Send what lies behind a place, of too much the end; returns the place behind it.
+
+        Of labelled lines only whole ones are sent, unless the log is ``complete``.
+        """
+        with suppress(FileNotFoundError), read_regular(source.path) as file:
             size = os.fstat(file.fileno()).st_size
             if size < start:
                 start = 0  # it was emptied
             first = beginning(file.fileno())
             if start < first:
-                self._say(request, dropped_note(first), label)
+                self._say(source, dropped_note(first), first)
                 start = first
             if size - start > most:
                 skipped = size - most - start
                 note = (
                     f"... {skipped} bytes are left out: they come faster than they can be shown\n"
                 )
-                self._say(request, note.encode(), label)
                 start = size - most
+                self._say(source, note.encode(), start)
             file.seek(start)
             while start < size and (data := file.read(min(PART_BYTES, size - start))):
+                if source.label and not (complete and start + len(data) == size):
+                    data = _whole_lines(data)
+                    file.seek(start + len(data))
+                if not data:
+                    break
                 start += len(data)
-                self._say(request, data, label)
+                self._say(source, data, start)
         return start
 
-    def _say(self, request: int, data: bytes, label: str) -> None:
-        if label:
-            data = b"".join(label.encode() + line for line in data.splitlines(True))
-        self._send(LogPart(request=request, data=data))
+    def _say(self, source: _Source, data: bytes, behind: int) -> None:
+        if source.label:
+            data = b"".join(source.label.encode() + line for line in data.splitlines(True))
+        self._send(LogPart(request=source.request, data=data, worker=source.worker, behind=behind))
 
     async def rotate_forever(self) -> None:
         """Keep every log below its bound, and old ones for their time."""
@@ -163,6 +206,26 @@ class LogReader:
                 await asyncio.to_thread(expire, jobs, running)
 
     def _cut(self, jobs: Path) -> None:
-        for path in jobs.glob("*/*.log"):
+        now, paths = time.time(), list(jobs.glob("*/*.log"))
+        self._times.forget_others(paths)
+        for path in paths:
             with suppress(OSError):
+                if named := WORKER_LOG.fullmatch(path.name):
+                    self._times.look(path, int(named[1]), now)
                 cut(path)
+
+
+def _whole_lines(data: bytes) -> bytes:
+    """All but a last line that is not complete yet; a part of a line without end as it is."""
+    end = data.rfind(b"\n") + 1
+    return data if not end and len(data) == PART_BYTES else data[:end]
+
+
+def _tail(order: ReadLog, path: Path) -> int:
+    """Bytes of the end of a log that are wanted: so many, or those since a time."""
+    named = WORKER_LOG.fullmatch(path.name)
+    if not order.since_seconds or named is None:
+        return order.tail_bytes
+    size = None if path.suffix == ".gz" else path.lstat().st_size
+    since = time.time() - order.since_seconds
+    return min(order.tail_bytes, bytes_since(read_marks(path.parent), int(named[1]), since, size))

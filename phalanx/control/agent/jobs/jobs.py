@@ -45,7 +45,7 @@ from phalanx.control.agent.spawn.log_keeping import note_ranks, noted_ranks
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.agent.tasks import Tasks
 from phalanx.control.host.users import UnknownUserError, require_permitted, user_of
-from phalanx.control.wire.payload import PayloadError, Script, Train, decode_payload
+from phalanx.control.wire.payload import PayloadError, Script, TrainingWork, decode_payload
 from phalanx.control.wire.worker_messages import TraceSteps
 from phalanx.control.wire.zygote_messages import Ended
 from phalanx.train.rank.orders import BACKUP_KEY
@@ -209,7 +209,7 @@ class NodeJobs:
                     job.watch.fence(form.generation)
                 if node == form.backup:
                     await self._offer_keeper(job, store)
-                ours = isinstance(job.work, Train)
+                ours = isinstance(job.work, TrainingWork)
                 for index in [i for i in job.processes if i >= len(ranks) or not ours]:
                     self._assignment.end(job, index)
                 if not ours:
@@ -377,11 +377,11 @@ class NodeJobs:
             self._worker_events.ended(job, end)
 
 
-def uses_cuda(work: Train | Script | None) -> bool:
+def uses_cuda(work: TrainingWork | Script | None) -> bool:
     """Whether the workers of a job have a context on a GPU, which is slow to make."""
     from phalanx.hardware import count_cuda
 
-    if not isinstance(work, Train) or not count_cuda():
+    if not isinstance(work, TrainingWork) or not count_cuda():
         return False
     try:
         train = parse_toml(work.toml).get("train", {})

@@ -13,10 +13,10 @@ import msgspec
 
 from phalanx.checkpoint.keeper.frames import LENGTH, framed
 from phalanx.checkpoint.keeper.messages import (
-    Ask,
+    AskSnapshots,
     FenceReplicas,
     FromKeeper,
-    Inventory,
+    KeeperInventory,
     Noted,
     Ping,
     Pong,
@@ -72,7 +72,7 @@ class KeeperWatch:
         self._asked = False
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._ward: dict[int, dict[int, int]] = {}  # by generation: rank, its newest safe step
+        self._ward: dict[int, dict[int, int]] = {}  # by generation: rank, the step noted last
 
     async def open(self, seconds: float) -> bool:
         """Connect within a time; False where no keeper listens."""
@@ -150,7 +150,7 @@ class KeeperWatch:
             self._fact(sealed)
             return
         ward = self._ward.setdefault(note.generation, {})
-        ward[note.rank] = max(note.step, ward.get(note.rank, -1))
+        ward[note.rank] = note.step  # below the last one where its generation restored again
         if len(ward) >= self.ward_ranks:
             step = min(ward.values())
             self._fact(WardSealed(job=self.job, generation=note.generation, step=step))
@@ -228,10 +228,10 @@ async def keeper_port(path: Path) -> int:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await _connect(path)
             try:
-                say(writer, Ask())
+                say(writer, AskSnapshots())
                 while True:
                     message = await _hear(reader)
-                    if isinstance(message, Inventory):
+                    if isinstance(message, KeeperInventory):
                         return message.port
             finally:
                 writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.jobs.keeper_watch import KeeperWatch
 from phalanx.control.agent.rendezvous import meeting_name
 from phalanx.control.agent.safe_files import Owner, make_folder
-from phalanx.control.wire.payload import Script, Train
+from phalanx.control.wire.payload import Script, TrainingWork
 from phalanx.control.wire.worker_messages import Looked, Order, Take
 from phalanx.control.wire.zygote_messages import Child
 
@@ -70,7 +71,7 @@ class LocalJob:
         self.generation = 0
         self.restored = 0  # step that a program is to continue from
         self.saves = False  # it is only written, and the program not started
-        self.work: Train | Script | None = None
+        self.work: TrainingWork | Script | None = None
         self.user = ""  # whom it runs as, where the agent is root
         self.processes: dict[int, WorkerProcess] = {}
         self.standbys: dict[int, WorkerProcess] = {}  # warm processes that wait for a place
@@ -100,6 +101,11 @@ class LocalJob:
     def meeting(self) -> str:
         """The secret under which the ranks of its generation meet."""
         return meeting_name(self.replica_key, self.number, self.generation)
+
+    @property
+    def run_owner(self) -> str:
+        """What tells this job from those of other servers with its number."""
+        return hmac.digest(self.replica_key, b"run folder", "sha256").hex()[:16]
 
     @property
     def keeper_key(self) -> str:

@@ -27,7 +27,7 @@ def described_end(output: str) -> str:
 def _exception(lines: list[str]) -> str:
     """The last exception that a traceback ends in, and where it was raised."""
     frame: re.Match[str] | None = None
-    inside, found = False, ""
+    inside, last = False, ""
     for line in lines:
         if line.strip() == TRACEBACK:
             inside, frame = True, None
@@ -36,8 +36,8 @@ def _exception(lines: list[str]) -> str:
         elif inside and not line.startswith(" ") and EXCEPTION.match(line):
             inside = False
             place = f" ({PurePath(frame['file']).name}:{frame['line']})" if frame else ""
-            found = f"{line.strip()[:LINE_CHARS]}{place}"
-    return found
+            last = f"{line.strip()[:LINE_CHARS]}{place}"
+    return last
 
 
 def _last(lines: list[str]) -> str:

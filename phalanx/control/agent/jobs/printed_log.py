@@ -35,19 +35,19 @@ class PrintedLog:
         found = self._lines.feed(self._more())
         return list(self._records(found, now_ns))
 
-    def _records(self, found: list[PrintedStep], now_ns: int) -> Iterator[TimedRecord]:
-        if not found:
+    def _records(self, steps: list[PrintedStep], now_ns: int) -> Iterator[TimedRecord]:
+        if not steps:
             return
         step, read_ns = self._last
-        each_ns = (now_ns - read_ns) // max(1, found[-1].step - step) if step else 0
-        for printed in found:
-            at_ns = now_ns - (found[-1].step - printed.step) * each_ns
+        each_ns = (now_ns - read_ns) // max(1, steps[-1].step - step) if step else 0
+        for printed in steps:
+            at_ns = now_ns - (steps[-1].step - printed.step) * each_ns
             if each_ns > 0:  # nobody knows when the first one began
                 record = step_record(
                     printed, self._job.number, self._generation, self._rank, each_ns / 1e9
                 )
                 yield TimedRecord(at_ns, record)
-        self._last, self.newest = (found[-1].step, now_ns), found[-1]
+        self._last, self.newest = (steps[-1].step, now_ns), steps[-1]
 
     def _more(self) -> str:
         try:

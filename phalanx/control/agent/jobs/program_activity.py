@@ -75,9 +75,9 @@ def activity_of(job: LocalJob, node: int, table: dict[int, ProcessStat], gpus: G
 
 def busiest_ppm(mask: int, gpus: Gpus) -> int:
     """How busy the busiest GPU of a job is; -1: nobody can tell. ``mask`` 0: it holds all."""
-    held = [
+    loads = [
         value
         for gpu, value in enumerate(gpus.get("gpu_utilization", ()))
         if not mask or mask >> gpu & 1
     ]
-    return max((round(min(max(value, 0.0), 1.0) * 1_000_000) for value in held), default=-1)
+    return max((round(min(max(value, 0.0), 1.0) * 1_000_000) for value in loads), default=-1)

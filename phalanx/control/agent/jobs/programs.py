@@ -27,6 +27,7 @@ from phalanx.cluster.protocol.messages import (
 from phalanx.control.agent.jobs.keeper_watch import save_kept
 from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
 from phalanx.control.agent.jobs.program_notes import ProgramNote, note_program
+from phalanx.control.agent.jobs.program_result import result_variable
 from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.host.launchers import OWN_STORE, recognised, without_ranks
@@ -186,6 +187,7 @@ class NodePrograms:
                     **self._processes.given(job),
                     **self._processes.environment(job, process),
                     **rank_environment(job, process, form),
+                    **result_variable(job),
                 },
                 folder=work.folder or str(job.own_folder),
                 user=self._processes.user(job),

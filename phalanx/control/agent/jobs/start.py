@@ -134,6 +134,7 @@ class Processes:
             "PHALANX_KEEPER": str(job.keeper_socket),
             "PHALANX_AGENT": str(job.agent_socket),
             "PHALANX_FOLDER": str(job.own_folder),
+            "PHALANX_OWNER": job.run_owner,
             **({} if self._settings.config.telemetry.steps else {"PHALANX_RECORDS": "0"}),
             **self._chaos(job),
             **visible(held_gpus(job.gpus, self._machine)),

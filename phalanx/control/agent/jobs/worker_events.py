@@ -15,6 +15,7 @@ from msgspec import structs
 
 from phalanx.checkpoint.keeper.frames import Unframer
 from phalanx.cluster.causes import Cause
+from phalanx.cluster.protocol.commands import Flush, WorkerOrder
 from phalanx.cluster.protocol.messages import (
     THIS_NODE,
     LocalFact,
@@ -27,10 +28,11 @@ from phalanx.cluster.protocol.messages import (
 )
 from phalanx.control.agent.jobs.local_job import LocalJob, WorkerProcess
 from phalanx.control.agent.jobs.output_end import described_end
+from phalanx.control.agent.jobs.program_result import left_result
 from phalanx.control.agent.jobs.wrapper_exits import killed_child, last_output
 from phalanx.control.agent.safe_files import Owner, files_as
 from phalanx.control.host.users import known_user
-from phalanx.control.wire.payload import Script, Train
+from phalanx.control.wire.payload import Script, TrainingWork
 from phalanx.control.wire.socket_peer import SocketPeer, peer_of
 from phalanx.control.wire.worker_messages import (
     GIVE_WAY,
@@ -210,14 +212,14 @@ class WorkerEvents:
         if process.status is None or process.writer is not None or process.left:
             return
         process.left = True
-        cause, detail = explained(process.status, ours=isinstance(job.work, Train))
+        cause, detail = explained(process.status, ours=isinstance(job.work, TrainingWork))
         if process.sent_away and process.status in (-signal.SIGTERM, SHELL_TERM):
             cause = detail = ""  # as it was asked to
         ended_by, pid = -process.status, process.pid
         output = self._output(job, process) if cause else ""
         child = killed_child(output) if cause == Cause.USER_ERROR else None
-        if child is None and cause in OWN_ENDS and (told := described_end(output)):
-            detail = f"{detail}: {told}"
+        if child is None and cause in OWN_ENDS and (explanation := described_end(output)):
+            detail = f"{detail}: {explanation}"
         if child is not None:
             ended_by, pid = child.number, child.pid
             cause = cause_of_signal(ended_by)
@@ -225,8 +227,8 @@ class WorkerEvents:
             detail = f"{detail}: {which} was ended by {child.number.name}"
         if process.ended_why:
             detail = process.ended_why
-        elif ended_by == signal.SIGKILL and (told := self.out_of_memory(pid)):
-            cause, detail = Cause.HOST_OUT_OF_MEMORY, told
+        elif ended_by == signal.SIGKILL and (explanation := self.out_of_memory(pid)):
+            cause, detail = Cause.HOST_OUT_OF_MEMORY, explanation
         left = WorkerExited(
             job=job.number,
             generation=process.generation,
@@ -235,6 +237,7 @@ class WorkerEvents:
             step=process.step,
             cause=cause,
             detail=detail,
+            result=left_result(job, process) if not cause else "",
         )
         self._fact(left)
         for other in [] if cause else job.processes.values():
@@ -258,3 +261,10 @@ def at_server_time(fact: LocalFact, skew_ns: int) -> LocalFact:
             return structs.replace(fact, deadline_ns=fact.deadline_ns + skew_ns)
         case _:
             return fact
+
+
+def at_own_time(order: WorkerOrder, skew_ns: int) -> WorkerOrder:
+    """An order with its time as this machine's clock tells it, which workers look at."""
+    if isinstance(order, Flush):
+        return structs.replace(order, until_ns=order.until_ns - skew_ns)
+    return order

@@ -118,7 +118,7 @@ def seats(
     bindings = []
     for worker in range(workers):
         gpu = own[worker] if worker < len(own) else -1
-        place = places[worker] if worker < len(places) else worker
+        seat = places[worker] if worker < len(places) else worker
         near = machine.gpus[gpu] if gpu >= 0 else -1
         numa = near if policy == "numa" and near in machine.numa else -1
         if policy == "none":
@@ -127,7 +127,7 @@ def seats(
             sharing = [i for i, node in enumerate(machine.gpus) if node == numa]
             cores = share(machine.numa[numa], sharing.index(gpu), len(sharing))
         else:
-            cores = share(machine.cores, place, max(node_gpus, workers))
+            cores = share(machine.cores, seat, max(node_gpus, workers))
         bindings.append(WorkerBinding(gpu, cores, numa))
     return bindings
 

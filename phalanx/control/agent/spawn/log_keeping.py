@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from phalanx.control.agent.safe_files import FOLDER, create_at, open_at, open_regular, read_regular
+from phalanx.control.agent.spawn.log_times import marks_path
 
 MOST_BYTES = 64 << 20  # of one file
 KEPT_BYTES = 16 << 20  # of its end, when it is cut
@@ -185,15 +186,17 @@ def expire(
             size -= bytes_
             if not any(path.parent.glob("worker-*.log*")):
                 _note(path.parent).unlink(missing_ok=True)
+                marks_path(path.parent).unlink(missing_ok=True)
             if not any(path.parent.iterdir()):
                 path.parent.rmdir()
     return dropped
 
 
-def read_end(path: Path, tail_bytes: int) -> bytes:
-    """The end of a compressed log."""
+def read_end(path: Path, tail_bytes: int, start: int = 0) -> tuple[bytes, int]:
+    """The end of a compressed log, from a place on at most, and the place behind it."""
     kept = b""
     with read_regular(path) as file, gzip.open(file, "rb") as packed:
+        packed.seek(start)
         while piece := packed.read(1 << 20):
             kept = (kept + piece)[-tail_bytes:] if tail_bytes else b""
-    return kept
+        return kept, packed.tell()

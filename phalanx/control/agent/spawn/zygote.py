@@ -38,11 +38,11 @@ from phalanx.control.wire.zygote_messages import (
     Lease,
     Leave,
     NotStarted,
-    Ready,
     RenewPrograms,
     Signal,
     Spawn,
     ToZygote,
+    ZygoteReady,
     decode_to_zygote,
 )
 
@@ -125,7 +125,7 @@ class Zygote:
             self._part()
             self._agent, self._unframer = connection, Unframer()
             self._selector.register(connection, selectors.EVENT_READ)
-            ready = Ready(pid=os.getpid(), hears=True, program_lease=self._fence.lease)
+            ready = ZygoteReady(pid=os.getpid(), hears=True, program_lease=self._fence.lease)
             self._tell(*self._children.values(), *self._unheard.values(), ready)
 
     def _part(self) -> None:

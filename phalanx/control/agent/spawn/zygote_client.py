@@ -20,11 +20,11 @@ from phalanx.control.wire.zygote_messages import (
     Lease,
     Leave,
     NotStarted,
-    Ready,
     RenewPrograms,
     Signal,
     Spawn,
     ToZygote,
+    ZygoteReady,
     decode_from_zygote,
 )
 
@@ -169,7 +169,7 @@ class ZygoteClient:
                 future, _ = self._waiting.pop(message.key, (None, None))
                 if future is not None and not future.done():
                     future.set_exception(ZygoteError(message.problem))
-            case Ready():
+            case ZygoteReady():
                 self.pid, self._hears = message.pid, message.hears
                 self.program_lease = message.program_lease
                 self._ready.set()

@@ -80,14 +80,14 @@ def read_hosts(text: str) -> list[RolloutHost]:
     return hosts
 
 
-def _check_places(places: list[tuple[str, str]], line: int) -> None:
+def _check_places(places: list[tuple[str, str]], line_number: int) -> None:
     """What a file says of a host must be what an agent can be told."""
     for key, value in places:
         if key not in PLACES:
-            rule, fix = f"no such key (line {line})", nearest(key, list(PLACES))
+            rule, fix = f"no such key (line {line_number})", nearest(key, list(PLACES))
             raise ConfigError(key, f'"{value}"', rule, fix)
         if not VALUE.fullmatch(value) or (key == "rails" and not value.isdigit()):
-            rule = f"must be a {'number' if key == 'rails' else 'word'} (line {line})"
+            rule = f"must be a {'number' if key == 'rails' else 'word'} (line {line_number})"
             raise ConfigError(key, f'"{value}"', rule, "use letters, digits and . : + - _")
 
 

@@ -92,7 +92,7 @@ class PartlyMadeError(KubernetesError):
         return ("--namespace", items[0]["metadata"]["namespace"]) if items else ()
 
 
-def kubectl(*words: str, text: str = "", seconds: float = TIMEOUT_SECONDS) -> str:
+def kubectl(*arguments: str, text: str = "", seconds: float = TIMEOUT_SECONDS) -> str:
     """What kubectl prints; KubernetesError with its own words and what to change."""
     if not shutil.which("kubectl"):
         raise KubernetesError(
@@ -100,7 +100,7 @@ def kubectl(*words: str, text: str = "", seconds: float = TIMEOUT_SECONDS) -> st
         )
     try:
         done = subprocess.run(
-            ["kubectl", *words],
+            ["kubectl", *arguments],
             input=text,
             capture_output=True,
             text=True,
@@ -109,14 +109,14 @@ def kubectl(*words: str, text: str = "", seconds: float = TIMEOUT_SECONDS) -> st
         )
     except subprocess.TimeoutExpired:
         raise NoAnswerError(
-            f"kubectl {words[0]} did not end within {seconds:.0f} s: does the cluster answer "
+            f"kubectl {arguments[0]} did not end within {seconds:.0f} s: does the cluster answer "
             "(`kubectl get --raw /readyz`)?"
         ) from None
     if done.returncode:
         stderr = "\n".join(
             line for line in done.stderr.splitlines() if not NOISE.match(line)
         ).strip()
-        hint = next((what for words, what in HINTS if words in stderr.lower()), "")
+        hint = next((what for arguments, what in HINTS if arguments in stderr.lower()), "")
         made = (line.split() for line in done.stdout.splitlines())
         names = tuple(line[0] for line in made if len(line) == 2 and line[1] == "created")
         message = stderr + (f"\n{hint}" if hint else "")

@@ -43,12 +43,12 @@ def connect(address: str) -> Any:
         ray: Any = importlib.import_module("ray")  # typed in some releases only
     except ImportError:
         raise RayError("ray is not installed: pip install 'phalanx[ray]'") from None
-    found = _last_cluster() if address == "auto" else address
+    cluster = _last_cluster() if address == "auto" else address
     no_cluster = RayError(
-        f"no Ray cluster at {found or address!r}: start one with `ray start --head`, or set "
+        f"no Ray cluster at {cluster or address!r}: start one with `ray start --head`, or set "
         "backend.ray.address (or RAY_ADDRESS) to its head"
     )
-    if ":" in found and not _answers(found):  # Ray itself tries for minutes
+    if ":" in cluster and not _answers(cluster):  # Ray itself tries for minutes
         raise no_cluster
     try:
         ray.init(address=address, namespace="phalanx", log_to_driver=False, logging_level="warning")
@@ -255,14 +255,14 @@ def runtime_env_of(settings: Ray) -> dict[str, Any]:
     if not settings.runtime_env:
         return {}
     try:
-        found = msgspec.json.decode(Path(settings.runtime_env).read_bytes())
+        environment = msgspec.json.decode(Path(settings.runtime_env).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         rule, fix = f"cannot be read: {error}", 'a file such as {"pip": ["einops"]}'
         raise ConfigError("backend.ray.runtime_env", settings.runtime_env, rule, fix) from None
-    if not isinstance(found, dict):
+    if not isinstance(environment, dict):
         rule = "holds no JSON object"
         raise ConfigError("backend.ray.runtime_env", settings.runtime_env, rule, "write {…}")
-    return found
+    return environment
 
 
 class _Tokens:

@@ -16,15 +16,15 @@ PYTHON = "python"  # inside of an image; the batch script's own is the host's
 
 def container_words(backend: Backend) -> tuple[list[str], list[str]]:
     """Words for srun, and words before the program, that start it in backend.image."""
-    kind = backend.slurm.container
+    runtime = backend.slurm.container
     image = staged(backend) or _address(backend)
     mounts = ",".join(each if ":" in each else f"{each}:{each}" for each in backend.mounts)
-    if kind == "pyxis":
+    if runtime == "pyxis":
         words = [f"--container-image={shlex.quote(image)}", "--container-writable"]
         if mounts:
             words.append(f"--container-mounts={shlex.quote(mounts)}")
         return words, []
-    if kind == "apptainer":
+    if runtime == "apptainer":
         bind = ["--bind", shlex.quote(mounts)] if mounts else []
         return [], ["apptainer", "exec", "--nv", *bind, shlex.quote(image)]
     return [], []

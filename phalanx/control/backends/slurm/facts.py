@@ -32,30 +32,30 @@ def expand(nodes: str) -> tuple[str, ...]:
     SlurmError where it is no such list.
     """
     names: list[str] = []
-    for part in _split(nodes):
-        begin, bracket, rest = part.partition("[")
+    for pattern in _split(nodes):
+        begin, bracket, rest = pattern.partition("[")
         if not bracket:
-            names.append(part)
+            names.append(pattern)
             continue
         ranges, closed, end = rest.partition("]")
         if not closed:
-            raise SlurmError(f"{part} has no ]")
+            raise SlurmError(f"{pattern} has no ]")
         tails = expand(end) if end else ("",)
         for each in ranges.split(","):
-            numbers, width = _range(each, part)
+            numbers, width = _range(each, pattern)
             if len(names) + len(numbers) * len(tails) > MOST_NODES:
-                raise SlurmError(f"{part} is more than {MOST_NODES} nodes")
+                raise SlurmError(f"{pattern} is more than {MOST_NODES} nodes")
             names += [f"{begin}{number:0{width}d}{tail}" for number in numbers for tail in tails]
     return tuple(names)
 
 
-def _range(text: str, part: str) -> tuple[range, int]:
+def _range(text: str, names: str) -> tuple[range, int]:
     """The numbers of ``01-03`` and their width."""
     if not (given := RANGE.fullmatch(text)):
-        raise SlurmError(f"[{text}] of {part} is no number and no range")
+        raise SlurmError(f"[{text}] of {names} is no number and no range")
     first, last = int(given[1]), int(given[2] or given[1])
     if last < first:
-        raise SlurmError(f"[{text}] of {part} ends before it begins")
+        raise SlurmError(f"[{text}] of {names} ends before it begins")
     return range(first, last + 1), len(given[1])
 
 

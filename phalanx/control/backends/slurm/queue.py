@@ -80,7 +80,7 @@ def places(answer: dict[str, Any]) -> list[SlurmQueuePosition]:
             if other["partition"] == job["partition"] and _number(other.get("priority")) > priority
         ]
         state = _word(job["job_state"])
-        place = SlurmQueuePosition(
+        position = SlurmQueuePosition(
             job=int(job["job_id"]),
             name=str(job.get("name", "")),
             state=state.lower(),
@@ -94,7 +94,7 @@ def places(answer: dict[str, Any]) -> list[SlurmQueuePosition]:
             output=str(job.get("standard_output", "")).replace("%j", str(job["job_id"])),
             restarts=_number(job.get("restart_cnt")),
         )
-        positions.append(place)
+        positions.append(position)
     return positions
 
 

@@ -208,7 +208,7 @@ class AgentSocket(asyncio.Protocol):
             return
         refused = self._revoked(hub) or bad_register(hub, self._token, register, self._nonce)
         if refused is not None:
-            if refused.code not in ("pending", "unlinked"):
+            if refused.code not in (RejectCode.PENDING, RejectCode.UNLINKED):
                 self._audit(403, refused.message)
             self.close(refused)
         elif is_known(hub, register) and self._token.key and not self._token.unconfirmed:
@@ -264,7 +264,9 @@ class AgentSocket(asyncio.Protocol):
     def _refuse_handshake(self, error: AuthError) -> None:
         server, client = self._server, self._client()
         server.audit.write("agent", error.status, client=client, detail=error.code)
-        wait = server.client_limit.take(client, time.monotonic()) if error.status == 401 else 0.0
+        wait = (
+            server.limits.addresses.take(client, time.monotonic()) if error.status == 401 else 0.0
+        )
         if wait:
             error = AuthError(429, "too_many_requests", f"too many wrong tokens: wait {wait:.1f} s")
         body = msgspec.json.encode({"error": {"code": error.code, "message": str(error)}})

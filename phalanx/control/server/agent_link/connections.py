@@ -189,15 +189,17 @@ class Hub:
 
     def _described(self, node: int, message: Described) -> None:
         """A node describes itself anew: the core is told where that concerns it."""
-        known, now_is = self._view.fleet.nodes[node], message.described
+        registered, now_is = self._view.fleet.nodes[node], message.described
         problem = bad_node(now_is) or bad_description(message.description)
-        if now_is.name != known.name:
+        if now_is.name != registered.name:
             problem = f"{now_is.name[:40]!a} is not its name"
         if problem:
-            logger.warning("%s describes itself as what cannot be: %s", known.name, ascii(problem))
+            logger.warning(
+                "%s describes itself as what cannot be: %s", registered.name, ascii(problem)
+            )
             return
         self.describe(node, message.description)
-        if now_is != known:
+        if now_is != registered:
             self.controller.tell([NodeDescribed(node=node, described=now_is)])
 
     def describe(self, node: int, description: NodeDescription) -> None:

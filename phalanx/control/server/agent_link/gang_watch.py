@@ -86,12 +86,12 @@ class GangWatch:
 
 def slowness(watch: StepWatch, nodes: int) -> list[float | None]:
     """By node: its own time of a step over the median of its stage; None: nobody told."""
-    found: list[float | None] = [None] * nodes
+    ratios: list[float | None] = [None] * nodes
     for gang in watch.gangs.values():
         for node, ratio in _of_gang(gang):
             if node < nodes:
-                found[node] = ratio
-    return found
+                ratios[node] = ratio
+    return ratios
 
 
 def _of_gang(gang: WatchedGang) -> list[tuple[int, float]]:

@@ -8,8 +8,8 @@ import re
 from typing import TYPE_CHECKING
 
 from phalanx import __version__
-from phalanx.cluster.fleet.node import MOST_NODE_GPUS, Node, places_of
-from phalanx.cluster.fleet.node import bad_node as unusable
+from phalanx.cluster.node import MOST_NODE_GPUS, Node, places_of
+from phalanx.cluster.node import bad_node as unusable
 from phalanx.cluster.protocol.events import NodeJoined
 from phalanx.control.server.security.auth import Token
 from phalanx.control.trust.node_key import (

@@ -8,9 +8,9 @@ from collections import Counter
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.membership import MessageRefusal, refusal
+from phalanx.cluster.protocol.message_rights import MessageRefusal, refusal
 from phalanx.cluster.state import View
-from phalanx.control.server.security.rate_limits import RateLimit
+from phalanx.control.server.security.request_limits import RateLimit
 from phalanx.control.wire.agent_messages import AcceptanceNews, Described, SetUp
 from phalanx.observe.node.node_messages import NodeRecords
 

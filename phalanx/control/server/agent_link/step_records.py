@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.detectors.robust import Ints
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.placement.catalogued import CPU
 from phalanx.cluster.protocol.events import EventBody, Progress
 from phalanx.cluster.protocol.step_watch import GangRecord, StepWatch
@@ -50,7 +50,7 @@ class Metrics:
         self._trends = Trends()
         self._watch, self._tell = watch, tell
 
-    def begin(self, job: Job, names: Sequence[str]) -> None:
+    def begin(self, job: ClusterJob, names: Sequence[str]) -> None:
         """A gang runs from now on, on nodes of these names."""
         placement, shape = job.placement, job.spec.gang
         assert placement is not None
@@ -169,7 +169,7 @@ def straggler_ns(step: GangStep, slow: Sequence[int]) -> int:
     return max(0, int(lost * NS))
 
 
-def planned_ns(job: Job) -> int:
+def planned_ns(job: ClusterJob) -> int:
     """What a step takes by the plan; 0: nobody planned it."""
     plan = job.spec.plan
     # CPU ranks share their cores with whatever else runs there: no plan to be held against.

@@ -8,9 +8,18 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from phalanx.config import (
+    ConfigError,
+    batch_ramp,
+    job_from_table,
+    resolve,
+    stage_at,
+)
+from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
 from phalanx.control.wire import api_types as t
 from phalanx.control.wire.agent_messages import Profile, encode
+from phalanx.control.wire.payload import TrainingWork, decode_payload
 from phalanx.control.wire.websocket_frames import framed
 
 AT_ONCE = 32  # nodes that are asked together
@@ -40,7 +49,7 @@ ENDPOINTS = Endpoints()
 
 @ENDPOINTS.add("GET /v1/jobs/{job}/records", EVERYBODY, params=t.JobPath, query=RecordsQuery)
 async def job_records(call: Call) -> AsyncIterator[bytes]:
-    """Give every rank's records of some steps, as their nodes still hold them.
+    """Give every rank's records of some steps, as far as the nodes still have them.
 
     Lines of JSON, one a rank and step, from the rings of the nodes that run the job.
     """
@@ -80,11 +89,13 @@ async def job_trace(call: Call) -> AsyncIterator[bytes]:
     slot = rank // max(1, job.spec.gang.slot_gpus)
     folder = call.leading.run_history.run_of(job).folder
     if rank >= world or not folder:
-        raise ApiError(404, "no_such_trace", f"rank {rank} of job {job.id} has no trace")
+        raise ApiError(
+            404, t.RefusalCode.NO_SUCH_TRACE, f"rank {rank} of job {job.id} has no trace"
+        )
     parts = call.leading.hub.logs.trace(nodes[slot], job.id, rank, folder, call.query.after_ns)
     first = await anext(parts)
     if first.problem:
-        raise ApiError(404, "no_such_trace", first.problem)
+        raise ApiError(404, t.RefusalCode.NO_SUCH_TRACE, first.problem)
 
     async def all_parts() -> AsyncIterator[bytes]:
         yield first.data
@@ -96,11 +107,94 @@ async def job_trace(call: Call) -> AsyncIterator[bytes]:
     return all_parts()
 
 
+class StacksQuery(t.In, frozen=True):
+    """Of a generation; 0: of the last one that was looked at."""
+
+    generation: t.Number = 0
+    rank: Annotated[int, Meta(ge=-1, le=t.MOST)] = -1  # -1: of all, on at most 32 nodes
+
+
+@ENDPOINTS.add("GET /v1/jobs/{job}/stacks", EVERYBODY, params=t.JobPath, query=StacksQuery)
+async def job_stacks(call: Call) -> AsyncIterator[bytes]:
+    """Give the stacks of a gang's ranks from its last hang.
+
+    Text, from the nodes that ran it.
+    """
+    job, hub, asked = call.job(), call.leading.hub, call.query
+    slot_ranks, generation = max(1, job.spec.gang.slot_gpus), asked.generation
+    placements = [
+        each["nodes"]
+        for each in call.leading.run_history.run_of(job).placements
+        if each["generation"] <= (generation or job.generation)
+    ]
+    index = call.leading.core.view.fleet.index
+    nodes = [index.get(name) for name in placements[-1]] if placements else []
+    if asked.rank >= 0:
+        nodes = nodes[asked.rank // slot_ranks :][:1]
+
+    async def all_nodes() -> AsyncIterator[bytes]:
+        for node in nodes[:AT_ONCE]:
+            if node is not None:
+                async for part in hub.logs.evidence(node, job.id, generation, asked.rank):
+                    yield part
+
+    return all_nodes()
+
+
+class BatchQuery(t.In, frozen=True):
+    step: Annotated[int, Meta(ge=1, le=t.MOST)]
+    rank: t.Number = 0
+
+
+class BatchOut(t.Out, frozen=True):
+    """The samples of a step by their numbers within the run, were none skipped before it."""
+
+    step: int
+    first_sample: int
+    samples: int
+    sequence: int  # tokens of each
+    data: tuple[str, ...]  # where they come from, as the job names it
+    rank: int
+    rank_first_sample: int  # of the replica of this rank
+    rank_samples: int
+
+
+@ENDPOINTS.add("GET /v1/jobs/{job}/batch", EVERYBODY, params=t.JobPath, query=BatchQuery)
+async def job_batch(call: Call) -> BatchOut:
+    """Give the samples that a step of a job reads, and those of one rank's replica."""
+    job, asked = call.job(), call.query
+    work = decode_payload(job.spec.payload)
+    if not isinstance(work, TrainingWork):
+        raise ApiError(409, "no_batch", f"job {job.id} is a program: what it reads is its own")
+    try:
+        described = resolve(job_from_table(parse_toml(work.toml)), work.world_size)
+    except (ConfigError, ValueError) as error:
+        raise ApiError(409, "no_batch", f"its job file cannot be read: {error}") from None
+    ramp, mesh = batch_ramp(described), described.parallel
+    first = ramp.samples(asked.step - 1)
+    count, data = ramp.at(first), stage_at(described, first).data
+    corpora = tuple(str(each.path) for each in data.blend.values())
+    replicas, micro_batch = mesh.data, described.train.micro_batch
+    rows = -(-count // (replicas * micro_batch)) * micro_batch  # of each replica
+    replica = asked.rank // (mesh.context * mesh.tensor) % replicas
+    inside = min(count, replica * rows), min(count, (replica + 1) * rows)
+    return BatchOut(
+        step=asked.step,
+        first_sample=first,
+        samples=count,
+        sequence=data.sequence,
+        data=corpora or (str(data.path or data.source),),
+        rank=asked.rank,
+        rank_first_sample=first + inside[0],
+        rank_samples=inside[1] - inside[0],
+    )
+
+
 def _running(call: Call) -> tuple[tuple[int, ...], int]:
     """Nodes of a gang that runs, by slot, and how many ranks it has."""
     job = call.job()
     if job.placement is None or job.gang is None or job.gang.phase != "running":
-        raise ApiError(409, "not_running", f"job {job.id} does not run now")
+        raise ApiError(409, t.RefusalCode.NOT_RUNNING, f"job {job.id} does not run now")
     return job.placement.nodes, job.spec.gang.ranks(job.placement.replicas)
 
 

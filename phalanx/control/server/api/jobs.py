@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec
 from phalanx.cluster.protocol.commands import Command, job_of
-from phalanx.cluster.protocol.events import (
-    Cancel,
-    Event,
-    Hold,
-    RaiseBudget,
-    Requeue,
-    Scale,
-    Step,
-    Submit,
-    SubmitWorkflow,
-)
-from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
-from phalanx.control.server.http.job_rights import (
-    budget_seconds,
-    may_change_budget,
-    refuse_unconfirmed,
-    rightful,
-)
-from phalanx.control.server.http.log_requests import LogLocation
+from phalanx.cluster.protocol.events import Event, Step, Submit, SubmitWorkflow
+from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, Call, Endpoints
+from phalanx.control.server.http.job_rights import refuse_unconfirmed, rightful
 from phalanx.control.server.http.planned_job import cost_estimate
-from phalanx.control.server.http.replanned_job import carry_out, needs_replan, wanted_replicas
 from phalanx.control.server.http.views import (
     event_out,
     job_detail,
@@ -48,14 +30,13 @@ from phalanx.control.server.store.interface import (
     event_of,
 )
 from phalanx.control.wire import api_types as t
-from phalanx.plan.search.what_if import JobChange
 
 logger = logging.getLogger("phalanx.server")
 
 SCAN_EVENTS = 20_000  # looked through at most for one answer
 PAGE = 1000
+DECISIONS_TOLD = 20
 ENDPOINTS = Endpoints()
-_job = partial(ENDPOINTS.add, roles=WRITERS, params=t.JobPath, audited=True)
 
 
 @ENDPOINTS.add("POST /v1/jobs", WRITERS, body=t.Submission, status=201, audited=True)
@@ -68,7 +49,7 @@ async def submit_job(call: Call) -> t.JobsSubmitted:
 
 @ENDPOINTS.add("POST /v1/workflows", WRITERS, body=t.Workflow, status=201, audited=True)
 async def submit_workflow(call: Call) -> t.JobsSubmitted:
-    """Put jobs that depend on each other into the queue: all or none."""
+    """Queue jobs that depend on each other: all or none."""
     steps: list[Step] = []
     notes: list[str] = []
     for asked in call.body.steps:
@@ -82,12 +63,12 @@ async def submit_workflow(call: Call) -> t.JobsSubmitted:
 
 
 def _submitted(
-    call: Call, done: t.Done, told: list[str], specs: Sequence[JobSpec]
+    call: Call, done: t.Done, remarks: list[str], specs: Sequence[JobSpec]
 ) -> t.JobsSubmitted:
     """Nobody is to look in vain for what was asked and is not so, nor for what it will take."""
     core, now_ns = call.leading.core, call.leading.controller.clock.now_ns()
     plans = tuple(spec.plan for spec in specs if spec.plan is not None)
-    answer = structs.asdict(done) | {"message": "; ".join([done.message, *told])}
+    answer = structs.asdict(done) | {"message": "; ".join([done.message, *remarks])}
     first = core.view.jobs.get(done.jobs[0]) if done.jobs else None
     return t.JobsSubmitted(
         **answer,
@@ -121,7 +102,7 @@ async def list_jobs(call: Call) -> t.JobList:
     return t.JobList(jobs=listed[::-1] if query.newest else listed, next_after=0)
 
 
-def _asked_for(query: t.JobsQuery, job: Job) -> bool:
+def _asked_for(query: t.JobsQuery, job: ClusterJob) -> bool:
     return query.state in ("all", job.state) or (query.state == "live" and not job.ended)
 
 
@@ -129,7 +110,7 @@ def _folded(call: Call) -> t.JobList:
     """The same with one entry an array, which says how many of its jobs are in which state."""
     core, query = call.leading.core, call.query
     states: dict[int, Counter[str]] = {}
-    entries: list[Job] = []
+    entries: list[ClusterJob] = []
     for job in core.view.jobs.values():
         if not call.sees(job.spec.team) or not _asked_for(query, job):
             continue
@@ -174,140 +155,28 @@ async def why_job(call: Call) -> t.Waits:
     With the last decisions about it.
     """
     job = call.job()
-    decided: list[t.Why] = []
-    for _, commands in reversed(call.leading.recent):
-        for command in commands:
-            if job_of(command.body) == job.id and len(decided) < 20:
-                decided.append(why_of(command.body.reason))
     now_ns = call.leading.controller.clock.now_ns()
+    decided = last_decisions(call.leading.recent, job.id)
     return waits(call.leading.core, job, decided, now_ns)
 
 
-@_job("POST /v1/jobs/{job}/cancel")
-async def cancel_job(call: Call) -> t.Done:
-    """End a job.
+def last_decisions(recent: Iterable[tuple[Event, Sequence[Command]]], job: int) -> list[t.Why]:
+    """Why the last commands about a job were given, the newest first.
 
-    A program that runs gets SIGTERM and a grace; cancelled again it ends at once, like others.
+    Several commands of one decision have one reason, which is told once.
     """
-    return await call.order(Cancel(job=call.job().id))
-
-
-@_job("POST /v1/jobs/{job}/requeue")
-async def requeue_job(call: Call) -> t.Done:
-    """Stop a job with a checkpoint and queue it again."""
-    return await call.order(Requeue(job=call.job().id))
-
-
-@_job("POST /v1/jobs/{job}/drain")
-async def drain_job(call: Call) -> t.Done:
-    """Stop a job with a checkpoint and hold it.
-
-    It waits until it is released.
-    """
-    return await call.order(Requeue(job=call.job().id, hold=True, operator=call.operator))
-
-
-@_job("POST /v1/jobs/{job}/hold")
-async def hold_job(call: Call) -> t.Done:
-    """Keep a pending job out of the queue."""
-    return await call.order(Hold(job=call.job().id, held=True, operator=call.operator))
-
-
-@_job("POST /v1/jobs/{job}/release")
-async def release_job(call: Call) -> t.Done:
-    """Let a held job into the queue."""
-    return await call.order(Hold(job=call.job().id, held=False, operator=call.operator))
-
-
-@_job("POST /v1/arrays/{job}/cancel")
-async def cancel_array(call: Call) -> t.Done:
-    """End all jobs of an array, which any of them names."""
-    return await call.order(Cancel(job=call.job().id, array=True))
-
-
-@_job("POST /v1/arrays/{job}/hold")
-async def hold_array(call: Call) -> t.Done:
-    """Keep the pending jobs of an array out of the queue."""
-    order = Hold(job=call.job().id, held=True, operator=call.operator, array=True)
-    return await call.order(order)
-
-
-@_job("POST /v1/arrays/{job}/release")
-async def release_array(call: Call) -> t.Done:
-    """Let the held jobs of an array into the queue."""
-    order = Hold(job=call.job().id, held=False, operator=call.operator, array=True)
-    return await call.order(order)
-
-
-@_job("POST /v1/jobs/{job}/scale", body=t.Replicas)
-async def scale_job(call: Call) -> t.Done:
-    """Give a job another number of replicas.
-
-    An elastic one changes while it runs; another one saves its state and goes on with them.
-    """
-    job = call.job()
-    replicas = wanted_replicas(job, call.body)
-    if not needs_replan(job, replicas):
-        return await call.order(Scale(job=job.id, replicas=replicas))
-    change = JobChange(gpus=job.spec.gang.ranks(replicas))
-    return await carry_out(call, change)
-
-
-@_job("POST /v1/jobs/{job}/budget", body=t.Budget)
-async def budget_job(call: Call) -> t.Done:
-    """Give a job another budget."""
-    job, seconds = call.job(), budget_seconds(call, call.body)
-    may_change_budget(call, job, seconds, forced=call.body.forced)
-    order = RaiseBudget(job=job.id, budget_gpu_seconds=seconds, forced=call.body.forced)
-    return await call.order(order)
-
-
-@ENDPOINTS.add("GET /v1/jobs/{job}/logs", EVERYBODY, params=t.JobPath, query=t.LogsQuery)
-async def job_logs(call: Call) -> AsyncIterator[bytes]:
-    """Stream the log of a rank.
-
-    Its end, and what comes until the job has ended, if followed.
-    """
-    job, query = call.job(), call.query
-    at = _whereabouts(call, job.id, query.rank)
-    if at.no_such_rank:
-        raise ApiError(404, "no_such_rank", at.why)
-    requests = call.leading.hub.logs
-    if query.follow:
-        find = partial(_whereabouts, call, job.id, query.rank)
-        return requests.follow(find, job.id, query.rank, query.tail_bytes)
-    if at.node is None:
-        raise ApiError(409, "not_started", at.why)
-    return requests.read(at.node, job.id, query.rank, query.tail_bytes)
-
-
-def _whereabouts(call: Call, number: int, rank: int) -> LogLocation:
-    """The node whose agent has a rank's log."""
-    job = call.leading.core.view.jobs.get(number)
-    if job is None:
-        return LogLocation(None, ended=True, why=f"job {number} is no longer known")
-    ended = job.ended
-    nodes = call.leading.controller.memory.placed.get(job.id, ())
-    if not nodes:
-        return LogLocation(None, ended, f"job {job.id} has not started: {job.why}")
-    slot, ranks = max(rank, 0) // max(job.spec.gang.slot_gpus, 1), _ranks(job, len(nodes))
-    if rank >= ranks:
-        why = f"job {job.id} has ranks 0 to {ranks - 1}"
-        return LogLocation(None, ended, why, no_such_rank=True)
-    return LogLocation(nodes[slot], ended)
-
-
-def _ranks(job: Job, slots: int) -> int:
-    """Ranks of a job on so many nodes, also of one that has left them."""
-    shape = job.spec.gang
-    replicas = job.placement.replicas if job.placement is not None else job.wanted_replicas
-    full = slots * max(1, shape.slot_gpus)
-    return shape.ranks(replicas) if shape.slots(replicas) == slots else full
+    decided: list[t.Why] = []
+    for _, commands in reversed(list(recent)):
+        for command in commands:
+            why = why_of(command.body.reason)
+            if job_of(command.body) == job and decided[-1:] != [why]:
+                decided.append(why)
+    return decided[:DECISIONS_TOLD]
 
 
 @ENDPOINTS.add("GET /v1/events", EVERYBODY, query=t.EventsQuery)
 async def list_events(call: Call) -> t.EventList:
-    """Read the log: events, and what was decided about each."""
+    """List logged events, and what was decided about each."""
     query, last = call.query, call.leading.core.sequence
     if query.until_ns:
         last = await call.server.read(_last_until, call.server.store, last, query.until_ns)
@@ -345,6 +214,7 @@ def _told(call: Call, page: Sequence[tuple[Event, list[Command]]]) -> list[t.Eve
     for event, stored in page:
         commands = stored or fresh.get(event.sequence, ())
         about = not call.query.job or call.query.job in _jobs(event, commands)
+        about = about and (bool(commands) or not call.query.decided)
         if about and visible(call.leading.core, event, commands, call.sees):
             listed.append(event_out(event, commands))
     return listed

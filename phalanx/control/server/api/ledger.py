@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from phalanx.cluster.jobs.job import HOUR_NS
 from phalanx.cluster.ledger.buckets import BUCKETS
 from phalanx.cluster.ledger.report import Share, report
+from phalanx.cluster.units import HOUR_NS
 from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoints
 from phalanx.control.wire import api_types as t
 from phalanx.observe.tracker.ledger_time import slices
@@ -73,7 +73,7 @@ ENDPOINTS = Endpoints()
 
 @ENDPOINTS.add("GET /v1/jobs/{job}/ledger", EVERYBODY, params=t.JobPath, query=LedgerQuery)
 async def job_ledger(call: Call) -> JobLedgerOut:
-    """Say where a job's GPU time went, exactly, and over time."""
+    """Show exactly where a job's GPU time went, in total and over time."""
     number, core = call.job().id, call.leading.core
     share = report(core.ledger, core.view.policy.price).jobs.get(number, NOTHING)
     return await ledger_out(call, f"job:{number}", share)
@@ -121,19 +121,19 @@ async def ledger_out(call: Call, owner: str, share: Share) -> JobLedgerOut:
 
 @ENDPOINTS.add("GET /v1/usage", EVERYBODY, query=t.UsageQuery)
 async def usage(call: Call) -> t.UsageList:
-    """Say who held GPUs over time: by team, user or project.
+    """Show GPU usage over time by team, user or project.
 
     As far as the caller may see; all jobs count that ever ran here, also those that are forgotten.
     """
     query, core = call.query, call.leading.core
     price = core.view.policy.price.micro_dollars_per_gpu_hour
     first, last = int(query.from_) // DAY_SECONDS, int(query.to) // DAY_SECONDS
-    held: dict[tuple[str, str], int] = {}
+    gpu_ns_of: dict[tuple[str, str], int] = {}
     for row in core.ledger.usage():
         if row.day < first or (query.to and row.day > last) or not call.sees(row.team):
             continue
         key = (_stretch(row.day, query.every), getattr(row.owner, query.by))
-        held[key] = held.get(key, 0) + row.gpu_ns
+        gpu_ns_of[key] = gpu_ns_of.get(key, 0) + row.gpu_ns
     rows = [
         t.UsageOut(
             start=start,
@@ -142,24 +142,24 @@ async def usage(call: Call) -> t.UsageList:
             gpu_hours=gpu_ns / HOUR_NS,
             dollars=gpu_ns * price / HOUR_NS / 1e6,
         )
-        for (start, owner), gpu_ns in sorted(held.items())
+        for (start, owner), gpu_ns in sorted(gpu_ns_of.items())
     ]
     return t.UsageList(usage=rows)
 
 
 def _stretch(day: int, every: str) -> str:
     """The first day of the day, week or month that a day is in; "": of all time."""
-    found = EPOCH + timedelta(days=day)
+    begin = EPOCH + timedelta(days=day)
     if every == "week":
-        found -= timedelta(days=found.weekday())
+        begin -= timedelta(days=begin.weekday())
     elif every == "month":
-        found = found.replace(day=1)
-    return "" if every == "all" else found.isoformat()
+        begin = begin.replace(day=1)
+    return "" if every == "all" else begin.isoformat()
 
 
 @ENDPOINTS.add("GET /v1/ledger/timeline", EVERYBODY, query=FleetLedgerQuery)
 async def fleet_ledger(call: Call) -> JobLedgerOut:
-    """Say where the fleet's GPU time went, exactly, and over time.
+    """Show exactly where the fleet's GPU time went, in total and over time.
 
     Or that of a team; the caller's, if it has one.
     """

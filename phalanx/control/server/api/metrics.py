@@ -99,7 +99,7 @@ async def job_metrics(call: Call) -> MetricsOut:
 
 @ENDPOINTS.add("GET /v1/nodes/{node}/metrics", EVERYBODY, params=t.NodePath, query=DevicesQuery)
 async def node_metrics(call: Call) -> DevicesOut:
-    """Give what a node's devices did over time."""
+    """Give the metrics of a node's devices over time."""
     name = call.leading.core.view.fleet.nodes[call.node()].name
     found = await call.server.read(
         query.devices, call.server.metrics, f"node:{name}", span_of(call.query), call.query.points

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.events import (
     Answer,
     Defragment,
@@ -72,7 +72,7 @@ async def show_node(call: Call) -> t.NodeDetail:
 
 @ENDPOINTS.add("GET /v1/drift", EVERYBODY, query=t.DriftQuery)
 async def show_drift(call: Call) -> t.DriftOut:
-    """Say who differs from most nodes of its kind in version, setting or speed, and since when."""
+    """List nodes that differ from most of their kind in version, setting or speed."""
     fleet, only = call.leading.core.view.fleet, call.query.node
     if only:
         call.node_number(only)
@@ -81,31 +81,31 @@ async def show_drift(call: Call) -> t.DriftOut:
         for number, node in enumerate(fleet.nodes)
         if fleet.state(number) is not NodeState.DEAD
     }
-    drift, told = await call.server.read(call.server.node_facts.drift, kinds)
+    drift, described = await call.server.read(call.server.node_facts.drift, kinds)
     return t.DriftOut(
         differences=[each for each in drift.differences if only in ("", each.node)],
         undecided=drift.undecided,
         compared=drift.compared,
-        silent=tuple(name for name in kinds if name not in told and only in ("", name)),
+        silent=tuple(name for name in kinds if name not in described and only in ("", name)),
     )
 
 
 async def _acceptance(call: Call) -> t.AcceptanceOut:
-    known, name = call.leading.hub.acceptances.of(call.node()), call.path.node
+    acceptance, name = call.leading.hub.acceptances.of(call.node()), call.path.node
     data = await call.server.read(call.server.node_facts.certificate, name)
     return t.AcceptanceOut(
         node=name,
-        ordered=known is not None,
-        ended=known is not None and known.ended,
-        problem=known.problem if known is not None else "",
-        lines=tuple(known.lines) if known is not None else (),
+        ordered=acceptance is not None,
+        ended=acceptance is not None and acceptance.ended,
+        problem=acceptance.problem if acceptance is not None else "",
+        lines=tuple(acceptance.lines) if acceptance is not None else (),
         certificate=msgspec.json.decode(data, type=SignedCertificate) if data else None,
     )
 
 
 @ENDPOINTS.add("GET /v1/nodes/{node}/acceptance", EVERYBODY, params=t.NodePath)
 async def show_acceptance(call: Call) -> t.AcceptanceOut:
-    """Show how a node's burn-in goes, and its newest certificate."""
+    """Show the progress of a node's burn-in, and its newest certificate."""
     return await _acceptance(call)
 
 
@@ -136,12 +136,12 @@ async def stop_acceptance(call: Call) -> t.AcceptanceOut:
 
 @ENDPOINTS.add("GET /v1/failure-rates", EVERYBODY)
 async def failure_rates(call: Call) -> t.FailureRates:
-    """Say how often nodes fail here, by kind."""
+    """Give this cluster's measured failure rates by cause."""
     now_ns = call.leading.controller.clock.now_ns()
     return t.FailureRates(rates=failures_by_kind(call.leading.core, now_ns))
 
 
-@_node("POST /v1/nodes/{node}/drain", body=t.Drain)
+@_node("POST /v1/nodes/{node}/drain", body=t.DrainIn)
 async def drain_node(call: Call) -> t.Done:
     """Empty a node and give it no new work."""
     seconds = call.body.deadline_seconds
@@ -152,7 +152,8 @@ async def drain_node(call: Call) -> t.Done:
 @_node("POST /v1/nodes/{node}/readmit", body=t.Readmit)
 async def readmit_node(call: Call) -> t.Done:
     """Give a node back to the fleet, after a test."""
-    return await call.order(ReadmitNode(node=call.node(), tested=call.body.tested))
+    asked = call.body
+    return await call.order(ReadmitNode(node=call.node(), tested=asked.tested, why=asked.why))
 
 
 @_node("POST /v1/nodes/{node}/quarantine")
@@ -178,13 +179,13 @@ async def list_partitions(call: Call) -> t.PartitionList:
 
 @ENDPOINTS.add("GET /v1/quotas", EVERYBODY)
 async def list_quotas(call: Call) -> t.QuotaList:
-    """List what teams own and use."""
+    """List teams' GPU quotas and use."""
     return t.QuotaList(quotas=quotas(call.leading.core, call.sees))
 
 
 @ENDPOINTS.add("PUT /v1/quotas/{team}", ADMIN, params=t.TeamPath, body=t.QuotaIn, audited=True)
 async def set_quota(call: Call) -> t.Done:
-    """Give a team a quota."""
+    """Set a team's quota."""
     body = call.body
     order = SetQuota(team=call.path.team, gpus=body.gpus, ceiling=body.ceiling, weight=body.weight)
     return await call.order(order)
@@ -212,7 +213,7 @@ async def list_reservations(call: Call) -> t.ReservationList:
     "PUT /v1/reservations/{name}", ADMIN, params=t.NamePath, body=t.ReservationIn, audited=True
 )
 async def set_reservation(call: Call) -> t.Done:
-    """Keep nodes for teams or for maintenance for a time."""
+    """Reserve nodes for teams or for maintenance."""
     body = call.body
     order = SetReservation(
         name=call.path.name,
@@ -229,17 +230,18 @@ async def set_reservation(call: Call) -> t.Done:
     "POST /v1/questions/{question}", ADMIN, params=t.QuestionPath, body=t.Decision, audited=True
 )
 async def answer_question(call: Call) -> t.Done:
-    """Answer a question of the core."""
+    """Answer a question that needs a person's decision."""
     known = {each.question for each in questions(call.leading.core)}
     if call.path.question not in known:
         raise ApiError(404, "no_such_question", f"question {call.path.question} is not open")
-    order = Answer(question=call.path.question, approve=call.body.approve, by=call.token.name)
+    asked, by = call.body, call.token.name
+    order = Answer(question=call.path.question, approve=asked.approve, by=by, why=asked.why)
     return await call.order(order)
 
 
 @ENDPOINTS.add("POST /v1/defragment", ADMIN, audited=True)
 async def defragment(call: Call) -> t.Moves:
-    """Ask which moves would make room for large gangs.
+    """Propose moves of jobs that would make room for large gangs.
 
     Nothing is moved.
     """

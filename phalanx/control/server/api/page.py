@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import explainer
 from phalanx.cluster.jobs.job import JobState
+from phalanx.cluster.node import NodeState
 from phalanx.control.server.agent_link.gang_watch import slowness
 from phalanx.control.server.api.server import token_out
 from phalanx.control.server.history.fleet_history import FleetFrame, frame_of
@@ -109,7 +109,7 @@ ENDPOINTS = Endpoints()
 
 @ENDPOINTS.add("GET /v1/fleet", EVERYBODY, query=FleetQuery)
 async def fleet(call: Call) -> FleetOut:
-    """Show the fleet as columns, now or as it was."""
+    """Show the fleet as columns, now or at an earlier time."""
     core, history = call.leading.core, call.server.history
     first, _ = await call.server.read(history.bounds)
     frame: FleetFrame | None = None
@@ -178,7 +178,7 @@ def _jobs(call: Call, frame: FleetFrame) -> list[FleetJob]:
 
 @ENDPOINTS.add("GET /v1/jobs/{job}/checkpoints", EVERYBODY, params=t.JobPath)
 async def job_checkpoints(call: Call) -> SavedList:
-    """List the steps that a job can go back to, and what proves each."""
+    """List the steps that a job can restart from, with the evidence for each."""
     job = call.job()
     gang = job.gang
     saved = []
@@ -217,7 +217,7 @@ def _gone(paths: dict[int, str]) -> set[int]:
 
 @ENDPOINTS.add("GET /v1/queue", EVERYBODY)
 async def queue(call: Call) -> QueueOut:
-    """Say who waits, for what, and until when."""
+    """List waiting jobs: what each waits for, and until when."""
     core = call.leading.core
     seen = [
         job for number in core.view.pending if call.sees((job := core.view.jobs[number]).spec.team)

@@ -16,7 +16,7 @@ from phalanx.control.server.http.endpoints import (
     Endpoints,
     in_time,
 )
-from phalanx.control.server.http.replanned_job import carry_out, priced_change
+from phalanx.control.server.http.replanned_job import priced_change
 from phalanx.control.wire import api_types as t
 from phalanx.observe import planning, scenarios
 from phalanx.plan.question.request import PlanRequest
@@ -65,6 +65,12 @@ class WhatIfIn(t.In, frozen=True):
     spares: Annotated[int, Meta(ge=-1, le=100_000)] = -1  # nodes; -1: as now
     precision: Literal["", "float32", "float16", "bfloat16", "fp8"] = ""
     search: bool = False  # the best mapping that there is
+
+
+class ReplanIn(WhatIfIn, frozen=True):
+    """A change that is carried out, and a person's reason: a note of the run."""
+
+    why: Annotated[str, Meta(max_length=t.MOST_WHY)] = ""
 
 
 class ResultPath(t.In, frozen=True):
@@ -116,7 +122,7 @@ async def plan(call: Call) -> planning.Planned:
 
 @ENDPOINTS.add("GET /v1/jobs/{job}/plan", EVERYBODY, params=t.JobPath)
 async def job_plan(call: Call) -> planning.JobPlan:
-    """Say what the planner expects of a job.
+    """Give the planner's prediction for a job.
 
     To compare with what is measured.
     """
@@ -125,19 +131,15 @@ async def job_plan(call: Call) -> planning.JobPlan:
 
 @ENDPOINTS.add("POST /v1/jobs/{job}/what-if", EVERYBODY, params=t.JobPath, body=WhatIfIn)
 async def what_if(call: Call) -> WhatIf:
-    """Say what would become of a job that is changed; nothing is carried out."""
+    """Estimate what a change would do to a job; nothing is carried out."""
     return (await priced_change(call, asked_change(call.body))).answer
-
-
-@ENDPOINTS.add("POST /v1/jobs/{job}/replan", WRITERS, params=t.JobPath, body=WhatIfIn, audited=True)
-async def replan(call: Call) -> t.Done:
-    """Change the mapping of a job at a step boundary; what cannot run so is refused before."""
-    return await carry_out(call, asked_change(call.body))
 
 
 def asked_change(body: WhatIfIn) -> JobChange:
     """The change as the planner takes it."""
-    return JobChange(**structs.asdict(body))
+    asked = structs.asdict(body)
+    asked.pop("why", None)
+    return JobChange(**asked)
 
 
 @ENDPOINTS.add("GET /v1/simulations", EVERYBODY)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
-from phalanx.cluster.fleet.membership import MessageRefusal
-from phalanx.cluster.fleet.node import NodeState
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.jobs.measured import reports_steps
 from phalanx.cluster.ledger.report import report
+from phalanx.cluster.node import NodeState
+from phalanx.cluster.protocol.message_rights import MessageRefusal
 from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoints
 from phalanx.observe.prometheus import Family, JobSample, job_families, render
 
@@ -18,7 +18,7 @@ ENDPOINTS = Endpoints()
 
 @ENDPOINTS.add("GET /metrics", EVERYBODY)
 async def prometheus(call: Call) -> AsyncIterator[bytes]:
-    """Give numbers to Prometheus."""
+    """Give metrics in Prometheus's text format."""
     text = render([*_fleet(call), *_server(call), *job_families(_jobs(call))])
 
     async def once() -> AsyncIterator[bytes]:
@@ -37,7 +37,7 @@ def _jobs(call: Call) -> list[JobSample]:
     ]
 
 
-def sample_of(job: Job, row: Mapping[str, float | int | None]) -> JobSample:
+def sample_of(job: ClusterJob, row: Mapping[str, float | int | None]) -> JobSample:
     """A running job. Steps that it only prints may be far apart and are left out."""
     return JobSample(
         job=job.id,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from phalanx.control.server.api.plan import job_plan
 from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoints
 from phalanx.control.wire import api_types as t
+from phalanx.observe.store.journal import Journal
 from phalanx.observe.tracker.findings import RunFinding
+from phalanx.observe.tracker.run_table import RunTable, described, run_table
 from phalanx.observe.tracker.runs import (
     MOST_NOTE_LETTERS,
     MOST_NOTES,
@@ -31,6 +34,10 @@ class FindingsQuery(t.In, frozen=True):
 class RunsQuery(t.In, frozen=True):
     after: t.Number = 0
     limit: t.Limit = 100
+
+
+class RunTableQuery(t.In, frozen=True):
+    limit: t.Limit = 1000  # the newest
 
 
 class DiffQuery(t.In, frozen=True):
@@ -83,7 +90,7 @@ async def findings(call: Call) -> FindingsOut:
 
 @ENDPOINTS.add("GET /v1/jobs/{job}/incidents", EVERYBODY, params=t.JobPath)
 async def job_incidents(call: Call) -> FindingsOut:
-    """Tell what happened to a job, with evidence.
+    """List a job's incidents, with evidence.
 
     Findings, and gangs that had to form again.
     """
@@ -113,9 +120,32 @@ async def list_runs(call: Call) -> RunsOut:
     return RunsOut(runs=seen, next_after=more)
 
 
+@ENDPOINTS.add("GET /v1/runs/table", EVERYBODY, query=RunTableQuery)
+async def table_of_runs(call: Call) -> RunTable:
+    """List the newest runs as short rows, with the settings in which they differ."""
+    table = await call.server.read(_run_table, call.server.journal, call.query.limit, call.sees)
+    recorder = call.leading.hub.gangs.metrics.recorder
+    latest = recorder.latest if recorder is not None else {}
+    rows_now = [
+        structs.replace(
+            row, last=row.last | {n: latest[row.job][n] for n in row.last if n in latest[row.job]}
+        )
+        if row.job in latest
+        else row
+        for row in table.rows
+    ]
+    return structs.replace(table, rows=rows_now)
+
+
+def _run_table(journal: Journal, limit: int, sees: Callable[[str], bool]) -> RunTable:
+    """Read by a thread."""
+    rows = [(job, described(body)) for job, body in journal.newest_runs(limit)]
+    return run_table([(job, found) for job, found in rows if sees(found.run.team)])
+
+
 @ENDPOINTS.add("GET /v1/runs/diff", EVERYBODY, query=DiffQuery)
 async def diff_runs(call: Call) -> DiffOut:
-    """Say what differs between two runs."""
+    """Compare two runs."""
     a, b = call.query.a, call.query.b
     return DiffOut(a=a, b=b, differences=differences(the_run(call, a), the_run(call, b)))
 
@@ -147,7 +177,7 @@ async def add_note(call: Call) -> Run:
 
 @ENDPOINTS.add("PUT /v1/runs/{job}/tags", WRITERS, params=t.JobPath, body=TagsIn, audited=True)
 async def set_tags(call: Call) -> Run:
-    """Give a run its tags."""
+    """Set a run's tags."""
     run = the_run(call, call.path.job)
     run.tags = list(dict.fromkeys(call.body.tags))
     call.leading.run_history.change(call.path.job, run)

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from phalanx import __version__
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.ledger.report import report
+from phalanx.cluster.node import NodeState
 from phalanx.control.server.agent_link.handshake import NAME, name_taken
 from phalanx.control.server.http.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoints
 from phalanx.control.server.http.live import QUIET
-from phalanx.control.server.http.views import notice_out, questions, team_of
+from phalanx.control.server.http.views import notice_out, questions, team_of, usual_node_gpus
 from phalanx.control.server.security.auth import JOIN_HOURS, Token, Tokens
 from phalanx.control.server.security.joining import (
     JoinAsked,
@@ -36,7 +36,6 @@ async def status(call: Call) -> t.Status:
     leading = call.leading
     core, fleet = leading.core, leading.core.view.fleet
     states = Counter(fleet.columns.state.tolist())
-    sizes = Counter(fleet.columns.gpus.tolist())
     jobs = Counter(str(job.state) for job in core.view.jobs.values() if call.sees(job.spec.team))
     notices = [
         notice_out(core, notice)
@@ -53,7 +52,7 @@ async def status(call: Call) -> t.Status:
         connected=len(leading.hub.connections),
         gpus=fleet.total_gpus,
         free_gpus=fleet.idle_gpus[NodeState.HEALTHY],
-        node_gpus=sizes.most_common(1)[0][0] if sizes else 0,
+        node_gpus=usual_node_gpus(fleet),
         jobs=dict(jobs),
         problem=leading.controller.problem,
         starting=not call.server.complete.is_set(),
@@ -64,7 +63,7 @@ async def status(call: Call) -> t.Status:
 
 @ENDPOINTS.add("GET /v1/ledger", EVERYBODY)
 async def ledger(call: Call) -> t.LedgerOut:
-    """Say where the GPU time went: exact buckets by job, team and cause.
+    """Show where GPU time went: exact buckets by job, team and cause.
 
     As far as the caller may see.
     """
@@ -79,7 +78,7 @@ async def ledger(call: Call) -> t.LedgerOut:
 
 @ENDPOINTS.add("GET /v1/whoami", EVERYBODY)
 async def whoami(call: Call) -> t.Whoami:
-    """Say what the caller's token is good for."""
+    """Give the role and team of the caller's token."""
     return t.Whoami(token=token_out(call.token))
 
 
@@ -96,7 +95,7 @@ async def list_tokens(call: Call) -> t.TokenList:
 
 @ENDPOINTS.add("POST /v1/tokens", ADMIN, body=t.TokenIn, status=201, audited=True)
 async def create_token(call: Call) -> t.NewToken:
-    """Make a token; its secret is told this once.
+    """Create a token; its secret is returned only once.
 
     One for agents is a join token: each agent gets its own for it.
     """
@@ -120,7 +119,7 @@ async def create_token(call: Call) -> t.NewToken:
 
 @ENDPOINTS.add("DELETE /v1/tokens/{token}", ADMIN, params=t.TokenPath, audited=True)
 async def revoke_token(call: Call) -> t.Whoami:
-    """Make a token worthless."""
+    """Revoke a token."""
     token = await call.server.read(call.leading.tokens.revoke, call.path.token)
     if token is None:
         raise ApiError(404, "no_such_token", f"there is no token {call.path.token}")
@@ -169,7 +168,7 @@ async def authority(call: Call) -> t.AuthorityOut:
 
 @ENDPOINTS.add("GET /v1/pending-nodes", ADMIN)
 async def pending_nodes(call: Call) -> t.PendingList:
-    """List machines that wait to be let in as nodes."""
+    """List machines that wait for approval as nodes."""
     leading = call.leading
     return t.PendingList(
         nodes=[_pending(leading.tokens, each) for each in leading.joining.pending()]
@@ -193,7 +192,7 @@ def _pending(tokens: Tokens, token: Token) -> t.PendingNode:
     audited=True,
 )
 async def approve_node(call: Call) -> t.PendingList:
-    """Let a machine in as a node.
+    """Approve a machine as a node.
 
     One that was a node of this name before is none any more.
     """
@@ -208,7 +207,7 @@ async def approve_node(call: Call) -> t.PendingList:
     audited=True,
 )
 async def reject_node(call: Call) -> t.PendingList:
-    """Turn a machine away that wants to be a node."""
+    """Reject a machine that asks to be a node."""
     return await _decide(call, approve=False)
 
 

@@ -30,6 +30,8 @@ LEAST_SECONDS = 0.25  # between two frames
 KEPT_NS = 30 * 24 * 3600 * 10**9
 MOST_FRAMES = 200_000
 
+JobStates = list[tuple[int, str, int]]
+
 
 class FleetFrame(Struct):
     """The fleet at a moment; nodes that joined later are beyond the end of the columns."""
@@ -38,7 +40,7 @@ class FleetFrame(Struct):
     state: Column
     job: Column  # the first that holds it; 0: none
     free_gpus: Column
-    jobs: list[tuple[int, str, int]]  # id, state and generation of those that had not ended
+    jobs: JobStates  # id, state and generation of those that had not ended
 
 
 class StoredFrame(Struct, array_like=True):
@@ -48,18 +50,22 @@ class StoredFrame(Struct, array_like=True):
     state: list[int]
     job: list[int]
     free_gpus: list[int]
-    jobs: list[tuple[int, str, int]]
+    jobs: msgspec.Raw  # as JobStates: of many frames one's are looked at
 
 
 def frame_of(core: Core, time_ns: int) -> FleetFrame:
     """The fleet now."""
     fleet, view = core.view.fleet, core.view
     job = np.zeros(len(fleet), np.int64)
-    jobs = []
+    jobs, nodes, counts = [], list[int](), list[int]()
     for number in reversed(view.active):
-        placement = view.jobs[number].placement
+        placement, before = view.jobs[number].placement, len(nodes)
         if placement is not None:
-            job[np.asarray([*placement.nodes, *placement.spares], np.int64)] = number
+            nodes += placement.nodes
+            nodes += placement.spares
+        counts.append(len(nodes) - before)
+    # One assignment for all: of a node that several hold, the last one stays.
+    job[np.asarray(nodes, np.int64)] = np.repeat([*reversed(view.active)], counts)
     for number in (*view.active, *view.pending):
         known = view.jobs[number]
         jobs.append((number, str(known.state), known.generation))
@@ -103,7 +109,7 @@ class FleetHistory:
         if last is None or whole or len(last.state) != len(frame.state):
             self._since_whole = 0
             columns = (frame.state.tolist(), frame.job.tolist(), frame.free_gpus.tolist())
-            return StoredFrame(None, *columns, frame.jobs)
+            return StoredFrame(None, *columns, _raw(frame.jobs))
         differs = (
             (last.state != frame.state)
             | (last.job != frame.job)
@@ -118,7 +124,7 @@ class FleetHistory:
             frame.state[nodes].tolist(),
             frame.job[nodes].tolist(),
             frame.free_gpus[nodes].tolist(),
-            frame.jobs,
+            _raw(frame.jobs),
         )
 
     def _store(self, time_ns: int, stored: StoredFrame) -> None:
@@ -163,18 +169,22 @@ class FleetHistory:
                 (first, max(first, time_ns)),
             ).fetchall()
         frame: FleetFrame | None = None
+        decoder, jobs = msgspec.msgpack.Decoder(StoredFrame), msgspec.Raw()
         for when, data in rows:
-            stored = msgspec.msgpack.decode(zlib.decompress(data), type=StoredFrame)
+            stored = decoder.decode(zlib.decompress(data))
+            jobs = stored.jobs
             state, job, free = (
                 np.asarray(column, np.int64)
                 for column in (stored.state, stored.job, stored.free_gpus)
             )
             if stored.nodes is None or frame is None:
-                frame = FleetFrame(when, state, job, free, stored.jobs)
+                frame = FleetFrame(when, state, job, free, [])
                 continue
             nodes = np.asarray(stored.nodes, np.int64)
             frame.state[nodes], frame.job[nodes], frame.free_gpus[nodes] = state, job, free
-            frame.time_ns, frame.jobs = when, stored.jobs
+            frame.time_ns = when
+        if frame is not None:
+            frame.jobs = msgspec.msgpack.decode(jobs, type=JobStates)
         return frame
 
     def bounds(self) -> tuple[int, int]:
@@ -189,6 +199,10 @@ class FleetHistory:
         """Let go of the file."""
         with self._lock, suppress(sqlite3.Error):
             self._database.close()
+
+
+def _raw(jobs: JobStates) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(jobs))
 
 
 def _database(path: Path) -> sqlite3.Connection:

@@ -20,7 +20,7 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 
 from phalanx import __version__
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Job, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import Event, Progress
 
@@ -95,7 +95,7 @@ class GangSpans:
             span.end(self._core.view.now_ns)
         self._open.clear()
 
-    def _look(self, job: Job, now_ns: int, *, taken_over: bool = False) -> None:
+    def _look(self, job: ClusterJob, now_ns: int, *, taken_over: bool = False) -> None:
         name = _phase(job)
         before = self._open.get(job.id)
         if before is not None and before[0] == name:
@@ -112,7 +112,7 @@ class GangSpans:
         span = self._spans.phase(name.partition("#")[0], _context(job), start_ns, facts)
         self._open[job.id] = name, span
 
-    def _end(self, job: Job, now_ns: int) -> None:
+    def _end(self, job: ClusterJob, now_ns: int) -> None:
         facts = {**_facts(job), "phalanx.state": job.state, "phalanx.why": str(job.why)}
         root = self._spans.root(f"job {job.spec.name}", _context(job), job.submitted_ns, facts)
         if job.state == JobState.FAILED:
@@ -127,7 +127,7 @@ def otlp(url: str) -> Spans:
     return Spans(OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces"))
 
 
-def _context(job: Job) -> SpanContext:
+def _context(job: ClusterJob) -> SpanContext:
     digest = hashlib.sha256(f"phalanx {job.id} {job.submitted_ns}".encode()).digest()
     return SpanContext(
         int.from_bytes(digest[:16], "big"),
@@ -137,13 +137,13 @@ def _context(job: Job) -> SpanContext:
     )
 
 
-def _phase(job: Job) -> str:
+def _phase(job: ClusterJob) -> str:
     """What a job does, unlike its next generation's same phase."""
     gang = job.gang
     return f"{gang.phase}#{job.generation}" if gang is not None else f"{job.state}#"
 
 
-def _facts(job: Job) -> dict[str, Any]:
+def _facts(job: ClusterJob) -> dict[str, Any]:
     nodes = len(job.placement.nodes) if job.placement is not None else 0
     return {
         "phalanx.job": job.id,

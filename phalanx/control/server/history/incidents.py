@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.protocol.commands import Command, job_of
+from phalanx.cluster.jobs.job import ClusterJob
+from phalanx.cluster.protocol.commands import Command, Form, job_of
 from phalanx.cluster.protocol.events import (
     Corruption,
     Event,
@@ -54,31 +54,27 @@ class IncidentHistory:
         self._open: dict[int, OpenRecovery] = {}
         self._failures: dict[int, tuple[int, Event]] = {}  # by job: since when, and what
 
-    def follow(self, job: Job, event: Event, commands: Sequence[Command]) -> None:
+    def follow(self, job: ClusterJob, event: Event, commands: Sequence[Command]) -> None:
         """A gang that forms again: since when, why, and when it had its state and went on."""
         before, body = self._generations.get(job.id, 0), event.body
         if job.generation > before:
             self._generations[job.id] = job.generation
-            known = self._open.get(job.id)
-            if known is not None:
-                known.generation = job.generation
-            elif before and job.step:
-                began_ns, first = self._failures.pop(job.id, (event.time_ns, event))
-                if event.time_ns - began_ns > FORGOTTEN_NS:
-                    began_ns, first = event.time_ns, event
-                finding = self._begun(job, began_ns, first, commands)
-                self._open[job.id] = OpenRecovery(finding, job.generation, began_ns)
-        known = self._open.get(job.id)
-        if known is None:
+            incident = self._open.get(job.id)
+            if incident is not None:
+                incident.generation = job.generation
+            elif before:
+                self._begin(job, event, before, commands)
+        incident = self._open.get(job.id)
+        if incident is None:
             return
-        if isinstance(body, GangReady) and body.generation == known.generation:
-            known.restored_ns = event.time_ns
-        elif isinstance(body, Progress) and body.generation == known.generation:
+        if isinstance(body, GangReady) and body.generation == incident.generation:
+            incident.restored_ns = event.time_ns
+        elif isinstance(body, Progress) and body.generation == incident.generation:
             # Progress names the newest step; the records of the first one are on their way.
-            if known.reported_ns:
-                self.went_on(job.id, body.generation, known.reported_ns)
-            elif known.restored_ns:
-                known.reported_ns = body.at_ns
+            if incident.reported_ns:
+                self.went_on(job.id, body.generation, incident.reported_ns)
+            elif incident.restored_ns:
+                incident.reported_ns = body.at_ns
         elif job.ended:
             self._add(self._open.pop(job.id).finding)
 
@@ -108,11 +104,28 @@ class IncidentHistory:
         }
         self._add(self._open.pop(number).finding)
 
+    def _begin(
+        self, job: ClusterJob, event: Event, before: int, commands: Sequence[Command]
+    ) -> None:
+        """A gang that had made steps forms again."""
+        began_ns, first = self._failures.get(job.id, (event.time_ns, event))
+        if event.time_ns - began_ns > FORGOTTEN_NS:
+            began_ns, first = event.time_ns, event
+        # Progress is told now and then: what says that a gang failed may know of its first steps.
+        step = max(job.step, *(getattr(each.body, "step", 0) for each in (first, event)))
+        if not step:
+            return
+        self._failures.pop(job.id, None)
+        finding = self._begun(job, step, began_ns, first, commands)
+        finding.evidence["failed_generation"] = before
+        self._open[job.id] = OpenRecovery(finding, job.generation, began_ns)
+
     def _begun(
-        self, job: Job, began_ns: int, first: Event, commands: Sequence[Command]
+        self, job: ClusterJob, step: int, began_ns: int, first: Event, commands: Sequence[Command]
     ) -> RunFinding:
         body = first.body
         reasons = [c.body.reason for c in commands if job_of(c.body) == job.id]
+        formed = [c.body.reason for c in commands if isinstance(c.body, Form)]
         told = next((r.facts["cause"] for r in reasons if "cause" in r.facts), "")
         cause = str(told or getattr(body, "cause", "") or type(body).__name__)
         node = getattr(body, "node", -1)
@@ -128,12 +141,14 @@ class IncidentHistory:
                 "sequence": first.sequence,
                 "cause": cause,
                 "root_cause_class": Cause.of(cause).domain,
-                "step": job.step,
+                "step": step,
                 "committed": job.committed,
             },
-            sentence=str(reasons[0]) if reasons else f"the gang forms again after {cause}",
+            sentence=str((formed or reasons)[0])
+            if reasons
+            else f"the gang forms again after {cause}",
             suggestion=_advice(body, job.id, names),
-            picture={"series": ["loss", "step_seconds"], "step": job.step},
+            picture={"series": ["loss", "step_seconds"], "step": step},
         )
 
     def forget(self, number: int) -> None:

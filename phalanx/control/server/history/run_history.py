@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Job, Placement
+from phalanx.cluster.jobs.job import ClusterJob, Placement
 from phalanx.cluster.ledger.report import Share, report
 from phalanx.cluster.protocol.commands import Command, job_of
 from phalanx.cluster.protocol.events import Event, Progress
@@ -25,7 +25,7 @@ from phalanx.control.server.alarms import Alarms
 from phalanx.control.server.history.incidents import FAILURES, IncidentHistory, node_names
 from phalanx.control.server.http.views import names_of
 from phalanx.control.trust.secrets import shown_payload
-from phalanx.control.wire.payload import PayloadError, Train, decode_payload
+from phalanx.control.wire.payload import PayloadError, TrainingWork, decode_payload
 from phalanx.observe.node.node_messages import RunRecord
 from phalanx.observe.store.journal import Journal
 from phalanx.observe.tracker.findings import RunFinding, from_event
@@ -96,11 +96,16 @@ class RunHistory:
 
     # Runs.
 
-    def run_of(self, job: Job) -> Run:
+    def run_of(self, job: ClusterJob) -> Run:
         """What is known of a job's run."""
         run = self._runs.get(job.id) or self._kept_run(job.id) or first_look(job)
         self._runs[job.id] = run
         return run
+
+    def summary_of(self, number: int) -> dict[str, Any]:
+        """What is in memory of a run's last step and validation."""
+        run = self._runs.get(number)
+        return dict(run.summary) if run is not None else {}
 
     def _kept_run(self, number: int) -> Run | None:
         try:
@@ -160,7 +165,7 @@ class RunHistory:
         self._runs[number] = run
         self.journal.put_run(number, run)
 
-    def _note(self, job: Job, time_ns: int) -> None:
+    def _note(self, job: ClusterJob, time_ns: int) -> None:
         run = self.run_of(job)
         run.state = job.state
         placement = job.placement
@@ -263,7 +268,7 @@ def by_cause(share: Share) -> dict[str, int]:
     return {"(not lost)": share.gpu_ns - sum(found.values()), **found}
 
 
-def first_look(job: Job) -> Run:
+def first_look(job: ClusterJob) -> Run:
     """A run as its submission describes it."""
     spec = job.spec
     return Run(
@@ -282,7 +287,7 @@ def first_look(job: Job) -> Run:
 def _config(payload: str) -> dict[str, Any]:
     try:
         work = decode_payload(payload)
-        if not isinstance(work, Train):
+        if not isinstance(work, TrainingWork):
             return {"argv": list(work.argv), "folder": work.folder}
         # As it comes back from a file: runs are compared with each other.
         found = msgspec.json.decode(msgspec.json.encode(job_from_table(parse_toml(work.toml))))

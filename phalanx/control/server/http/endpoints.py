@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from msgspec import Struct
 
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.protocol.events import EventBody
 from phalanx.control.server.controller import ReusedError
 from phalanx.control.server.helper_process import BusyError, TooLongError
@@ -55,7 +55,7 @@ class Call(Struct):
         """Whether the caller may know of a team's jobs."""
         return may_see(self.token, team)
 
-    def job(self) -> Job:
+    def job(self) -> ClusterJob:
         """The job in the path. One of another team is not there, as far as the caller knows."""
         job = self.leading.core.view.jobs.get(self.path.job)
         if job is None or not self.sees(job.spec.team):
@@ -122,6 +122,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     params: Any = None
     query: Any = None
     body: Any = None
+    optional_body: bool = False  # all of it may be left out
     status: int = 200
     audited: bool = False
 
@@ -137,6 +138,7 @@ class Endpoints(list[Endpoint]):
         params: Any = None,
         query: Any = None,
         body: Any = None,
+        optional_body: bool = False,
         status: int = 200,
         audited: bool = False,
     ) -> Callable[[H], H]:
@@ -157,6 +159,7 @@ class Endpoints(list[Endpoint]):
                     params=params,
                     query=query,
                     body=body,
+                    optional_body=optional_body,
                     status=status,
                     audited=audited,
                 )

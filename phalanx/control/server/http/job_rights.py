@@ -9,7 +9,7 @@ import msgspec
 from msgspec import structs
 
 from phalanx import config
-from phalanx.cluster.jobs.job import Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec
 from phalanx.cluster.jobs.user_limits import limited, refused_to_users
 from phalanx.cluster.plan_record import PlanRecord
 from phalanx.cluster.reasons import reason
@@ -42,7 +42,7 @@ async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobS
         job = await call.server.read(checked_work, work)
         refuse_elastic(job, owned.gang)
     except WorkError as error:
-        raise ApiError(409, "bad_work", str(error)) from None
+        raise ApiError(409, t.RefusalCode.BAD_WORK, str(error)) from None
     spec = await _planned(call, spec_of(owned, work, job), job)
     if call.operator:
         return spec, notes
@@ -81,7 +81,9 @@ def refuse_unconfirmed(call: Call, specs: Sequence[JobSpec], *, confirmed: bool)
     """Jobs that are planned above what the policy lets pass are asked for twice."""
     above = costs_above(call.leading.core.view.policy.price, specs)
     if above and not confirmed:
-        raise ApiError(409, t.NEEDS_CONFIRMATION, f"{above}: confirm it to submit it all the same")
+        raise ApiError(
+            409, t.RefusalCode.NEEDS_CONFIRMATION, f"{above}: confirm it to submit it all the same"
+        )
 
 
 def budget_seconds(call: Call, asked: t.Budget) -> int:
@@ -113,7 +115,7 @@ def _with_budget(call: Call, asked: t.JobRequest) -> t.JobRequest:
     return structs.replace(asked, budget_gpu_seconds=seconds, budget_micro_dollars=0)
 
 
-def may_change_budget(call: Call, job: Job, gpu_seconds: int, *, forced: bool) -> None:
+def may_change_budget(call: Call, job: ClusterJob, gpu_seconds: int, *, forced: bool) -> None:
     """Users may give their jobs less to use; more, or leave to go above it, operators give."""
     if call.operator:
         return

@@ -9,12 +9,13 @@ import numpy as np
 
 from phalanx import config
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.placement.catalogued import CPU
+from phalanx.cluster.units import SECOND_NS
 from phalanx.config import ConfigError, job_from_table, resolve, to_toml
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.http.planned_job import constants_for, site_of
-from phalanx.control.wire.payload import PayloadError, Train, decode_payload
+from phalanx.control.wire.payload import PayloadError, TrainingWork, decode_payload
 from phalanx.observe.store.metric_store import MetricStore
 from phalanx.observe.store.recorder import owner_of
 from phalanx.plan.search.what_if import JobChange, OwnSteps, PricedChange, Running, priced
@@ -23,7 +24,7 @@ STEPS_LOOKED_AT = 200
 LEAST_STEPS = 8  # to know their spread
 
 
-def own_steps(store: MetricStore, job: Job) -> OwnSteps:
+def own_steps(store: MetricStore, job: ClusterJob) -> OwnSteps:
     """What the newest steps of a job took. Reads the store: not in the server's loop.
 
     Only of the generation that runs: one before may have had another mapping.
@@ -46,17 +47,17 @@ def own_steps(store: MetricStore, job: Job) -> OwnSteps:
     )
 
 
-def running_job(core: Core, job: Job, steps: OwnSteps) -> Running:
+def running_job(core: Core, job: ClusterJob, steps: OwnSteps) -> Running:
     """What is priced; ConfigError where the planner cannot see inside."""
     try:
         work = decode_payload(job.spec.payload)
     except PayloadError:
         work = None
-    if not isinstance(work, Train):
+    if not isinstance(work, TrainingWork):
         rule = "is a program of its own: the planner cannot see inside"
         raise ConfigError("job", job.id, rule, "ask about a job that was submitted as a job file")
     described, ranks = _as_it_runs(job, work)
-    site = site_of(core, job.spec, described, held=job.placement)
+    site = site_of(core, job.spec, described, placement=job.placement)
     if site.devices is None:
         raise ConfigError("job", job.id, site.problem, "describe its nodes' GPUs")
     every = job.spec.expected.checkpoint_steps
@@ -72,7 +73,7 @@ def running_job(core: Core, job: Job, steps: OwnSteps) -> Running:
     )
 
 
-def _as_it_runs(job: Job, work: Train) -> tuple[config.Job, int]:
+def _as_it_runs(job: ClusterJob, work: TrainingWork) -> tuple[config.Job, int]:
     """What a job runs, on how many ranks: an elastic one may have other replicas than it says."""
     described = resolve(job_from_table(parse_toml(work.toml)), work.world_size)
     replicas = job.placement.replicas if job.placement is not None else job.wanted_replicas

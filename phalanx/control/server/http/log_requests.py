@@ -12,18 +12,23 @@ from msgspec import Struct, structs
 
 from phalanx.control.wire.agent_messages import (
     LogPart,
+    ReadEvidence,
     ReadLog,
     ReadSteps,
     ReadTrace,
     StopLog,
     encode,
 )
+from phalanx.control.wire.log_cursor import LogPiece, LogPlace
 from phalanx.control.wire.websocket_frames import framed
 
 PARTS_WAITING = 256  # for a slow reader; more are dropped, which the reader is told
 ANSWER_SECONDS = 10.0  # an agent must begin to answer
 LOOK_SECONDS = 0.5  # between two looks at where a followed job is
 WHOLE_BYTES = 16 << 20  # of a log that began while its job was followed
+MOST_WORKERS = 4096  # of a node, whatever its agent says
+NOT_CONNECTED = "the node is not connected"
+GONE, SILENT = "the node is gone", "the node does not answer"
 
 
 class LogLocation(NamedTuple):
@@ -33,6 +38,17 @@ class LogLocation(NamedTuple):
     ended: bool  # its job has
     why: str = ""  # it is nowhere
     no_such_rank: bool = False  # an elastic job may have had it before
+
+
+class LogEnd(Struct, frozen=True, kw_only=True):
+    """Which end of which log somebody wants."""
+
+    job: int
+    rank: int
+    tail_bytes: int
+    since_seconds: float = 0.0
+    resume: bool = False
+    places: dict[int, int] = {}
 
 
 class LogRequests:
@@ -62,44 +78,53 @@ class LogRequests:
             if of == node:
                 while parts.full():
                     parts.get_nowait()
-                parts.put_nowait(LogPart(request=request, end=True, problem="the node is gone"))
+                parts.put_nowait(LogPart(request=request, end=True, problem=GONE))
 
-    async def read(self, node: int, job: int, rank: int, tail_bytes: int) -> AsyncIterator[bytes]:
+    async def read(self, node: int, wanted: LogEnd) -> AsyncIterator[LogPiece]:
         """What a node has of a log."""
-        order = partial(ReadLog, job=job, rank=rank, tail_bytes=tail_bytes)
+        order = partial(ReadLog, **structs.asdict(wanted))
         async for part, dropped in self._parts(node, order, ANSWER_SECONDS):
-            for piece in _shown(part, dropped):
+            for piece in _shown(part, dropped, wanted.rank, node):
                 yield piece
 
     async def follow(
-        self, whereabouts: Callable[[], LogLocation], job: int, rank: int, tail_bytes: int
-    ) -> AsyncIterator[bytes]:
-        """The end of a log and what is added to it, wherever the job goes, until it has ended."""
-        seen: set[int] = set()
+        self,
+        whereabouts: Callable[[], LogLocation],
+        wanted: LogEnd,
+        read: dict[int, dict[int, int]],
+    ) -> AsyncIterator[LogPiece]:
+        """The end of a log and what is added to it, wherever the job goes, until it has ended.
+
+        ``read``: places by node and worker up to which an earlier connection has come; then nodes
+        have a moment to connect to a server that has just been started.
+        """
+        now = asyncio.get_running_loop().time
+        patient_until = now() + (ANSWER_SECONDS if read else 0.0)
         last_problem = ""  # what was wrong last: said once, not at every look
         while True:
             at = whereabouts()
             if at.node is None:
                 if at.why != last_problem:
                     last_problem = at.why
-                    yield f"[phalanx: {last_problem}]\n".encode()
+                    yield LogPiece(f"[phalanx: {last_problem}]\n".encode())
                 if at.ended:
                     return
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
-            # Of a log that is read again, after its node was away, what is new; of one on a node
-            # that the job moved to, everything.
-            tail = 0 if at.node in seen else WHOLE_BYTES if seen else tail_bytes
-            order = partial(ReadLog, job=job, rank=rank, tail_bytes=tail, follow=True)
+            order = partial(ReadLog, **structs.asdict(_unread(wanted, read, at.node)), follow=True)
             async for part, dropped in self._parts(
                 at.node, order, ANSWER_SECONDS, until=_moved(whereabouts, at.node)
             ):
-                if part.problem and part.problem == last_problem:
+                if part.problem not in (NOT_CONNECTED, GONE, SILENT):
+                    places = read.setdefault(at.node, {})
+                    if _of_file(part):
+                        places[part.worker] = part.behind
+                patient = part.problem == NOT_CONNECTED and now() < patient_until
+                if patient or (part.problem and part.problem == last_problem):
                     part = structs.replace(part, problem="")
                 last_problem = part.problem or ("" if part.data else last_problem)
-                for piece in _shown(part, dropped):
+                for piece in _shown(part, dropped, wanted.rank, at.node):
                     yield piece
-            seen.add(at.node)
             if whereabouts().ended:
                 return
             await asyncio.sleep(LOOK_SECONDS)
@@ -115,6 +140,15 @@ class LogRequests:
             if problem:
                 yield msgspec.json.encode({"node": node, "problem": problem}) + b"\n"
             yield part.data
+
+    async def evidence(
+        self, node: int, job: int, generation: int, rank: int
+    ) -> AsyncIterator[bytes]:
+        """What ranks of a node were seen doing when they made no more steps."""
+        order = partial(ReadEvidence, job=job, generation=generation, rank=rank)
+        async for part, dropped in self._parts(node, order, ANSWER_SECONDS):
+            for piece in _shown(part, dropped, rank, node):
+                yield piece.data
 
     async def trace(
         self, node: int, job: int, rank: int, folder: str, after_ns: int
@@ -147,7 +181,7 @@ class LogRequests:
         self._readers[request] = node, parts
         ended = not self._push(node, framed(encode(order(request=request))))
         if ended:
-            yield LogPart(request=request, end=True, problem="the node is not connected"), 0
+            yield LogPart(request=request, end=True, problem=NOT_CONNECTED), 0
         follows = until is not None
         try:
             while not ended:
@@ -160,8 +194,7 @@ class LogRequests:
                 except TimeoutError:
                     if follows:
                         continue
-                    problem = "the node does not answer"
-                    yield LogPart(request=request, end=True, problem=problem), 0
+                    yield LogPart(request=request, end=True, problem=SILENT), 0
                     break
                 ended = part.end
                 yield part, self._dropped.pop(request, 0)
@@ -181,8 +214,23 @@ def _moved(whereabouts: Callable[[], LogLocation], node: int) -> Callable[[], bo
     return complete
 
 
-def _shown(part: LogPart, dropped: int) -> list[bytes]:
+def _unread(wanted: LogEnd, read: dict[int, dict[int, int]], node: int) -> LogEnd:
+    """Of a log that is read again what is new; of one on a node that a job moved to, everything."""
+    if not read:
+        return wanted
+    places = read.get(node, {})
+    return structs.replace(
+        wanted, resume=True, places=places, tail_bytes=WHOLE_BYTES, since_seconds=0.0
+    )
+
+
+def _of_file(part: LogPart) -> bool:
+    return 0 <= part.worker < MOST_WORKERS and part.behind >= 0
+
+
+def _shown(part: LogPart, dropped: int, rank: int, node: int) -> list[LogPiece]:
     """What a reader gets to see of a part."""
-    found = [f"[phalanx: {dropped} parts left out]\n".encode()] if dropped else []
-    found += [part.data] if part.data else []
-    return found + ([f"[phalanx: {part.problem}]\n".encode()] if part.problem else [])
+    place = LogPlace(rank, node, part.worker, part.behind) if _of_file(part) else None
+    found = [LogPiece(f"[phalanx: {dropped} parts left out]\n".encode())] if dropped else []
+    found += [LogPiece(part.data, place)] if part.data or place else []
+    return found + ([LogPiece(f"[phalanx: {part.problem}]\n".encode())] if part.problem else [])

@@ -91,7 +91,7 @@ def _operation(endpoint: Endpoint, schemas: dict[int, Any]) -> dict[str, Any]:
         operation["parameters"].append(IDEMPOTENCY)
     if endpoint.body is not None:
         body = {"application/json": {"schema": schemas[id(endpoint.body)]}}
-        operation["requestBody"] = {"required": True, "content": body}
+        operation["requestBody"] = {"required": not endpoint.optional_body, "content": body}
     return operation
 
 
@@ -103,14 +103,14 @@ IDEMPOTENCY = {
 }
 
 
-def _parameters(struct: Any, place: str) -> list[dict[str, Any]]:
+def _parameters(struct: Any, location: str) -> list[dict[str, Any]]:
     if struct is None:
         return []
     hints = typing.get_type_hints(struct, include_extras=True)
     return [
         {
             "name": field.encode_name,
-            "in": place,
+            "in": location,
             "required": field.default is msgspec.NODEFAULT,
             "schema": {
                 **_bounded(msgspec.json.schema(hints[field.name])),

@@ -25,14 +25,14 @@ FOREVER = {
 
 def routes() -> list[BaseRoute]:
     """The shell at /, everything else under the version's hash."""
-    known = page.load()
-    base = f"/page/{known.version}/"
+    files = page.load()
+    base = f"/page/{files.version}/"
 
     async def shell(request: Request) -> Response:
-        return _send(request, known.index, SHELL)
+        return _send(request, files.index, SHELL)
 
     async def file(request: Request) -> Response:
-        asset = known.files.get(request.url.path.removeprefix(base))
+        asset = files.files.get(request.url.path.removeprefix(base))
         if asset is None:
             return Response("no such file of this version: reload the page", 404, COMMON)
         return _send(request, asset, FOREVER)

@@ -9,22 +9,21 @@ from msgspec import Struct, structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import (
-    HOUR_NS,
     LONGEST_NS,
-    SECOND_NS,
+    ClusterJob,
     Expected,
     FallbackMapping,
     GangShape,
     JobSpec,
     Placement,
 )
-from phalanx.cluster.jobs.job import Job as QueuedJob
 from phalanx.cluster.placement.catalogued import CPU, likely_nodes, planned_cluster
 from phalanx.cluster.plan_record import Origin, PlanInterval, PlanRecord
 from phalanx.cluster.policy import PricePolicy
+from phalanx.cluster.units import HOUR_NS, SECOND_NS
 from phalanx.config import ConfigError, Job, micro_batches, takes_unequal_shares, to_toml
 from phalanx.control.wire.api_types import CostEstimate
-from phalanx.control.wire.payload import Train, decode_payload, encode_payload
+from phalanx.control.wire.payload import TrainingWork, decode_payload, encode_payload
 from phalanx.hardware import Cluster
 from phalanx.plan import AxisTraffic, Constants, FailureSettings, Plan, Range, plan_job
 from phalanx.plan.cost.failures import AUTOMATIC_RATE, rate_named
@@ -57,20 +56,20 @@ def site_of(
     job: Job,
     state: Path | None = None,
     *,
-    held: Placement | None = None,
+    placement: Placement | None = None,
 ) -> PlanningSite:
     """The fleet as it is now, for a job, which may have nodes. Reads it between two events."""
     view = core.view
     try:
-        found = planned_cluster(view.fleet, spec, _ranks(job), cpu=job.train.device == CPU)
+        cluster = planned_cluster(view.fleet, spec, _ranks(job), cpu=job.train.device == CPU)
     except ConfigError as error:
         return PlanningSite(problem=str(error))
     automatic = job.checkpoint.failure_rate == AUTOMATIC_RATE
     return PlanningSite(
-        devices=_priced(found, view.policy.price),
+        devices=_priced(cluster, view.policy.price),
         state=state,
         measured=recent_times(reversed(view.jobs.values())),
-        failure_rate=_seen_rate(core, spec, held) if automatic else "",
+        failure_rate=_seen_rate(core, spec, placement) if automatic else "",
     )
 
 
@@ -121,12 +120,12 @@ def _fallbacks(
     unless virtual replicas keep it.
     """
     shape, work, devices = spec.gang, decode_payload(spec.payload), site.devices
-    assert isinstance(work, Train) and devices is not None
+    assert isinstance(work, TrainingWork) and devices is not None
     elastic = shape.least_replicas > 0 and shape.slot_gpus % shape.replica_ranks == 0
     bound = job.train.deterministic and not job.train.virtual_replicas
     if elastic or bound or not shape.slot_gpus:
         return ()
-    found: list[FallbackMapping] = []
+    fallbacks: list[FallbackMapping] = []
     nodes = shape.slots(shape.replicas)
     rate = FailureSettings(rate=rate_named(site.failure_rate or job.checkpoint.failure_rate))
     ways = on_fewer_nodes(
@@ -139,7 +138,7 @@ def _fallbacks(
     for other, fewer in ways:
         plan = plan_job(other, fewer, constants=constants, settings=rate)
         expected, origins = _expected(plan, other, site.measured)
-        before = found[-1] if found else None
+        before = fallbacks[-1] if fallbacks else None
         if before and 2 * before.slots >= nodes and expected.step_ns >= before.expected.step_ns:
             continue  # more nodes, and no faster; fewer than half cannot keep all memory
         payload = structs.replace(work, toml=to_toml(other), world_size=fewer.gpus)
@@ -149,7 +148,7 @@ def _fallbacks(
             most_replicas=0,
             traffic=_whole_bytes(plan.traffic),
         )
-        found.append(
+        fallbacks.append(
             FallbackMapping(
                 gang=gang,
                 expected=expected,
@@ -157,13 +156,13 @@ def _fallbacks(
                 payload=encode_payload(payload),
             )
         )
-    return tuple(reversed(found[-MOST_FALLBACKS:]))
+    return tuple(reversed(fallbacks[-MOST_FALLBACKS:]))
 
 
 def _with_axes(spec: JobSpec, job: Job) -> JobSpec:
     """The submission with the axes of a job whose mapping was chosen, and that job to run."""
     work = decode_payload(spec.payload)
-    assert isinstance(work, Train)
+    assert isinstance(work, TrainingWork)
     payload = encode_payload(structs.replace(work, toml=to_toml(job)))
     return structs.replace(spec, gang=_gang_of(spec.gang, job), payload=payload)
 
@@ -226,13 +225,13 @@ def cost_of(price: PricePolicy, spec: JobSpec) -> JobCost | None:
 def cost_estimate(price: PricePolicy, specs: Sequence[JobSpec]) -> CostEstimate | None:
     """What submissions take together; None: of one of them nobody can say."""
     costs = [cost_of(price, spec) for spec in specs]
-    known = [cost for cost in costs if cost is not None]
-    if not known or len(known) < len(costs):
+    priced = [cost for cost in costs if cost is not None]
+    if not priced or len(priced) < len(costs):
         return None
     return CostEstimate(
-        gpu_hours=sum(cost.gpu_hours for cost in known),
-        dollars=sum(cost.dollars for cost in known),
-        by_limit=any(cost.by_limit for cost in known),
+        gpu_hours=sum(cost.gpu_hours for cost in priced),
+        dollars=sum(cost.dollars for cost in priced),
+        by_limit=any(cost.by_limit for cost in priced),
     )
 
 
@@ -257,7 +256,7 @@ def costs_above(price: PricePolicy, specs: Sequence[JobSpec]) -> str:
     return may + " and ".join(above) + " of the policy"
 
 
-def recent_times(jobs: Iterable[QueuedJob]) -> dict[str, int]:
+def recent_times(jobs: Iterable[ClusterJob]) -> dict[str, int]:
     """Starts of the newest jobs where they took longer than is usual: deadlines follow them."""
     slowest: dict[str, int] = {}
     for number, job in enumerate(jobs):

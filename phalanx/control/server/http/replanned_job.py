@@ -6,17 +6,18 @@ from msgspec import structs
 
 from phalanx import config
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import SECOND_NS, Expected, GangShape, Job, JobSpec, SpecChange
+from phalanx.cluster.jobs.job import ClusterJob, Expected, GangShape, JobSpec, SpecChange
 from phalanx.cluster.placement.catalogued import CPU
 from phalanx.cluster.plan_record import PlanInterval
 from phalanx.cluster.protocol.events import Replan
+from phalanx.cluster.units import SECOND_NS
 from phalanx.config import ConfigError, to_toml
 from phalanx.control.server.http.endpoints import ApiError, Call
 from phalanx.control.server.http.live_change import own_steps, price_change, running_job
 from phalanx.control.server.http.planned_job import planned, site_of
 from phalanx.control.server.http.submission import slot_of
 from phalanx.control.wire import api_types as t
-from phalanx.control.wire.payload import Train, decode_payload, encode_payload
+from phalanx.control.wire.payload import TrainingWork, decode_payload, encode_payload
 from phalanx.plan.search.what_if import JobChange, JobOutcome, PricedChange, WhatIf
 
 # What a run may change and still be the same run; all else would make it another one.
@@ -52,25 +53,27 @@ async def carry_out(call: Call, change: JobChange) -> t.Done:
     """Has a job changed at its next step boundary; refused before anything stops."""
     _refuse_another_run(change)
     job, before = call.job(), call.job().spec
-    found = await priced_change(call, change)
-    if found.job.train.device != CPU:  # a core has no memory of its own
-        _refuse_too_large(found.answer.then)
-    spec = changed_spec(before, found, _node_gpus(call.leading.core, job))
+    priced = await priced_change(call, change)
+    if priced.job.train.device != CPU:  # a core has no memory of its own
+        _refuse_too_large(priced.answer.then)
+    spec = changed_spec(before, priced, _node_gpus(call.leading.core, job))
     if change.spares >= 0:
         spec = structs.replace(spec, spares=change.spares)
     core, state = call.leading.core, call.server.options.state
-    site = site_of(core, spec, found.job, state, held=job.placement)
-    spec = await call.server.read(planned, spec, found.job, site)
+    site = site_of(core, spec, priced.job, state, placement=job.placement)
+    spec = await call.server.read(planned, spec, priced.job, site)
     if job.spec is not before:
         raise ApiError(409, "changed_meanwhile", f"job {job.id} was changed meanwhile: ask again")
-    order = Replan(job=job.id, change=_change(spec, found.answer, call.token.name))
+    order = Replan(job=job.id, change=_change(spec, priced.answer, call.token.name))
     return await call.order(order)
 
 
-def wanted_replicas(job: Job, asked: t.Replicas) -> int:
+def wanted_replicas(job: ClusterJob, asked: t.Replicas) -> int:
     """The replicas of a job that are asked for, as such or as GPUs."""
     if bool(asked.replicas) == bool(asked.gpus):
-        raise ApiError(409, "contradiction", "say either replicas or gpus")
+        raise ApiError(
+            409, "contradiction", "give another number: one of replicas and gpus, above 0"
+        )
     each = job.spec.gang.replica_ranks
     if asked.gpus % each:
         text = f"a replica of job {job.id} has {each} GPUs: {asked.gpus} are not whole replicas"
@@ -78,7 +81,7 @@ def wanted_replicas(job: Job, asked: t.Replicas) -> int:
     return asked.replicas or asked.gpus // each
 
 
-def needs_replan(job: Job, replicas: int) -> bool:
+def needs_replan(job: ClusterJob, replicas: int) -> bool:
     """Whether so many replicas are another mapping, which the gang cannot resize itself to."""
     shape = job.spec.gang
     if not job.spec.reports_steps or not shape.slot_gpus:
@@ -86,12 +89,12 @@ def needs_replan(job: Job, replicas: int) -> bool:
     return not shape.floor <= replicas <= shape.ceiling
 
 
-def changed_spec(spec: JobSpec, found: PricedChange, node_gpus: int) -> JobSpec:
+def changed_spec(spec: JobSpec, priced: PricedChange, node_gpus: int) -> JobSpec:
     """A submission with the gang and the work of a changed job."""
     work = decode_payload(spec.payload)
-    assert isinstance(work, Train)
-    gang = _gang(spec.gang, found.job, found.ranks, node_gpus)
-    payload = structs.replace(work, toml=to_toml(found.job), world_size=found.ranks)
+    assert isinstance(work, TrainingWork)
+    gang = _gang(spec.gang, priced.job, priced.ranks, node_gpus)
+    payload = structs.replace(work, toml=to_toml(priced.job), world_size=priced.ranks)
     return structs.replace(spec, gang=gang, payload=encode_payload(payload))
 
 
@@ -112,7 +115,7 @@ def _gang(old: GangShape, job: config.Job, ranks: int, node_gpus: int) -> GangSh
     )
 
 
-def _node_gpus(core: Core, job: Job) -> int:
+def _node_gpus(core: Core, job: ClusterJob) -> int:
     fleet, placement = core.view.fleet, job.placement
     if placement is not None:
         return fleet.nodes[placement.nodes[0]].gpus

@@ -15,11 +15,12 @@ import msgspec
 from msgspec import Struct
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.control.server.http.endpoints import WRITERS
 from phalanx.control.server.security.auth import AuthError, Token, bearer, may_see, require
 from phalanx.control.server.security.sessions import ENDED, until_over
 from phalanx.control.wire.agent_messages import encode
+from phalanx.control.wire.api_types import RefusalCode
 from phalanx.control.wire.shell_messages import (
     MOST_UNREAD,
     CloseShell,
@@ -151,7 +152,7 @@ async def serve_shell(server: Server, socket: WebSocket) -> None:
     note(200, f"closed on {name} after {time.monotonic() - began:.0f} s with {status}")
 
 
-def _job(leading: Leading, token: Token, number: str) -> Job:
+def _job(leading: Leading, token: Token, number: str) -> ClusterJob:
     job = leading.core.view.jobs.get(int(number)) if number.isdigit() else None
     if job is None or not may_see(token, job.spec.team):
         raise AuthError(404, "no_such_job", f"there is no job {number}")
@@ -161,23 +162,28 @@ def _job(leading: Leading, token: Token, number: str) -> Job:
     return job
 
 
-def _node(leading: Leading, job: Job, name: str) -> int:
-    held = job.placement.nodes if job.placement is not None else ()
-    if not held:
-        raise AuthError(409, "not_running", f"job {job.id} runs nowhere now")
+def _node(leading: Leading, job: ClusterJob, name: str) -> int:
+    nodes = job.placement.nodes if job.placement is not None else ()
+    if not nodes:
+        raise AuthError(409, RefusalCode.NOT_RUNNING, f"job {job.id} runs nowhere now")
     fleet = leading.core.view.fleet
     if not name:
-        return held[0]
+        return nodes[0]
     number = fleet.index.get(name)
-    if number not in held:
-        known = ", ".join(fleet.nodes[node].name for node in held[:8])
+    if number not in nodes:
+        known = ", ".join(fleet.nodes[node].name for node in nodes[:8])
         raise AuthError(404, "no_such_node", f"job {job.id} is not on {name}, but on {known}")
     assert number is not None
     return number
 
 
 async def _serve(
-    leading: Leading, token: Token, socket: WebSocket, job: Job, node: int, wanted: ShellRequest
+    leading: Leading,
+    token: Token,
+    socket: WebSocket,
+    job: ClusterJob,
+    node: int,
+    wanted: ShellRequest,
 ) -> int:
     shells = leading.hub.shells
     request = shells.number()

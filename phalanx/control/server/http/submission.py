@@ -9,13 +9,14 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from phalanx.cluster.job_relations import Array, Dependency
-from phalanx.cluster.jobs.job import SECOND_NS, GangShape, JobSpec, JobTimeouts
+from phalanx.cluster.jobs.job import GangShape, JobSpec, JobTimeouts
+from phalanx.cluster.units import SECOND_NS
 from phalanx.config import Backend, ConfigError, Job, to_toml
 from phalanx.config.own_code import digest, read_code
-from phalanx.config.schema import Train as TrainSection
+from phalanx.config.schema import Train
 from phalanx.control.host.launchers import ONE_NODE, recognised
 from phalanx.control.wire.api_types import JobRequest, Submission
-from phalanx.control.wire.payload import CodeFile, Payload, Script, Train, encode_payload
+from phalanx.control.wire.payload import CodeFile, Payload, Script, TrainingWork, encode_payload
 from phalanx.plan import AxisTraffic
 
 LAUNCHERS = re.compile(r"python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed|mpirun|srun|env")
@@ -82,7 +83,7 @@ class RequestedWork(Struct, frozen=True, kw_only=True):
     @property
     def timeouts(self) -> JobTimeouts:
         """How long it may be quiet, as given, else by its job file."""
-        train = self.job.train if self.job else TrainSection()
+        train = self.job.train if self.job else Train()
         return JobTimeouts(
             first_step_ns=_ns(self.first_step_minutes or train.first_step_minutes),
             hang_ns=_ns(self.hang_minutes or train.hang_minutes),
@@ -131,6 +132,7 @@ def submission(wanted: RequestedWork, node_gpus: int) -> Submission:
         spares=wanted.spares,
         retries=wanted.retries,
         time_limit_ns=_ns(wanted.minutes),
+        time_min_ns=_ns(schedule.time_min),
         timeouts=wanted.timeouts,
         preemptible=wanted.preemptible,
         requeue_at_limit=wanted.requeue,
@@ -155,9 +157,10 @@ def _refuse_elsewhere(wanted: RequestedWork) -> None:
     if schedule.array is not None and wanted.job is not None:
         rule = "all jobs of a job file's array would be the same, and write into one folder"
         raise ConfigError("--array", "", rule, "give a program that reads PHALANX_ARRAY_INDEX")
-    if schedule.time_min:
-        rule = "is for Slurm: this queue gives a job all of its --minutes"
-        fix = "give fewer --minutes and --requeue: it goes on in its next turn"
+    if schedule.time_min and not schedule.time_min <= wanted.minutes:
+        rule = "is the least that it accepts of its --minutes, "
+        rule += f"which are {wanted.minutes:g}" if wanted.minutes else "and it has none"
+        fix = "give --minutes, and at most as many here"
         raise ConfigError("--time-min", f"{schedule.time_min:g}", rule, fix)
 
 
@@ -178,7 +181,7 @@ def _described(wanted: RequestedWork, node_gpus: int) -> tuple[GangShape, Payloa
         slot_gpus=slot,
     )
     texts = read_code(job.code, Path(wanted.folder))
-    work = Train(
+    work = TrainingWork(
         toml=to_toml(job),
         world_size=ranks,
         folder=wanted.folder,

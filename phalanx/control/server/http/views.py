@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,15 +11,23 @@ import msgspec
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import WaitExplainer, explainer
 from phalanx.cluster.gang.seen_failures import NODE_DAY_GPU_SECONDS, GroupFailures, SeenFailures
-from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec, JobState
 from phalanx.cluster.jobs.measured import expected_now
+from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import Partition
 from phalanx.cluster.protocol.commands import Command, job_of
-from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
+from phalanx.cluster.protocol.events import (
+    AnswerPipeline,
+    CancelPipeline,
+    Event,
+    Submit,
+    SubmitPipeline,
+    SubmitWorkflow,
+)
 from phalanx.cluster.reasons import Reason, about
+from phalanx.cluster.units import HOUR_NS
 from phalanx.control.server.shell_memory import Notice
 from phalanx.control.trust.secrets import shown_address, shown_body, shown_payload
 from phalanx.control.wire.api_types import (
@@ -55,7 +64,13 @@ def names_of(fleet: Fleet, nodes: Iterable[int]) -> tuple[str, ...]:
     return tuple(fleet.nodes[node].name for node in nodes)
 
 
-def job_out(core: Core, job: Job, now_ns: int) -> JobOut:
+def usual_node_gpus(fleet: Fleet) -> int:
+    """GPUs of a node of the largest group of like nodes; 0: there are none."""
+    sizes = Counter(fleet.columns.gpus.tolist())
+    return sizes.most_common(1)[0][0] if sizes else 0
+
+
+def job_out(core: Core, job: ClusterJob, now_ns: int) -> JobOut:
     """One job; ``now_ns``: the last event, which the core knows, may be long ago."""
     spec, placement, fleet = job.spec, job.placement, core.view.fleet
     replicas = placement.replicas if placement else job.wanted_replicas
@@ -83,6 +98,7 @@ def job_out(core: Core, job: Job, now_ns: int) -> JobOut:
         printed=printed is not None and not job.step,
         project=spec.project,
         array=_array_out(job),
+        held=job.held,
         submitted_ns=job.submitted_ns,
         started_ns=job.started_ns,
         ended_ns=job.ended_ns,
@@ -95,7 +111,7 @@ def job_out(core: Core, job: Job, now_ns: int) -> JobOut:
     )
 
 
-def _array_out(job: Job) -> ArrayOut | None:
+def _array_out(job: ClusterJob) -> ArrayOut | None:
     array = job.spec.array
     if array is None:
         return None
@@ -115,7 +131,7 @@ def shown_spec(spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(shown, webhook=shown_address(spec.webhook))
 
 
-def job_detail(core: Core, job: Job, now_ns: int) -> JobDetail:
+def job_detail(core: Core, job: ClusterJob, now_ns: int) -> JobDetail:
     """One job with its submission."""
     expected, origins = expected_now(job)
     used = core.ledger.used_gpu_ns(job.id) if job.id in core.ledger.accounts else 0
@@ -138,7 +154,11 @@ def job_detail(core: Core, job: Job, now_ns: int) -> JobDetail:
 
 
 def waits(
-    core: Core, job: Job, history: list[Why], now_ns: int, answers: WaitExplainer | None = None
+    core: Core,
+    job: ClusterJob,
+    history: list[Why],
+    now_ns: int,
+    answers: WaitExplainer | None = None,
 ) -> Waits:
     """Why a job is in its state; ``answers``: what was asked about others at the same moment."""
     pending, start_ns = None, None
@@ -164,30 +184,30 @@ def waits(
 def node_out(core: Core, node: int, connected: bool, skew_ns: int, sees: Sees) -> NodeOut:
     """One node; jobs of teams that the reader may not know of are left out."""
     fleet = core.view.fleet
-    known = fleet.nodes[node]
+    record = fleet.nodes[node]
     history = fleet.history.get(node)
     last = history[-1].reason if history else Reason("joined")
     jobs = [job for job in fleet.held[node] if sees(team_of(core, job))]
     return NodeOut(
         number=node,
-        name=known.name,
+        name=record.name,
         state=fleet.state(node).name.lower(),
         why=why_of(last),
         connected=connected,
-        gpus=known.gpus,
+        gpus=record.gpus,
         free_gpus=fleet.free_mask(node).bit_count(),
-        cpus=known.cpus,
-        kind=known.kind,
-        partition=known.partition,
-        leaf=known.leaf,
-        pod=known.pod,
-        rack=known.rack,
-        memory_bytes=known.memory_bytes,
-        features=known.features,
-        domain=known.domain,
-        rails=known.rails,
-        power=known.power,
-        switch=known.switch,
+        cpus=record.cpus,
+        kind=record.kind,
+        partition=record.partition,
+        leaf=record.leaf,
+        pod=record.pod,
+        rack=record.rack,
+        memory_bytes=record.memory_bytes,
+        features=record.features,
+        domain=record.domain,
+        rails=record.rails,
+        power=record.power,
+        switch=record.switch,
         jobs=tuple(jobs),
         clock_skew_seconds=skew_ns / 1e9,
     )
@@ -233,6 +253,11 @@ def visible(core: Core, event: Event, commands: Iterable[Command], sees: Sees) -
         return sees(body.spec.team)
     if isinstance(body, SubmitWorkflow):
         return all(sees(step.spec.team) for step in body.steps)
+    if isinstance(body, SubmitPipeline):
+        return sees(body.team)
+    if isinstance(body, AnswerPipeline | CancelPipeline):
+        run = core.view.pipelines.get(body.pipeline)
+        return sees(run.team if run is not None else "?")
     jobs = dict.fromkeys(job_of(each) for each in (body, *(c.body for c in commands)))
     return all(sees(team_of(core, job)) for job in jobs if job)
 
@@ -327,11 +352,8 @@ def partitions(core: Core, sees: Sees) -> list[PartitionOut]:
     for number, node in enumerate(fleet.nodes):
         if fleet.state(number) is not NodeState.DEAD:
             nodes.setdefault(node.partition, []).append(number)
-    jobs: dict[tuple[str, bool], int] = {}
-    for job in core.view.jobs.values():
-        if not job.ended and sees(job.spec.team):
-            key = (job.spec.partition, job.allocated)
-            jobs[key] = jobs.get(key, 0) + 1
+    alive = (job for job in core.view.jobs.values() if not job.ended and sees(job.spec.team))
+    jobs = Counter((job.spec.partition, job.allocated) for job in alive)
     rows = []
     for name in sorted(nodes):
         rule = rules.get(name, Partition())
@@ -346,8 +368,8 @@ def partitions(core: Core, sees: Sees) -> list[PartitionOut]:
                 priority=rule.priority,
                 teams=rule.teams,
                 most_seconds=rule.most_time_ns / 1e9,
-                pending=jobs.get((name, False), 0),
-                running=jobs.get((name, True), 0),
+                pending=jobs[name, False],
+                running=jobs[name, True],
             )
         )
     return rows
@@ -355,12 +377,11 @@ def partitions(core: Core, sees: Sees) -> list[PartitionOut]:
 
 def quotas(core: Core, sees: Sees) -> list[QuotaOut]:
     """What teams own and use."""
-    used: dict[str, int] = {}
+    used: Counter[str] = Counter()
     for number in core.view.active:
         job = core.view.jobs[number]
         replicas = job.placement.replicas if job.placement else 0
-        gpus = job.spec.gang.gpus(replicas)
-        used[job.spec.team] = used.get(job.spec.team, 0) + gpus
+        used[job.spec.team] += job.spec.gang.gpus(replicas)
     teams = dict.fromkeys([*core.view.quotas, *used])
     rows = []
     for team in sorted(teams):
@@ -373,7 +394,7 @@ def quotas(core: Core, sees: Sees) -> list[QuotaOut]:
                 gpus=quota.gpus if quota else 0,
                 ceiling=quota.ceiling if quota else 0,
                 weight=quota.weight if quota else 1,
-                used_gpus=used.get(team, 0),
+                used_gpus=used[team],
             )
         )
     return rows

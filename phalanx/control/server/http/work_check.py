@@ -11,7 +11,7 @@ from phalanx.cluster.jobs.job import GangShape
 from phalanx.config import ConfigError, Job, check, job_from_table, resolve
 from phalanx.config.own_code import MOST_CODE_BYTES, code_problem, digest
 from phalanx.config.toml_text import parse_toml
-from phalanx.control.wire.payload import Payload, Script, Train
+from phalanx.control.wire.payload import Payload, Script, TrainingWork
 
 MOST_WORDS = 4096  # of a program's command line
 MOST_WORD_BYTES = 128 << 10  # Linux: MAX_ARG_STRLEN
@@ -32,7 +32,7 @@ def checked_work(work: Payload) -> Job | None:
     """The trainer's job that is described, resolved; None: a program. WorkError names mistakes."""
     for key, rule in _problems(work):
         raise WorkError(f"work.{key}: {rule}")
-    return _checked_job(work) if isinstance(work, Train) else None
+    return _checked_job(work) if isinstance(work, TrainingWork) else None
 
 
 def refuse_elastic(job: Job | None, gang: GangShape) -> None:
@@ -91,7 +91,7 @@ def _text(key: str, text: str, most_bytes: int) -> Iterator[tuple[str, str]]:
         yield key, f"must not be longer than {most_bytes} bytes"
 
 
-def _checked_job(work: Train) -> Job:
+def _checked_job(work: TrainingWork) -> Job:
     for key, rule in _text("toml", work.toml, MOST_TOML_BYTES):
         raise WorkError(f"work.{key}: {rule}")
     try:
@@ -107,7 +107,7 @@ def _checked_job(work: Train) -> Job:
     return job
 
 
-def _file_problems(work: Train, job: Job) -> Iterator[str]:
+def _file_problems(work: TrainingWork, job: Job) -> Iterator[str]:
     """Files that came along: those that the job names, whole, and not too large."""
     names = tuple(file.name for file in work.files)
     if names and names != job.code.files:

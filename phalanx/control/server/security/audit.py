@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct, structs
 
-from phalanx.control.server.security.rate_limits import RateLimit
+from phalanx.control.server.security.request_limits import RateLimit
 
 logger = logging.getLogger("phalanx.server")
 
@@ -132,14 +132,14 @@ class Audit:
             self._append(entry)
             return
         key = (entry.token or entry.client, kind or entry.action, str(status))
-        known = self._counted.get(key)
-        if known is None:
+        counted = self._counted.get(key)
+        if counted is None:
             self._append(entry)
             if len(self._counted) >= MOST_COUNTED:
                 self.flush(now, everything=True)
             self._counted[key] = structs.replace(entry, count=0, since_ns=now)
         else:
-            self._counted[key] = structs.replace(known, count=known.count + 1, time_ns=now)
+            self._counted[key] = structs.replace(counted, count=counted.count + 1, time_ns=now)
 
     def flush(self, now_ns: int = 0, *, everything: bool = False) -> None:
         """Writes the counts whose minute is over."""
@@ -190,12 +190,12 @@ class Audit:
     def _line(self, entry: AuditEntry) -> None:
         head = self.head
         entry = structs.replace(entry, number=head.number + 1, before=head.hash)
-        line = msgspec.json.encode(entry) + b"\n"
+        encoded = msgspec.json.encode(entry) + b"\n"
         try:
-            if self._size and self._size + len(line) > self._rotate_bytes:
+            if self._size and self._size + len(encoded) > self._rotate_bytes:
                 self._rotate()
-            written = os.write(self._file, line)
-            if written < len(line):
+            written = os.write(self._file, encoded)
+            if written < len(encoded):
                 os.ftruncate(self._file, self._size)
                 raise OSError("the disk took only part of a line")
         except OSError:
@@ -203,9 +203,9 @@ class Audit:
             self._unsaid += 1
             return
         self._size += written
-        self._anchor_at(AuditHead(entry.number, hash_of(line), head.first))
+        self._anchor_at(AuditHead(entry.number, hash_of(encoded), head.first))
         for told in self.told:
-            told(line)
+            told(encoded)
 
     def _anchor_at(self, head: AuditHead) -> None:
         self.head = head
@@ -225,22 +225,26 @@ class Audit:
         self._open()
         self.expire()
 
-    def _go_on(self, known: AuditHead | None) -> None:
+    def _go_on(self, last_known: AuditHead | None) -> None:
         """Behind the last line that is there; what is missing since is said, once."""
         last, torn = _last_line(self._file, self._size)
         if torn:  # a power cut in the middle of a line
             self._size -= torn
             os.ftruncate(self._file, self._size)
         head = _numbered(last)
-        if head is not None and (known is None or head[0] >= known.number):
-            self.head = AuditHead(*head, known.first if known else 1)
-        elif last and known is None:  # a file of before there were chains
+        if head is not None and (last_known is None or head[0] >= last_known.number):
+            self.head = AuditHead(*head, last_known.first if last_known else 1)
+        elif last and last_known is None:  # a file of before there were chains
             self.path.rename(self.path.with_name("audit-before-chain.jsonl"))
             os.close(self._file)
             self._open()
         there = head[0] if head is not None else 0
-        if known is not None and there < known.number and not self._rotated(known.number):
-            text = f"lines {there + 1} to {known.number} are missing from the audit log"
+        if (
+            last_known is not None
+            and there < last_known.number
+            and not self._rotated(last_known.number)
+        ):
+            text = f"lines {there + 1} to {last_known.number} are missing from the audit log"
             logger.error("%s", text)
             self.write("audit", 0, detail=text)
 

@@ -34,7 +34,7 @@ def read_body(data: bytes) -> Any:
 
 
 def check(value: Any) -> None:
-    """DoorError where a value holds too much; walks level by level, so depth costs nothing."""
+    """OversizedBodyError where a value holds too much; by levels, so that depth costs nothing."""
     level, seen = [("", value)], 0
     for _ in range(MOST_DEPTH + 1):
         below: list[tuple[str, Any]] = []

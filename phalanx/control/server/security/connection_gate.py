@@ -64,21 +64,21 @@ class ConnectionGate:
 
     def leave(self, connection: AnonymousConnection) -> None:
         """A connection has shown a token, or is gone."""
-        known = self._all.pop(connection, None)
-        if known is not None:
-            mine = self._of[known[0]]
+        client = self._all.pop(connection, None)
+        if client is not None:
+            mine = self._of[client[0]]
             del mine[connection]
             if not mine:
-                del self._of[known[0]]
+                del self._of[client[0]]
 
     def replace(self, before: AnonymousConnection, after: AnonymousConnection) -> None:
         """A connection is another object's from now on; it keeps its age."""
-        known = self._all.get(before)
-        if known is None:
+        client = self._all.get(before)
+        if client is None:
             return
         self.leave(before)
-        self._all[after] = known
-        self._of.setdefault(known[0], OrderedDict())[after] = None
+        self._all[after] = client
+        self._of.setdefault(client[0], OrderedDict())[after] = None
 
     def known_as(self, peer: tuple[str, int], connection: AnonymousConnection) -> None:
         """Remembers whose connection comes from an address and port."""

@@ -88,12 +88,12 @@ class Gathered(Generic[Question, Answer]):
         while self._asked:
             await asyncio.sleep(GATHER_SECONDS)
             asked, self._asked = self._asked, []
-            found: Sequence[Answer | Exception]
+            answers: Sequence[Answer | Exception]
             try:
-                found = await asyncio.to_thread(self._answer_all, [each for each, _ in asked])
+                answers = await asyncio.to_thread(self._answer_all, [each for each, _ in asked])
             except Exception as error:  # each of them tells whoever asked
-                found = [error] * len(asked)
-            for (_, answer), said in zip(asked, found, strict=True):
+                answers = [error] * len(asked)
+            for (_, answer), said in zip(asked, answers, strict=True):
                 if answer.done():  # whoever asked may be gone
                     continue
                 if isinstance(said, Exception):
@@ -128,15 +128,15 @@ class Joining:
     def _join(
         self, join: Token, name: str, machine: str, key: str, connected: bool
     ) -> tuple[str, Token]:
-        known = self._tokens.agent_of(name)
-        same = known is not None and known.key == key
-        if known is not None and not same and connected:
+        registered = self._tokens.agent_of(name)
+        same = registered is not None and registered.key == key
+        if registered is not None and not same and connected:
             raise NameTakenError
         self._refuse_rejected(name, key)
         if not same and not self._tokens.take_use(join.id):
             text = f"{join.uses} nodes have joined with this token: that is all it is good for"
             raise AuthError(403, "token_used_up", text)
-        pending = not same and self._waits(join, known)
+        pending = not same and self._waits(join, registered)
         self._evict(name, key, pending=pending)
         return self._tokens.create(
             "agent",

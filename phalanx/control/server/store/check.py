@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from phalanx.control.server.store.anchor import AnchorMark
 from phalanx.control.server.store.chain import START, StoredEvent, follows
-from phalanx.control.server.store.interface import StoreDamagedError, StoredSnapshot
+from phalanx.control.server.store.interface import RECORDS_A_PAGE, StoreDamagedError, StoredSnapshot
 
-PAGE = 10_000
 MOST_FINDINGS = 1_000
 
 
@@ -133,7 +132,7 @@ def _walk(log: ReadableLog, examined: ExaminedLog) -> dict[int, bytes]:
     if start is not None:
         examined.sequence, examined.chain = start.sequence, start.chain
     links = {examined.sequence: examined.chain}
-    while records := log.records(examined.sequence, PAGE):
+    while records := log.records(examined.sequence, RECORDS_A_PAGE):
         for record in records:
             first = examined.sequence + 1
             if record.sequence < first:  # in no order at all: it would be read for ever

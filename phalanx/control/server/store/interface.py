@@ -22,6 +22,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_body = msgspec.msgpack.Decoder(EventBody).decode
 _decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
 TICK = _encode(Tick())
+RECORDS_A_PAGE = 1_000  # held at once: a restart must not need more memory behind a longer log
 
 
 class StoreError(Exception):
@@ -166,7 +167,9 @@ def commands_of(row: CommandRow) -> list[Command]:
     return _decode_commands(row[1])
 
 
-def tail(store: EventStore, after: int, chain: bytes, page: int = 10_000) -> Iterator[Event]:
+def tail(
+    store: EventStore, after: int, chain: bytes, page: int = RECORDS_A_PAGE
+) -> Iterator[Event]:
     """Every event behind one with this checksum; StoreDamagedError where the chain breaks."""
     while records := store.records(after, page):
         for record in records:

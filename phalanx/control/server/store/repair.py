@@ -13,6 +13,7 @@ from phalanx.cluster.protocol.commands import Accept
 from phalanx.cluster.protocol.events import Submit, SubmitWorkflow
 from phalanx.control.server.store.check import Damage, ExaminedLog
 from phalanx.control.server.store.interface import (
+    RECORDS_A_PAGE,
     StoreError,
     UnreadableError,
     commands_of,
@@ -21,7 +22,6 @@ from phalanx.control.server.store.interface import (
 from phalanx.control.server.store.sqlite import SqliteStore
 from phalanx.control.server.store.takeover import SqlStore
 
-PAGE = 10_000
 REPAIRER = "phalanx server repair"
 
 
@@ -62,7 +62,9 @@ def loss_of(store: SqlStore, first: int, last: int) -> RepairLoss:
 def _bodies(store: SqlStore, first: int, last: int) -> Iterator[object]:
     after = first - 1
     while after < last:
-        records = [each for each in store.records(after, PAGE) if after < each.sequence <= last]
+        records = [
+            each for each in store.records(after, RECORDS_A_PAGE) if after < each.sequence <= last
+        ]
         if not records:
             return
         for record in records:

@@ -12,7 +12,12 @@ from phalanx.cluster.snapshot import FORMAT_VERSION, OLDEST_FORMAT
 from phalanx.control.server.store.anchor import AnchorError, AnchorMark
 from phalanx.control.server.store.chain import START, link, seal, together
 from phalanx.control.server.store.check import Damage, ExaminedLog, LogFinding, LogKeys, examine
-from phalanx.control.server.store.interface import StoreDamagedError, StoreError, StoreFormatError
+from phalanx.control.server.store.interface import (
+    RECORDS_A_PAGE,
+    StoreDamagedError,
+    StoreError,
+    StoreFormatError,
+)
 from phalanx.control.server.store.schema import (
     CHECKSUMS,
     FORMAT_TABLES,
@@ -26,7 +31,6 @@ from phalanx.control.server.store.sql import SqlLog
 logger = logging.getLogger("phalanx.server")
 
 FIRST_WITH_CHECKSUMS = 2
-PAGE = 10_000
 MOST_TOLD = 3  # findings in a refusal; `repair` shows all
 
 
@@ -160,7 +164,7 @@ class SqlStore(SqlLog):
             "SELECT sequence, time_ns, body FROM events WHERE sequence > ? "
             "ORDER BY sequence LIMIT ?"
         )
-        while rows := session.execute(page, (examined.sequence, PAGE)).fetchall():
+        while rows := session.execute(page, (examined.sequence, RECORDS_A_PAGE)).fetchall():
             updates = []
             for sequence, time_ns, body in rows:
                 if sequence != examined.sequence + 1 or not isinstance(body, bytes):

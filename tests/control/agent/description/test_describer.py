@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.config import ConfigError
 from phalanx.control.agent.cold_start import node_here
 from phalanx.control.agent.config import DescribeOptions
@@ -21,7 +21,7 @@ from phalanx.control.agent.description.node import described_node
 from phalanx.hardware.probe import Fact, NodeDescription
 from tests.hardware.probe.test_parsers import RECORDED
 
-FAST = DescribeOptions(poll_seconds=0.02, join_seconds=0.3)
+FAST = DescribeOptions(poll_seconds=0.02, join_seconds=120.0)
 
 
 def told(tree: Path, **options: object) -> tuple[Node, DescriptionSources]:
@@ -40,7 +40,7 @@ def describer(tree: Path, state: Path, **options: object) -> NodeDescriber:
 
 
 async def until(true: object) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not true():  # type: ignore[operator]
             await asyncio.sleep(0.01)
 
@@ -133,6 +133,7 @@ def test_a_machine_that_hangs_holds_no_join_up(
         return slow(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DescriptionSources, "describe", hang)
+    monkeypatch.setattr(f"{__name__}.FAST", structs.replace(FAST, join_seconds=0.3))
 
     async def scenario() -> None:
         made = describer(tree, tmp_path / "state", leaf="mine")

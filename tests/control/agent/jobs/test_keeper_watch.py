@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phalanx.checkpoint.keeper.messages import Ping, Pong, ToKeeper
-from phalanx.cluster.protocol.messages import KeeperSilent, LocalFact
+from phalanx.checkpoint.keeper.messages import Noted, Ping, Pong, ToKeeper, Watch
+from phalanx.cluster.protocol.messages import KeeperSilent, LocalFact, WardSealed
 from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.jobs import keeper_watch
 from phalanx.control.agent.jobs.keeper_watch import KeeperWatch, is_listened_to
@@ -22,12 +22,14 @@ from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from tests.checkpoint.waiting import eventually
 
 _LENGTH = struct.Struct("<I")
+QUIET_SECONDS = 0.5  # in which nothing is to be told
 
 
 class PlayedKeeper:
-    """Answers pings while it is awake; those that came meanwhile when it wakes up."""
+    """Says what it holds, and answers pings while it is awake; later those that came meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: tuple[Noted, ...] = ()) -> None:
+        self.notes = notes
         self.awake = asyncio.Event()
         self.awake.set()
 
@@ -39,10 +41,17 @@ class PlayedKeeper:
                 message = decode(await reader.readexactly(size))
             except asyncio.IncompleteReadError:
                 return
+            if isinstance(message, Watch):
+                for note in self.notes:
+                    _say(writer, note)
             if isinstance(message, Ping):
                 await self.awake.wait()
-                body = msgspec.msgpack.encode(Pong())
-                writer.write(_LENGTH.pack(len(body)) + body)
+                _say(writer, Pong())
+
+
+def _say(writer: asyncio.StreamWriter, message: Noted | Pong) -> None:
+    body = msgspec.msgpack.encode(message)
+    writer.write(_LENGTH.pack(len(body)) + body)
 
 
 @pytest.fixture
@@ -51,9 +60,17 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper_watch, "LEAST_SECONDS", 0.2)
 
 
-async def watched(path: Path, stops: float, seconds: float) -> list[str]:
-    """What is told of a keeper that stands still for a time: its states, and its replacement."""
+async def watched(path: Path, stops_until: str = "", last: str = "") -> list[str]:
+    """What is told of a keeper that stands still until something is told of it, until a last word.
+
+    The watch counts turns, of which a busy machine makes few: nothing here is waited for by time.
+    """
     found: list[str] = []
+
+    async def heard(word: str) -> None:
+        async with asyncio.timeout(60):
+            while word not in found:
+                await asyncio.sleep(0.01)
 
     def told(fact: LocalFact) -> None:
         assert isinstance(fact, KeeperSilent)
@@ -63,12 +80,14 @@ async def watched(path: Path, stops: float, seconds: float) -> list[str]:
     server = await asyncio.start_unix_server(keeper.serve, str(path))
     async with server:
         watch = KeeperWatch(path, 1, 0, told, 2.0, lambda: found.append("ended"))
-        assert await watch.open(1.0)
-        await asyncio.sleep(0.3)
-        keeper.awake.clear()
-        await asyncio.sleep(stops)
-        keeper.awake.set()
-        await asyncio.sleep(seconds)
+        assert await watch.open(60.0)
+        await asyncio.sleep(QUIET_SECONDS)
+        if stops_until:
+            keeper.awake.clear()
+            await heard(stops_until)
+            keeper.awake.set()
+            await heard(last)
+            await asyncio.sleep(QUIET_SECONDS)  # and nothing follows
         watch.close()
         server.close()
     return found
@@ -76,17 +95,44 @@ async def watched(path: Path, stops: float, seconds: float) -> list[str]:
 
 @pytest.mark.usefixtures("hurried")
 def test_a_keeper_that_answers_again_is_told_and_stays(tmp_path: Path) -> None:
-    assert asyncio.run(watched(tmp_path / "keeper", 0.8, 1.0)) == ["silent", "answers"]
+    assert asyncio.run(watched(tmp_path / "keeper", "silent", "answers")) == ["silent", "answers"]
 
 
 @pytest.mark.usefixtures("hurried")
 def test_a_keeper_that_does_not_answer_any_more_is_replaced(tmp_path: Path) -> None:
-    assert asyncio.run(watched(tmp_path / "keeper", 4.0, 0.0)) == ["silent", "replaced", "ended"]
+    told = asyncio.run(watched(tmp_path / "keeper", "ended", "ended"))
+    assert told == ["silent", "replaced", "ended"]
 
 
 @pytest.mark.usefixtures("hurried")
 def test_nothing_is_told_of_a_keeper_that_answers(tmp_path: Path) -> None:
-    assert asyncio.run(watched(tmp_path / "keeper", 0.0, 0.5)) == []
+    assert asyncio.run(watched(tmp_path / "keeper")) == []
+
+
+def test_a_ward_that_restored_again_counts_from_there(tmp_path: Path) -> None:
+    """What it sealed before is of a branch that was given up."""
+    steps = (20, 10, 11)
+    notes = tuple(Noted(rank, 1, step, True) for step in steps for rank in (0, 1))
+
+    async def heard() -> list[int]:
+        found: list[int] = []
+        last = asyncio.Event()
+
+        def told(fact: LocalFact) -> None:
+            assert isinstance(fact, WardSealed)
+            found.append(fact.step)
+            if fact.step == 11:
+                last.set()
+
+        path = tmp_path / "keeper"
+        async with await asyncio.start_unix_server(PlayedKeeper(notes).serve, str(path)):
+            watch = KeeperWatch(path, 1, 2, told, 60.0, lambda: None)
+            assert await watch.open(1.0)
+            await asyncio.wait_for(last.wait(), 60)
+            watch.close()
+        return found
+
+    assert asyncio.run(heard()) == [20, 10, 10, 10, 11]
 
 
 def test_a_keeper_that_no_zygote_knows_is_ended(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_program_starts_only_when_the_server_has_answered() -> None:
         await asyncio.sleep(0.05)
         assert not starting.done() and len(server.asked) == 1
         server.asked[0]()
-        await asyncio.wait_for(starting, 5)
+        await asyncio.wait_for(starting, 120)
         await lease.held()  # it has been told for long enough
 
     asyncio.run(start())
@@ -85,7 +85,7 @@ def test_a_program_starts_only_when_the_server_has_answered() -> None:
 def test_an_older_server_asks_for_no_lease() -> None:
     lease = lease_of(FakeZygote(), FakeServer())
     lease.agree(0.0, 5.0)
-    asyncio.run(asyncio.wait_for(lease.held(), 5))
+    asyncio.run(asyncio.wait_for(lease.held(), 120))
 
 
 def test_while_no_server_runs_an_agent_that_was_restarted_renews_as_the_last_one_did() -> None:

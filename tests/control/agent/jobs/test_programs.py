@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +19,7 @@ from phalanx.control.agent.jobs.programs import NodePrograms
 from phalanx.control.wire.zygote_messages import Ended
 from phalanx.testing.local_cluster import TrialCluster
 from phalanx.testing.local_processes import keeper_pid, program_store_pid
-
-BUSY_SECONDS = 8.0  # that a busy machine may add
+from tests.forked_programs import python
 
 PLAIN = """
 import os, sys
@@ -119,7 +117,7 @@ while not worker.stopping and step < 2000:
 def test_a_programs_slow_rank_is_named(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     with TrialCluster(tmp_path, nodes=1, gpus_per_node=3) as cluster:
-        job = cluster.submit("--world-size", "3", "--", sys.executable, "slow.py")
+        job = cluster.submit("--world-size", "3", "--", python(), "slow.py")
 
         def stragglers() -> list[int]:
             found = cluster.get(f"/v1/findings?job={job}")["findings"]
@@ -141,12 +139,12 @@ def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> 
         assert "attempt 0 rank 1 of 2 total 3.0" in log
         assert "attempt 1 rank 0 of 2 total 3.0" in log
         assert "attempt 3" not in log  # on a busy machine its ranks may miss each other once more
-        job = cluster.submit("--world-size", "2", "--", sys.executable, "telling.py")
+        job = cluster.submit("--world-size", "2", "--", python(), "telling.py")
         assert cluster.wait_ended(job, 120) == "done"
         log = output(cluster, job)
         assert "from step 0 with 0.0" in log
         assert "from step 6 with 6.0" in log or "from step 5 with 5.0" in log
-        job = cluster.submit("--", sys.executable, "alone.py")
+        job = cluster.submit("--", python(), "alone.py")
         assert cluster.wait_ended(job, 120) == "done"
         starts = [int(word) for word in re.findall(r"from step (\d+) with", output(cluster, job))]
         assert starts[0] == 0 and starts[1] in (5, 6) and starts[2] in (8, 9)
@@ -187,17 +185,18 @@ def test_a_program_goes_on_without_its_keeper_and_without_blame(tmp_path: Path) 
     (tmp_path / "going_on.py").write_text(GOING_ON)
     patient = "[timeouts]\nmissed_heartbeats = 60\n"  # nobody replaces a keeper that stands still
     with TrialCluster(tmp_path, nodes=2, policy=patient) as cluster:
-        job = cluster.submit("--world-size", "2", "--", sys.executable, "going_on.py")
+        job = cluster.submit("--world-size", "2", "--", python(), "going_on.py")
         made = lambda: output(cluster, job).count("made")  # noqa: E731
         cluster.wait(lambda: made() >= 20, "steps", 60)
         keeper = keeper_pid(cluster.node_of(1, job), job)
         assert keeper is not None
         os.kill(keeper, signal.SIGSTOP)
-        began, before = time.monotonic(), made()
+        before = made()
         try:
-            # Training waits for its snapshot once, and no more after that.
-            cluster.wait(lambda: made() >= before + 40, "steps without snapshots", 60)
-            assert time.monotonic() - began < LEAST_SECONDS + BUSY_SECONDS
+            # Training waits for its snapshot once: for each of twenty it would take longer.
+            cluster.wait(
+                lambda: made() >= before + 40, "steps without snapshots", 18 * LEAST_SECONDS
+            )
         finally:
             os.kill(keeper, signal.SIGCONT)
         store = program_store_pid(cluster.node_of(0, job))
@@ -215,7 +214,8 @@ def test_a_program_goes_on_without_its_keeper_and_without_blame(tmp_path: Path) 
         cluster.wait(lambda: cluster.events("GangReady", job)[2:], "it to go on again", 60)
         assert cluster.job(job)["retries_used"] == 0
         causes = [event["cause"] for event in cluster.events("WorkerExited", job)]
-        assert causes == ["worker_killed", "keeper_lost"]
+        followed = "user_error"  # of a program that lost its peer so, if it ends before it is ended
+        assert [cause for cause in causes if cause != followed] == ["worker_killed", "keeper_lost"]
         cluster.command("cancel", str(job))
 
 
@@ -270,8 +270,8 @@ def test_programs_without_steps_are_left_alone_and_verdicts_say_what_they_follow
     with TrialCluster(tmp_path, nodes=1, gpus_per_node=4, policy=QUICK) as cluster:
         silent = cluster.submit("--", "sleep", "16")
         idle = cluster.submit("--idle-minutes", "0.1", "--retries", "0", "--", "sleep", "1000")
-        patient = cluster.submit("--first-step-minutes", "1", "--", sys.executable, "late.py")
-        late = cluster.submit("--retries", "0", "--", sys.executable, "late.py")
+        patient = cluster.submit("--first-step-minutes", "1", "--", python(), "late.py")
+        late = cluster.submit("--retries", "0", "--", python(), "late.py")
         assert cluster.wait_ended(late, 60) == "failed"
         (fact,) = cluster.events("NoProgress", late)
         assert (fact["limit"], fact["setting"]) == ("first_step", "timeouts.first_step_ns")

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from phalanx.cluster.protocol.commands import Flush, Go
 from phalanx.cluster.protocol.messages import THIS_NODE, WorkerExited, WorkerFound
+from phalanx.cluster.reasons import reason
 from phalanx.control.agent.jobs.local_job import LocalJob
-from phalanx.control.agent.jobs.worker_events import WorkerEvents
+from phalanx.control.agent.jobs.worker_events import WorkerEvents, at_own_time
 from phalanx.control.agent.jobs.wrapper_exits import last_output
 from phalanx.control.host.users import UnknownUserError
 from phalanx.control.wire.payload import Script
@@ -233,3 +235,11 @@ def test_a_program_that_this_agent_started_is_not_taken_for_one_that_outlived_an
     local_job.processes.clear()
     worker_events._present(local_job, present, None)  # type: ignore[arg-type]
     assert told == [WorkerFound(job=1, generation=3, rank=0, step=0, committed=-1)]
+
+
+def test_leave_to_write_ends_by_the_clock_of_the_node_that_has_it() -> None:
+    ahead_ns = 7 * 3600 * 10**9  # of the server's
+    order = Flush(reason=reason("fresh"), job=1, generation=1, bytes_per_second=5, until_ns=10**18)
+    assert at_own_time(order, -ahead_ns) == structs.replace(order, until_ns=10**18 + ahead_ns)
+    go = Go(reason=reason("fresh"), job=1, generation=1)
+    assert at_own_time(go, -ahead_ns) == go

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.protocol.events import GangReady, NodeSilent, Progress
+from phalanx.cluster.jobs.job import ClusterJob
+from phalanx.cluster.protocol.events import GangReady, NodeSilent, NoProgress, Progress
 from phalanx.cluster.protocol.messages import WorkerExited
 from phalanx.control.server.history.run_history import RunHistory
 from phalanx.observe.store.journal import Journal
@@ -33,13 +33,13 @@ class Told(Drive):
             self.run_history.heard(self.log[-1], commands)
         return commands
 
-    def running(self) -> Job:
+    def running(self) -> ClusterJob:
         job = self.submit()
         self.run(job)
         self.progress(job, 5)
         return job
 
-    def progress(self, job: Job, step: int) -> None:
+    def progress(self, job: ClusterJob, step: int) -> None:
         facts = {"job": job.id, "generation": job.generation, "step": step, "committed": step}
         self.tell(Progress(**facts, durable=0, at_ns=self.now_ns), SECOND)
 
@@ -87,6 +87,19 @@ def test_a_lost_nodes_incident_is_of_its_silence(drive: Told) -> None:
     assert found["evidence"]["root_cause_class"] == "hardware"
     assert found["node"] == drive.core.view.fleet.nodes[node].name
     assert found["evidence"]["resumed_seconds"] >= found["evidence"]["restored_seconds"] > 0
+
+
+def test_a_gang_that_fails_before_its_first_steps_were_told_has_an_incident(drive: Told) -> None:
+    job = drive.submit()
+    drive.run(job)
+    assert job.step == 0
+    nodes = (job.placement.nodes[0],)
+    drive.tell(NoProgress(job=job.id, generation=job.generation, step=5, nodes=nodes), SECOND)
+    drive.wait(20 * SECOND)
+    drive.run(job)
+    drive.progress(job, 6)
+    drive.progress(job, 7)
+    assert drive.incident()["evidence"]["step"] == 5
 
 
 def test_a_failure_of_long_ago_is_not_why_a_gang_forms_again(drive: Told) -> None:

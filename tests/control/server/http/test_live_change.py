@@ -10,7 +10,7 @@ from phalanx.cluster.jobs.job import GangShape
 from phalanx.cluster.protocol.events import Scale
 from phalanx.config import ConfigError
 from phalanx.control.server.http.live_change import own_steps, price_change, running_job
-from phalanx.control.wire.payload import Script, Train, encode_payload
+from phalanx.control.wire.payload import Script, TrainingWork, encode_payload
 from phalanx.observe.store.metric_store import MetricStore
 from phalanx.observe.store.recorder import owner_of
 from phalanx.observe.store.tables import Column
@@ -32,7 +32,7 @@ device = "cuda"
 
 def test_a_job_is_priced_with_its_devices_and_its_own_steps(tmp_path: Path) -> None:
     drive = Drive()
-    job = drive.running(payload=encode_payload(Train(toml=JOB, world_size=16)))
+    job = drive.running(payload=encode_payload(TrainingWork(toml=JOB, world_size=16)))
     steps = own_steps(MetricStore(tmp_path / "metrics.sqlite"), job)
     assert steps == OwnSteps(seconds=5.0, done=150)  # the core's: nobody recorded more
     running = running_job(drive.core, job, steps)
@@ -49,7 +49,7 @@ def test_a_job_is_priced_with_its_devices_and_its_own_steps(tmp_path: Path) -> N
 def test_an_elastic_job_is_priced_with_the_replicas_that_it_has() -> None:
     drive = Drive()
     gang = GangShape(replicas=16, least_replicas=8, most_replicas=16, slot_gpus=8)
-    job = drive.running(gang=gang, payload=encode_payload(Train(toml=JOB, world_size=16)))
+    job = drive.running(gang=gang, payload=encode_payload(TrainingWork(toml=JOB, world_size=16)))
     drive.tell(Scale(job=job.id, replicas=8))
     drive.run(job)
     running = running_job(drive.core, job, OwnSteps())
@@ -59,7 +59,7 @@ def test_an_elastic_job_is_priced_with_the_replicas_that_it_has() -> None:
 def test_steps_of_an_earlier_generation_say_nothing(tmp_path: Path) -> None:
     drive, store = Drive(), MetricStore(tmp_path / "metrics.sqlite")
     drive.wait(1000 * SECOND)
-    job = drive.running(payload=encode_payload(Train(toml=JOB, world_size=16)))
+    job = drive.running(payload=encode_payload(TrainingWork(toml=JOB, world_size=16)))
     table = store.table(owner_of(job.id), "scalars", 0, [Column("step_seconds")])
     begun = job.gang.since_ns
     for step, seconds in enumerate([9.0] * 20 + [2.0] * 20):

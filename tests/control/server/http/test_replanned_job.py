@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.protocol.events import Replan
 from phalanx.control.server.http import replanned_job as module
 from phalanx.control.server.http.endpoints import ApiError
 from phalanx.control.wire.api_types import Done, Replicas
-from phalanx.control.wire.payload import Script, Train, decode_payload, encode_payload
+from phalanx.control.wire.payload import Script, TrainingWork, decode_payload, encode_payload
 from phalanx.observe.store.metric_store import MetricStore
 from phalanx.plan.search.what_if import JobChange
 from tests.cluster.drive import Drive
@@ -41,14 +41,14 @@ class Asked:
     class token:  # noqa: N801
         name = "ada"
 
-    def __init__(self, drive: Drive, job: Job, folder: Path) -> None:
+    def __init__(self, drive: Drive, job: ClusterJob, folder: Path) -> None:
         self._job, self.ordered = job, []
         self.leading: Any = type("Leading", (), {"core": drive.core})
         self.server: Any = self
         self.options: Any = type("Options", (), {"state": folder})
         self.metrics = MetricStore(folder / "metrics.sqlite")
 
-    def job(self) -> Job:
+    def job(self) -> ClusterJob:
         return self._job
 
     async def read(self, function: Any, *given: Any) -> Any:
@@ -64,7 +64,7 @@ class Asked:
 @pytest.fixture
 def asked(tmp_path: Path) -> Any:
     drive = Drive()
-    work = Train(toml=TOML, world_size=16, environment={"A": "1"})
+    work = TrainingWork(toml=TOML, world_size=16, environment={"A": "1"})
     job = drive.running(gang=GANG, payload=encode_payload(work), user="ada", spares=1)
     return Asked(drive, job, tmp_path)
 
@@ -82,7 +82,9 @@ def test_the_order_holds_the_changed_submission_and_what_is_expected(asked: Any)
     assert (spec.gang.tensor, spec.gang.replicas, spec.gang.slot_gpus) == (4, 4, 8)
     assert spec.user == before.user and spec.spares == 0 and spec.retries == before.retries
     work = decode_payload(spec.payload)
-    assert isinstance(work, Train) and work.world_size == 16 and work.environment == {"A": "1"}
+    assert (
+        isinstance(work, TrainingWork) and work.world_size == 16 and work.environment == {"A": "1"}
+    )
     assert "tensor = 4" in work.toml
     assert order.change.by == "ada" and order.change.before.startswith("data 16")
     assert order.change.settings == ("parallel.tensor = 4", "parallel.data = 4", "spares = 0")

@@ -12,7 +12,7 @@ from phalanx.config.own_code import digest
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.server.http.work_check import WorkError, checked_work
 from phalanx.control.wire.api_types import JobRequest
-from phalanx.control.wire.payload import CodeFile, Train, decode_payload, encode_payload
+from phalanx.control.wire.payload import CodeFile, TrainingWork, decode_payload, encode_payload
 
 
 def test_expectations_plan_and_payload_are_the_servers_alone() -> None:
@@ -41,7 +41,7 @@ def test_files_of_the_job_s_own_are_sent_with_it_and_come_out_as_they_were(tmp_p
     text = 'x = "é"\n\tnot checked here: nobody on the way imports it'
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
     work = submission(with_code(tmp_path, "mine.py"), 1).work
-    assert isinstance(work, Train)
+    assert isinstance(work, TrainingWork)
     assert work.files == (CodeFile(name="mine.py", sha256=digest(text), text=text),)
     assert decode_payload(encode_payload(work)) == work
     assert checked_work(work) is not None
@@ -89,4 +89,4 @@ def test_files_that_are_not_what_the_job_says_are_refused_by_the_server(rule: st
     names, files = BAD_FILES[rule]
     toml = f"[model]\npreset = 'tiny'\n[code]\nfiles = {list(names)}\n"
     with pytest.raises(WorkError, match=f"work.files.*{rule}"):
-        checked_work(Train(toml=toml, world_size=1, files=files))
+        checked_work(TrainingWork(toml=toml, world_size=1, files=files))

@@ -1,15 +1,20 @@
-"""Rate limits: a bucket of requests a caller, refilled at a steady rate."""
+"""How many requests the server takes of whom; what one of them may hold is ``body_limits``.
+
+The numbers are options of the server (``control/server/process.py``).
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 MOST_CALLERS = 10_000  # remembered at a time; whoever is forgotten starts with a full bucket
+LEAST_BODY_BYTES = 1 << 10  # that a request counts as
 
 
 class RateLimit:
-    """``per_second`` requests in the long run, ``burst`` at once; 0: no limit."""
+    """Of each caller: ``per_second`` requests in the long run, ``burst`` at once; 0: no limit."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self.per_second, self.burst = per_second, burst
@@ -41,3 +46,25 @@ class RateLimit:
     def _left(self, caller: Hashable, now: float) -> float:
         left, since = self._buckets.get(caller, (float(self.burst), now))
         return min(float(self.burst), left + max(0.0, now - since) * self.per_second)
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Which limits a request counts against. Methods return the seconds to wait; 0: go on."""
+
+    tokens: RateLimit  # requests of one token, or of an address where no token is needed
+    addresses: RateLimit  # requests without a good token: guessing is slow
+    orders: RateLimit  # of one token: requests that change something
+    refusals: RateLimit  # of one token: requests that were refused
+    body_bytes: RateLimit  # of one token
+    most_body_bytes: int  # of one request: a larger body is refused, and not read
+
+    def take(self, token: str, now: float, *, order: bool, length: int) -> float:
+        """Takes a request of a good token; ``order``: it changes something, by so long a body."""
+        wait = self.tokens.take(token, now) or self.refusals.wait(token, now)
+        if wait or not order:
+            return wait
+        wait = self.orders.take(token, now)
+        if wait or length > self.most_body_bytes:
+            return wait
+        return self.body_bytes.take(token, now, max(length, LEAST_BODY_BYTES))

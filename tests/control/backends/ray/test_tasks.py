@@ -19,7 +19,7 @@ from phalanx.data.prepare.work import IdentifyFiles, UnitPhase, WorkFolder
 from tests.control.backends.test_ray import needs_namespace, needs_ray
 from tests.data.prepare.raw import recipe, recipe_file, write_raw
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_a_share_is_done_by_its_command_and_a_failure_says_why(

@@ -17,6 +17,7 @@ from phalanx.testing.engine_job import FAULT_KINDS
 from phalanx.testing.slurm.job import ENDED, SlurmJob
 from phalanx.testing.slurm.sandbox import Sandbox
 from tests.control.jobs import (
+    FEW_STEPS,
     assert_same,
     generations,
     set_options,
@@ -77,17 +78,17 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(
 ) -> None:
     monkeypatch.setenv("PHALANX_CHAOS", "1")
     sandbox = make_sandbox(nodes=3, gpus_per_node=2)
-    expected = undisturbed(tmp_path, 60)
-    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed", 60)), *PAIRS)
+    expected = undisturbed(tmp_path, FEW_STEPS)
+    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed", FEW_STEPS)), *PAIRS)
     job.wait_running()
-    job.pace(0.2)  # both kills come before its end, however late we are
+    job.pace(1.0)  # both kills come before its end, although we may be late for many steps
     places = placed(sandbox, job)
     assert [place.stage for place in places] == [0, 0, 1, 1]
     assert_together([place.node for place in places])
     assert_together([place.leaf for place in places])
     commits = job.commits()
     for what in ("worker", "node"):
-        job.apply_fault(what, commits)  # type: ignore[arg-type]
+        job.apply_fault(what, commits, warm_steps=3)  # type: ignore[arg-type]
     job.pace(0.0)
     # Slurm itself waits another minute for the dead node's part of the step.
     ended = lambda: job.slurm_state() in ("COMPLETING", *ENDED)  # noqa: E731

@@ -21,7 +21,7 @@ from phalanx.testing.slurm.sandbox import Sandbox
 from tests.commands import run_phalanx
 from tests.data.prepare.raw import recipe, recipe_file, write_raw
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 class PlayedSlurm(SlurmCommands):
@@ -78,6 +78,9 @@ def test_a_real_slurm_makes_the_corpus_that_one_machine_makes(
     path = recipe_file(folder)
     done = run_phalanx("data", "prepare", str(path), "--engine", "slurm", "--workers", "2")
     assert done.returncode == 0, done.stderr
+    phases = folder / "out" / "work" / "phases"
+    for phase in ("filter", "exact", "candidates", "verify"):
+        assert list((phases / phase).glob("*.out")), f"{phase} was done by Slurm's tasks"
     alone = recipe(folder, overrides=[f"out={tmp_path / 'alone'}"])
     prepare(alone, folder, LocalEngine(1))
     assert read_manifest(folder / "out") == read_manifest(tmp_path / "alone")

@@ -1,0 +1,1 @@
+"""Endpoints about work of several jobs: sweeps, pipelines."""
