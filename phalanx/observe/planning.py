@@ -10,7 +10,7 @@ from msgspec import Struct
 from phalanx.config import PRESETS, ConfigError, job_from_table, resolve
 from phalanx.config.toml_text import parse_toml
 from phalanx.hardware import catalogue, cluster
-from phalanx.plan import Mapping, Prediction, mapping_of, predict, propose, understand, workload_of
+from phalanx.plan import Mapping, Prediction, predict, propose, stage_workloads, understand
 from phalanx.plan.cost.money import Range
 from phalanx.plan.question.request import PlanRequest
 from phalanx.plan.workload import PRECISIONS
@@ -121,7 +121,9 @@ def job_plan(toml: str, ranks: int, kind: str) -> JobPlan:
     try:
         job = resolve(job_from_table(parse_toml(toml), ()), ranks)
         on = cluster(f"{kind}-{ranks}")
-        return JobPlan(prediction=_predicted(predict(workload_of(job), mapping_of(job), on)))
+        stages = [predict(*each, on) for each in stage_workloads(job)]
+        fullest = max(stages, key=lambda each: each.memory_bytes)
+        return JobPlan(prediction=_predicted(stages[0].holding(fullest)))
     except (ConfigError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         return JobPlan(problem=str(error))
 

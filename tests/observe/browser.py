@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.shared_folder import network
+
 SIZES = {"phone": (390, 844), "desk": (1440, 900), "wall": (2560, 1440)}
+VIOLATIONS = """() => axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] })
+  .then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes[0].html.slice(0, 200)]))"""
 READY = "name => document.documentElement.dataset.ready === name"
 
 
@@ -21,6 +27,21 @@ def chromium() -> str:
     if found is None:
         pytest.skip("Chromium is not installed: `make chromium` as root, or apt install it")
     return found
+
+
+def axe_core(folder: Path) -> str:
+    """The source of axe-core as npm fetches it; the test is skipped where it cannot."""
+    program = shutil.which("npm")
+    if program is None:
+        pytest.skip("npm is not installed: axe-core cannot be fetched")
+    script = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [program, "install", "--prefix", str(folder), "--no-audit", "--no-fund"]
+        done = subprocess.run([*command, "axe-core@4"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"axe-core cannot be fetched: {done.stderr[-200:]}")
+    return script.read_text()
 
 
 class Tab:
@@ -43,6 +64,11 @@ class Tab:
         """Requests to anything but this server."""
         own = urlsplit(self.url).netloc
         return [each for each in self.requested if urlsplit(each).netloc != own]
+
+    def barriers(self, axe: str) -> list[list[str]]:
+        """What axe-core finds in the view against WCAG 2.1 A and AA: a rule, and where."""
+        self.page.evaluate(axe)
+        return list(self.page.evaluate(VIOLATIONS))
 
     def sign_in(self, token: str, view: str = "fleet") -> None:
         """Open a view with a token that the page already has."""
@@ -74,7 +100,7 @@ def browser() -> Iterator[Any]:
     """Chromium without a window."""
     program = chromium()
     sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as driver:
+    with network(), sync_api.sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=program, args=ARGUMENTS)
         yield running
         running.close()

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.protocol.events import SlowRank
-from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.protocol.step_watch import StepWatch
+from phalanx.cluster.protocol.timeouts import fixed_limits
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.observe.node.node_records import TimedRecord, merge
 from phalanx.train.report.records import StepRecord

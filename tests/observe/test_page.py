@@ -17,12 +17,12 @@ from phalanx.data import ShardWriter
 from phalanx.testing.local_cluster import TrialCluster
 from tests.commands import run_phalanx
 from tests.control.jobs import write_job
-from tests.observe.browser import Tab, browser, chromium, tab
+from tests.observe.browser import Tab, axe_core, browser, chromium, tab
 
 pytestmark = pytest.mark.timeout(500)  # a cluster and a browser on whatever machine
 STEPS = 100_000  # more than any machine makes in the time of these tests
 STEP_SECONDS = 0.8  # the cores are the browser's
-VIEWS = ("goodput", "events", "queue", "compare?jobs=1", "plan", "simulate")
+VIEWS = ("goodput", "events", "queue", "sweeps", "runs?jobs=1", "plan", "simulate")
 STATES = "document.querySelector('canvas.map').map.fleet"
 
 
@@ -178,6 +178,38 @@ def test_a_killed_worker_appears_as_an_incident_while_one_looks(run: Run, at: Ta
     newest.locator(".picture canvas").first.wait_for()
 
 
+def test_an_incident_has_a_page_with_its_decision_and_the_first_error(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, f"job/{run.job}")
+    at.page.locator("a:has-text('Open the incident')").last.click()
+    at.page.locator(".timeline .mark:has-text('next step')").wait_for()
+    said = at.text()
+    assert "SIGKILL" in said and "(taken)" in said and "next best" in said
+    assert f"phalanx logs {run.job} --rank" in said
+    at.page.get_by_text(f"phalanx data order job-{run.job}.toml --step").wait_for()
+    assert "--set faults.causes.worker_killed=" in said and "--replay 1" in said
+    at.page.fill("input[aria-label=Ranks]", "0-3")
+    at.page.keyboard.press("Enter")
+    at.page.wait_for_function(
+        "() => [0, 1, 2, 3].every((rank) => "
+        "document.querySelector('pre.log[role=log]').innerText.includes(`[${rank}] `))"
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("size", "dark"), [("desk", False), ("desk", True), ("phone", False)])
+def test_an_incident_has_no_barrier_that_axe_finds(
+    run: Run, chrome: Any, size: str, dark: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = axe_core(tmp_path_factory.getbasetemp() / "axe")
+    if not run.cluster.get(f"/v1/jobs/{run.job}/incidents")["findings"]:
+        run.kill_worker(0)
+    with tab(chrome, run.cluster.url, size, dark) as opened:
+        opened.sign_in(run.token, f"job/{run.job}")
+        opened.page.locator("a:has-text('Open the incident')").last.click()
+        opened.page.locator(".timeline .mark:has-text('next step')").wait_for()
+        assert opened.barriers(source) == []
+
+
 def test_an_incident_ends_with_the_first_step_of_the_gang_that_formed_again(run: Run) -> None:
     def incidents() -> list[dict[str, Any]]:
         found = run.cluster.get(f"/v1/jobs/{run.job}/incidents")["findings"]
@@ -199,6 +231,23 @@ def test_an_incident_ends_with_the_first_step_of_the_gang_that_formed_again(run:
     resumed = max(first - incident["time"], told["restored_seconds"])
     assert told["resumed_seconds"] == pytest.approx(resumed, abs=0.02)
     assert told["restored_seconds"] > 0
+
+
+def test_logs_are_searched_and_read_since_a_time(run: Run, at: Tab) -> None:
+    job = str(run.job)
+    whole = run.say("logs", job, "--rank", "0", "--tail-kb", "16384").splitlines()
+    assert run.say("logs", job, "--rank", "0", "--since", "2h").splitlines()[:5] == whole[:5]
+    word = next(word for line in whole for word in line.split() if len(word) > 5 and word.isalpha())
+    found = run.say("logs", job, "--rank", "0", "--grep", word).splitlines()
+    assert found and all(word in line for line in found)
+    at.sign_in(run.token, f"job/{job}?log={word.upper()}")
+    at.page.wait_for_function(
+        "word => { const lines = document.querySelector('pre.log[role=log]').innerText.trim();"
+        " return lines && lines.split('\\n').every((each) => each.includes(word)); }",
+        arg=word,
+    )
+    at.page.fill("input[aria-label='Search the logs']", "no such line anywhere")
+    at.page.wait_for_function("() => location.hash.includes('log=no')")
 
 
 def test_every_rank_of_a_step_is_fetched_from_the_nodes(run: Run, at: Tab) -> None:
@@ -250,10 +299,10 @@ def test_the_slider_shows_the_fleet_as_it_was(run: Run, at: Tab) -> None:
     at.sign_in(run.token, f"events?at={earlier}")
     assert run.job not in at.page.evaluate(f"() => {STATES}.job")
     at.show(f"events?at={first['time_ns'] + 300_000_000}")
-    at.page.wait_for_function(f"job => {STATES}.job.includes(job)", arg=run.job)
+    at.page.wait_for_function(f"job => {STATES}?.job.includes(job)", arg=run.job)
     assert at.page.evaluate(f"{STATES}.jobs[0].generation") == 1
     at.page.click("text=Back to now")
-    at.page.wait_for_function(f"() => {STATES}.sequence > 0")
+    at.page.wait_for_function(f"() => {STATES}?.sequence > 0")
     assert at.page.evaluate(f"{STATES}.jobs[0].generation") >= 2
 
 
@@ -265,7 +314,7 @@ def test_names_from_users_are_text_and_never_markup(run: Run, at: Tab) -> None:
     try:
         at.sign_in(run.token, "jobs")
         assert name in at.text()
-        for view in (f"job/{job}", "events", "fleet", "queue", f"compare?jobs={run.job},{job}"):
+        for view in (f"job/{job}", "events", "fleet", "queue", f"runs?jobs={run.job},{job}"):
             at.show(view)
             assert at.page.evaluate("window.harmed") is None
         at.wait_for_text(name)  # the list may come after the curves
@@ -361,11 +410,36 @@ def test_runs_are_laid_over_each_other_with_their_differences(run: Run, at: Tab)
     body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
     job = run.cluster.client.post("/v1/jobs", body, dict)["jobs"][0]
     run.cluster.client.post(f"/v1/jobs/{job}/cancel", None, dict)
-    at.sign_in(run.token, f"compare?jobs={run.job},{job}")
+    at.sign_in(run.token, f"runs?jobs={run.job},{job}")
     at.wait_for_text("What differs")
     wanted = run.cluster.get(f"/v1/runs/diff?a={run.job}&b={job}")["differences"]
-    rows = "document.querySelectorAll('section[aria-label=\"What differs\"] tbody tr')"
+    rows = "document.querySelectorAll('section[aria-label=\"What differs\"] tbody tr:not(.group)')"
     at.page.wait_for_function(f"count => {rows}.length === count", arg=len(wanted))
+
+
+def test_trials_of_a_sweep_are_lines_over_their_settings(run: Run, at: Tab) -> None:
+    def trial(number: int, rung: int, value: float | None) -> dict[str, Any]:
+        settings = {"optimizer.learning_rate": f"{10.0**-number}", "optimizer.kind": '"<b>x"'}
+        facts = {"step": 9, "value": value, "value_unknown": False, "ran_seconds": 2.0}
+        facts |= {"gpus": 0, "ranks": 1, "dollars_per_gpu_hour": 2.0, "state": "done", "why": ""}
+        job = 10 * rung + number
+        made = {"job": job, "trial": number, "rung": rung, "steps": 9, "settings": settings}
+        return made | facts
+
+    def answer(route: Any) -> None:
+        rows = [trial(1, 0, 3.0), trial(2, 0, 2.0), trial(3, 0, None), trial(2, 1, 1.5)]
+        body = {"sweep": "rates.1", "metric": "loss", "better": "lower", "next_after": 0}
+        route.fulfill(json=body | {"trials": rows})
+
+    at.page.route(re.compile(r"/v1/sweeps/rates.1"), answer)
+    at.sign_in(run.token, "sweeps/rates.1")
+    at.wait_for_text("3 trials, 0 live; loss, lower is better")
+    shown = at.page.get_attribute(".parallel canvas", "aria-label")
+    assert shown == "2 trials over optimizer.learning_rate; the best is trial 2 with loss 1.5"
+    rows = "[...document.querySelectorAll('section[aria-label=Best] tbody tr')]"
+    order = at.page.evaluate(f"{rows}.map(row => row.cells[0].innerText.split('\\n')[0])")
+    assert order == ["2", "1", "3"]
+    assert at.problems == []
 
 
 def test_a_slider_asks_the_planner_again(run: Run, at: Tab) -> None:
@@ -396,8 +470,17 @@ def test_a_change_is_asked_about_and_carried_out(run: Run, at: Tab) -> None:
     assert not at.page.is_visible("text=Carry it out"), "another question is not answered yet"
     at.page.fill("input[aria-label='Micro-batch']", "1")
     at.page.click("section[aria-label='What if'] button:has-text('Ask')")
+    assert f"phalanx what-if {run.job} --set train.micro_batch=1" in said
     at.page.click("text=Carry it out")
+    order = f"phalanx replan {run.job} --set train.micro_batch=1 --apply"
+    assert at.page.inner_text("dialog.ask code") == order
+    at.page.fill("dialog.ask input[name=why]", "less memory")
+    assert at.page.inner_text("dialog.ask code") == f"{order} --why 'less memory'"
+    at.page.click("dialog.ask button:has-text('Change it')")
+    at.page.click(".toast button:has-text('Now')")
     at.wait_for_text("changes at a step boundary (train.micro_batch = 1)")
+    (note,) = run.cluster.get(f"/v1/runs/{run.job}")["notes"]
+    assert note["text"] == "replanned: less memory"
 
     def goes_on() -> bool:
         shown = run.cluster.job(run.job)
@@ -444,8 +527,11 @@ def test_a_question_of_the_core_is_answered_on_the_page(run: Run, at: Tab) -> No
     at.sign_in(run.token)
     at.page.get_by_text("<b>node-9</b> (stuck)").wait_for()
     at.page.click("text=Keep them")
+    assert "phalanx answer 4 --keep" in at.page.inner_text("dialog.ask")
+    at.page.click("dialog.ask button:has-text('Keep them')")
+    at.page.click(".toast button:has-text('Now')")
     at.page.get_by_text("Somebody must decide").wait_for(state="detached")
-    assert answers == [{"approve": False}]
+    assert answers == [{"approve": False, "why": ""}]
 
 
 def test_a_page_of_an_older_version_says_so(run: Run, at: Tab) -> None:
@@ -490,6 +576,8 @@ def test_no_view_is_wider_than_its_screen(run: Run, chrome: Any, size: str) -> N
             opened.show(view)
             wide = opened.page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0, view
+            narrow = "[...document.querySelectorAll('.curve canvas')].map((e) => e.clientWidth)"
+            assert min([each for each in opened.page.evaluate(narrow) if each], default=999) > 250
         assert opened.problems == []
 
 

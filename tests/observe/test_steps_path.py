@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import GangShape, Job, JobSpec, Placement
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, JobSpec, Placement
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.events import LossSpike, Progress, SlowRank
-from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.protocol.step_watch import StepWatch
+from phalanx.cluster.protocol.timeouts import fixed_limits
 from phalanx.cluster.reasons import Reason
 from phalanx.control.agent.jobs.keeper_watch import ward_ranks
 from phalanx.control.server.agent_link.gang_watch import slowness
@@ -254,7 +254,7 @@ def uneven() -> tuple[Metrics, StepWatch, list[object]]:
     metrics = Metrics(watch, found.extend)
     shape = GangShape(replicas=3, slot_gpus=2)
     placement = Placement(nodes=(0, 1), gpus=(), replicas=3)
-    job = Job(id=1, spec=JobSpec(name="j", gang=shape), submitted_ns=0, generation=1)
+    job = ClusterJob(id=1, spec=JobSpec(name="j", gang=shape), submitted_ns=0, generation=1)
     job.placement = placement
     watch.begin(1, 1, shape, placement, fixed_limits(60 * SECOND_NS), NOW)
     metrics.begin(job, ["a", "b"])

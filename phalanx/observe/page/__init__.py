@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import html
+import posixpath
+import re
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
+import msgspec
 from msgspec import Struct
 
 KINDS = {
@@ -21,7 +25,12 @@ KINDS = {
     ".woff2": "font/woff2",
 }
 INDEX = "index.html"
-BASE = "{{base}}"  # in index.html: the folder of this version's files
+# In index.html: the folder of this version's files, the files that every view needs, and by view
+# those that it needs beside them. All are asked for at once: no module waits for the one before it.
+BASE, SHELL, VIEWS = "{{base}}", "{{shell}}", "{{views}}"
+MAIN, VIEW_FOLDER, LOGIN = "main.js", "views/", "login"
+_VIEW = re.compile(r"^export function ([a-z]+)View\(", re.MULTILINE)
+_IMPORT = re.compile(r"""^import [^"']*["'](\.[^"']+)["'];?$""", re.MULTILINE)
 SHORTEST_ZIPPED = 512
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -55,12 +64,47 @@ def load() -> Page:
     for path, data in files.items():
         digest.update(path.encode() + b"\0" + data)
     version = digest.hexdigest()[:12]
-    index = shell.replace(BASE.encode(), f"/page/{version}".encode())
     return Page(
         version=version,
-        index=_asset(index, "text/html; charset=utf-8"),
+        index=_asset(_index(shell.decode(), files, f"/page/{version}"), "text/html; charset=utf-8"),
         files={path: _asset(data, KINDS[_suffix(path)]) for path, data in files.items()},
     )
+
+
+def view_names() -> tuple[str, ...]:
+    """The views that an address can name."""
+    texts = [asset.data.decode() for path, asset in load().files.items() if _is_view(path)]
+    return tuple(sorted(name for text in texts for name in _VIEW.findall(text) if name != LOGIN))
+
+
+def _is_view(path: str) -> bool:
+    return path.startswith(VIEW_FOLDER)
+
+
+def _index(text: str, files: dict[str, bytes], base: str) -> bytes:
+    shell = imported(files, MAIN)
+    links = [f'<link rel="modulepreload" href="{base}/{path}">' for path in shell if path != MAIN]
+    views = {
+        path.removeprefix(VIEW_FOLDER).removesuffix(".js"): [
+            each for each in imported(files, path) if each not in shell
+        ]
+        for path in files
+        if _is_view(path)
+    }
+    known = html.escape(msgspec.json.encode(views).decode())
+    return text.replace(SHELL, "\n".join(links)).replace(VIEWS, known).replace(BASE, base).encode()
+
+
+def imported(files: dict[str, bytes], path: str) -> list[str]:
+    """A module and all that it imports, directly or not, each once."""
+    found, waiting = dict[str, None](), [path]
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            found[name] = None
+            folder = posixpath.dirname(name)
+            needed = _IMPORT.findall(files[name].decode())
+            waiting += [posixpath.normpath(posixpath.join(folder, each)) for each in needed]
+    return list(found)
 
 
 def _walk(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:

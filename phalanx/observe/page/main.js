@@ -1,28 +1,21 @@
 // The shell: who you are, where you are, whether the server is there, and the view in the middle.
-import { Live, askOtherTabs, get, hasToken, keepToken, post } from "./lib/api.js";
+import { Live, askOtherTabs, get, hasToken, keepToken, post, status, who } from "./lib/api.js";
 import { h, setText, svg } from "./lib/dom.js";
 import { counted, whole, words } from "./lib/format.js";
 import { ICONS, SHIELDS } from "./lib/icons.js";
 import { nextTheme, themeName, toggleTheme } from "./lib/theme.js";
-import { compareView } from "./views/compare.js";
-import { eventsView } from "./views/events.js";
-import { fleetView } from "./views/fleet.js";
-import { goodputView } from "./views/goodput.js";
-import { jobView } from "./views/job.js";
-import { jobsView } from "./views/jobs.js";
-import { loginView } from "./views/login.js";
-import { nodeView } from "./views/node.js";
-import { planView } from "./views/plan.js";
-import { queueView } from "./views/queue.js";
-import { simulateView } from "./views/simulate.js";
 
+// Views by name; ``jobs`` is made by jobsView of views/jobs.js, which is loaded when one goes there.
 const VIEWS = {
-  fleet: ["Fleet", fleetView], jobs: ["Jobs", jobsView], goodput: ["Goodput", goodputView], events: ["Events", eventsView],
-  queue: ["Queue", queueView], compare: ["Compare", compareView], plan: ["Plan", planView], simulate: ["Simulate", simulateView],
+  fleet: "Fleet", jobs: "Jobs", goodput: "Goodput", events: "Events", queue: "Queue", sweeps: "Sweeps", runs: "Runs", plan: "Plan", pipelines: "Pipelines", simulate: "Simulate", alerts: "Alerts",
 };
-const INNER = { job: ["Job", jobView, "jobs"], node: ["Node", nodeView, "fleet"] };
+const INNER = { job: ["Job", "jobs"], node: ["Node", "fleet"], pipeline: ["Pipeline", "pipelines"], submit: ["Submit", "jobs"], incident: ["Incident", "jobs"] };
+const FILES = { pipeline: "pipelines" }; // of views that share one
+const LATER = ["lib/palette.js", "lib/share.js", "lib/actions.js"]; // what the shell itself may need
+const RETRY_MS = 3000; // after an answer that was none
 const LEAST_MS = 700; // between two refreshes of a view
 const BACKSTOP_MS = 10_000;
+const IDLE_MS = 1500; // after the first view, until the others are fetched
 
 const live = new Live();
 const ownVersion = document.querySelector('meta[name="page-base"]').content.split("/").pop();
@@ -30,13 +23,15 @@ const main = document.getElementById("main");
 const app = document.getElementById("app");
 let view = null;
 let shown = "";
-let refreshing = false;
+let refreshing = null; // a view, until it has its answers
 let wanted = false;
 let last = 0;
 let timer = 0;
+let entered = 0; // times that a view was asked for
+let fetched = false; // all views
 
 // The frame.
-const links = Object.entries(VIEWS).map(([name, [title]]) =>
+const links = Object.entries(VIEWS).map(([name, title]) =>
   h("li", {}, h("a", { href: `#/${name}`, "data-view": name }, svg("0 0 24 24", ...ICONS[name]), h("span", {}, title))));
 const changeTheme = () => { toggleTheme(); tellTheme(); view?.repaint?.(); };
 const themeButton = h("button", { type: "button", onclick: changeTheme });
@@ -49,9 +44,12 @@ const rail = h("aside", { class: "rail" },
   h("div", { class: "foot" }, themeButton, leave, about));
 const liveNode = h("span", { class: "live", role: "status" }, "connecting");
 const facts = h("span", { class: "facts" });
-const top = h("div", { class: "top" }, facts, h("span", { class: "spring" }), liveNode, themeIcon);
 const notices = h("div", { "aria-live": "polite" });
 const content = h("div", { class: "content" });
+let palette = null;
+const goTo = h("button", { type: "button", class: "goto", title: "Ctrl-K or ⌘K", onclick: () => openPalette() }, "Go to", h("kbd", { "aria-hidden": "true" }, "⌘K"));
+const share = h("button", { type: "button", class: "goto", title: "Save what is seen as one HTML file", onclick: async () => (await part("lib/share.js"))?.save(content, share) }, "Share");
+const top = h("div", { class: "top" }, facts, h("span", { class: "spring" }), goTo, share, liveNode, themeIcon);
 
 function tellTheme() {
   setText(themeButton, `Theme: ${themeName()}`);
@@ -63,10 +61,13 @@ function notice(key, text, tone = "", ...actions) {
   if (text) notices.append(h("div", { class: `notice ${tone}`, "data-key": key }, h("span", {}, text), ...actions));
 }
 
+// An address may be typed, or cut off: what no encoding made is taken as it is.
+const decoded = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
+
 // Where you are: #/job/7?at=…
 function place() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [name = "", ...rest] = path.split("/").map(decodeURIComponent);
+  const [name = "", ...rest] = path.split("/").map(decoded);
   return { name: name || "fleet", rest, query: new URLSearchParams(query) };
 }
 
@@ -79,18 +80,19 @@ function go(path, query = {}, replace = false) {
 
 async function enter() {
   const at = place();
-  if (at.name === "login") return signIn(at.rest);
+  if (at.name === "login") return signIn(at.rest, at.query);
   if (!hasToken()) await askOtherTabs();
   if (!hasToken()) return askToken("");
-  const [title, make, parent = at.name] = VIEWS[at.name] ?? INNER[at.name] ?? [];
-  if (!make) return go("fleet", {}, true), enter();
+  const [title, parent] = VIEWS[at.name] ? [VIEWS[at.name], at.name] : INNER[at.name] ?? [];
+  if (!title) return go("fleet", {}, true), enter();
   const key = `${at.name}/${at.rest.join("/")}`;
-  if (shown === key && view) {
-    view.moved?.(at.query);
+  if (shown === key && view?.moved) {
+    view.moved(at.query);
     return refresh();
   }
   frame();
   view?.close?.();
+  view = null;
   shown = key;
   for (const link of links) {
     const anchor = link.firstElementChild;
@@ -98,17 +100,54 @@ async function enter() {
     else anchor.removeAttribute("aria-current");
   }
   document.title = `${title}${at.rest.length ? ` ${at.rest.join(" ")}` : ""} · Phalanx`;
-  view = make({ rest: at.rest, query: at.query, go, live });
+  const mine = ++entered;
+  const loaded = await part(`views/${FILES[at.name] ?? at.name}.js`);
+  if (mine !== entered) return undefined; // one has gone on meanwhile
+  if (!loaded) { shown = ""; return undefined; }
+  // A view that one has left no longer writes its address over another's.
+  const goFrom = (path, query, replace) => { if (!replace || mine === entered) go(path, query, replace); };
+  view = loaded[`${at.name}View`]({ rest: at.rest, query: at.query, go: goFrom, live });
   content.replaceChildren(view.node);
   scrollTo(0, 0);
   return refresh();
+}
+
+// A part of the page that is not needed at once; null: it cannot be had, which is said.
+async function part(file) {
+  try {
+    const found = await import(`./${file}`);
+    notice("part", "");
+    return found;
+  } catch (problem) {
+    console.error(problem);
+    notice("part", "A part of this page cannot be loaded: the server is away, or was renewed.", "bad",
+      h("button", { class: "button primary", type: "button", onclick: () => location.reload() }, "Reload"));
+    return null;
+  }
+}
+
+// Whoever knows the keys types on at once: only the first time is anything waited for.
+async function openPalette() {
+  const loaded = palette ? null : await part("lib/palette.js");
+  if (!(palette || loaded) || !rail.isConnected) return; // one may have been signed out meanwhile
+  palette ??= new loaded.Palette([...Object.entries(VIEWS), ["submit", "Submit a job"]].map(([name, title]) => [title, `#/${name}`]));
+  palette.open();
+}
+
+// All other views are fetched while nobody waits: going to one is instant then, also while the server is away.
+function fetchAll() {
+  const views = JSON.parse(document.querySelector('meta[name="page-views"]').content);
+  for (const file of new Set([...LATER, ...Object.values(views).flat()])) {
+    const address = new URL(file, import.meta.url).pathname;
+    if (!document.querySelector(`link[href="${address}"]`)) document.head.append(h("link", { rel: "modulepreload", href: address }));
+  }
 }
 
 function frame() {
   if (rail.isConnected) return;
   main.replaceChildren(notices, content);
   app.prepend(rail, top);
-  if (live.state !== "live") live.open();
+  live.open();
 }
 
 // Views are refreshed when something happened, not more often than a person can see.
@@ -118,60 +157,66 @@ function refreshSoon() {
 }
 
 async function refresh() {
-  if (refreshing) { wanted = true; return; }
+  if (view && refreshing === view) { wanted = true; return; } // one that was left keeps nobody waiting
   if (document.hidden && view) { wanted = true; return; }
-  refreshing = true;
   last = Date.now();
-  const current = view;
+  const current = refreshing = view;
   try {
     await Promise.all([current?.refresh(), glance()]);
     notice("problem", "");
-    document.documentElement.dataset.ready = shown;
+    if (current === view && current) document.documentElement.dataset.ready = shown; // one may have gone on meanwhile
+    if (current && !fetched) { fetched = true; setTimeout(fetchAll, IDLE_MS); }
   } catch (problem) {
     if (problem.status === undefined) throw problem;
-    if (problem.status === 404 && current === view) notice("problem", problem.message, "bad");
-    else if (problem.status !== 401 && problem.status !== 0) notice("problem", problem.message, "bad");
+    if (current !== view) return;
+    if (problem.status === 404) notice("problem", problem.message, "bad");
+    else if (problem.status !== 401 && problem.status !== 0) {
+      notice("problem", problem.message, "bad");
+      setTimeout(refreshSoon, RETRY_MS); // nothing may happen that would have it tried again
+    }
   } finally {
-    refreshing = false;
+    if (refreshing === current) refreshing = null;
     if (wanted) { wanted = false; refreshSoon(); }
   }
 }
 
 async function glance() {
-  const status = await get("/v1/status");
-  const nodes = Object.values(status.nodes).reduce((a, b) => a + b, 0);
-  const lost = status.nodes.dead + status.nodes.quarantined;
-  const running = (status.jobs.running ?? 0) + (status.jobs.forming ?? 0);
+  const { nodes: states, ...now } = await status();
+  const nodes = Object.values(states).reduce((a, b) => a + b, 0);
+  const lost = states.dead + states.quarantined;
+  const running = (now.jobs.running ?? 0) + (now.jobs.forming ?? 0);
   facts.replaceChildren(
     h("b", {}, counted(nodes, "node")), lost ? h("span", { class: "bad" }, ` ${whole(lost)} lost`) : "",
-    " · ", h("b", {}, `${whole(status.free_gpus)} of ${whole(status.gpus)}`), " GPUs free · ",
-    h("b", {}, counted(running, "job")), ` running, ${whole(status.jobs.pending ?? 0)} waiting`);
-  setText(about, `phalanx ${status.version}, epoch ${status.epoch}`);
-  notice("store", status.problem ? `Nothing can be stored at the moment: ${status.problem}` : "", "bad");
-  const asked = status.questions.filter((each) => each.nodes.length); // of the others the nodes are still being counted
+    " · ", h("b", {}, `${whole(now.free_gpus)} of ${whole(now.gpus)}`), " GPUs free · ",
+    h("b", {}, counted(running, "job")), ` running, ${whole(now.jobs.pending ?? 0)} waiting`);
+  setText(about, `phalanx ${now.version}, epoch ${now.epoch}`);
+  notice("store", now.problem ? `Nothing can be stored at the moment: ${now.problem}` : "", "bad");
+  const asked = now.questions.filter((each) => each.nodes.length); // of the others the nodes are still being counted
   for (const each of asked) ask(each);
   for (const old of notices.querySelectorAll('[data-key^="question"]')) if (!asked.some((each) => `question-${each.question}` === old.dataset.key)) old.remove();
 }
 
 // Something that a person must decide: more nodes failed at once than the core may take out by itself.
-function ask({ question, about, nodes, causes }) {
+async function ask({ question, about, nodes, causes }) {
   const key = `question-${question}`, text = `${about} ${nodes.join()}`;
   const shown = notices.querySelector(`[data-key="${key}"]`);
   if (shown?.asked === text) return;
-  const answer = (approve) => post(`/v1/questions/${question}`, { approve }).then(() => notice(key, ""), (problem) => notice("problem", problem.message, "bad"));
-  const button = (label, approve) => h("button", { class: "button", type: "button", onclick: () => answer(approve) }, label);
+  const [{ actionButton, answerOrder, refusedTo }, { token }] = await Promise.all([import("./lib/actions.js"), who()]);
+  const refused = refusedTo(token.role, "admin");
+  const button = (approve) => actionButton(answerOrder(question, nodes, approve, post, () => notice(key, "")), refused);
   const which = `${nodes.slice(0, 4).join(", ")}${nodes.length > 4 ? ` and ${whole(nodes.length - 4)} more` : ""} (${[...new Set(causes)].map(words).join(", ")})`;
   notice(key, `Somebody must decide: so many nodes failed at once that none more is taken out without a person's word: ${which}.`, "",
-    button("Take them out", true), button("Keep them", false), h("a", { href: "#/events" }, "See why"));
+    button(true), button(false), h("a", { href: "#/events" }, "See why"));
   notices.querySelector(`[data-key="${key}"]`).asked = text;
 }
 
 // Signing in. A link carries a code that is good once; it leaves the address at once.
-async function signIn([code = "", ...rest]) {
-  history.replaceState(null, "", `#/${rest.join("/") || "fleet"}`);
+async function signIn([code = "", ...rest], query) {
+  go(rest.map(encodeURIComponent).join("/") || "fleet", Object.fromEntries(query), true);
   if (code) {
     try {
       keepToken((await post("/v1/login", undefined, code)).secret);
+      if (rail.isConnected) { live.open(); shown = ""; } // whoever was signed in before sees nothing more
     } catch (problem) {
       if (!hasToken()) return askToken(problem.code === "wrong_token" || problem.code === "link_used"
         ? "This link was used already. Make another with `phalanx page`." : problem.message);
@@ -180,13 +225,15 @@ async function signIn([code = "", ...rest]) {
   return enter();
 }
 
-function askToken(why) {
+async function askToken(why) {
+  for (const box of document.querySelectorAll("dialog[open]")) box.close(); // it would lie over the form
   view?.close?.();
   view = null;
   shown = "";
   live.close();
   rail.remove();
   top.remove();
+  const { loginView } = await import("./views/login.js");
   main.replaceChildren(loginView(why, async (secret) => {
     keepToken(secret);
     await get("/v1/whoami");
@@ -209,12 +256,21 @@ live.addEventListener("message", ({ detail }) => {
   view?.message?.(detail);
   refreshSoon();
 });
-addEventListener("phalanx:login", ({ detail }) => askToken(hasToken() ? detail : ""));
+// Whoever was signed in reads the same sentence, whichever answer was the first to refuse the token. It is
+// forgotten, so that what is still under way with it, or is asked without one after that, does not take the form
+// away from under a person's hands.
+addEventListener("phalanx:login", ({ detail }) => {
+  if (!hasToken()) return;
+  const why = rail.isConnected ? "this token is not good any more" : detail;
+  keepToken("");
+  askToken(why);
+});
 addEventListener("hashchange", enter);
 document.addEventListener("visibilitychange", () => { if (!document.hidden && wanted) { wanted = false; refresh(); } });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view?.repaint?.());
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select")) return;
+  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k" && rail.isConnected) { event.preventDefault(); openPalette(); return; }
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) return;
   const name = Object.keys(VIEWS)[Number(event.key) - 1];
   if (name && rail.isConnected) go(name);
 });

@@ -110,21 +110,21 @@ def read_events(trace: dict[str, Any]) -> StepEvents:
         raise ValueError(f"the trace has no range {STEP_RANGE!r}: no step was traced")
     operations = [e for e in spans if e.get("cat") == "cpu_op"]
     kernels = [e for e in spans if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    found = StepEvents("cuda" if kernels else "cpu", steps=steps)
+    events_of_steps = StepEvents("cuda" if kernels else "cpu", steps=steps)
     for name in PHASES:
         ranges = (e for e in spans if e.get("name") == name and e["cat"] == "user_annotation")
-        found.phases[name] = merge(map(_interval, ranges))
-    found.recomputed = _recomputed(operations, found.phases["backward"])
-    found.memory = _memory(whole, found.device)
-    found.reads = [_interval(e) for e in operations if e["name"] in _READS]
+        events_of_steps.phases[name] = merge(map(_interval, ranges))
+    events_of_steps.recomputed = _recomputed(operations, events_of_steps.phases["backward"])
+    events_of_steps.memory = _memory(whole, events_of_steps.device)
+    events_of_steps.reads = [_interval(e) for e in operations if e["name"] in _READS]
     if kernels:
-        found.work, found.messages = _on_cuda(kernels, operations, spans)
+        events_of_steps.work, events_of_steps.messages = _on_cuda(kernels, operations, spans)
         runtime = (e for e in spans if e.get("cat") in ("cuda_runtime", "cuda_driver"))
         waits = (e for e in runtime if e["name"] in SYNCS)
-        found.waits = [HostWait(e["name"], *_interval(e)) for e in waits]
+        events_of_steps.waits = [HostWait(e["name"], *_interval(e)) for e in waits]
     else:
-        found.work, found.messages = _on_cpu(operations, spans)
-    return found
+        events_of_steps.work, events_of_steps.messages = _on_cpu(operations, spans)
+    return events_of_steps
 
 
 def _steps(ranges: Sequence[Event]) -> list[Interval]:

@@ -19,7 +19,7 @@ from phalanx.observe.profile.syncs import host_syncs
 from phalanx.observe.tracker.runs import load_folder
 from phalanx.observe.tracker.traces import trace_of
 from phalanx.plan.memory.model_counts import flops_per_token
-from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.exits import EndReason, ExitInfo
 from phalanx.train.profile.facts import ProfileFacts, ProfileFiles
 from phalanx.train.report.records import Record, StepRecord, read_records
 from phalanx.train.report.run_folder import RunFolder
@@ -60,7 +60,7 @@ def profile_job(
         synthetic = step_times(_run(without, ranks, callbacks, say), recorder)
     files = ProfileFiles(real)
     trace = trace_of(files.trace.read_bytes(), str(files.trace))
-    found = analyse(read_events(trace), only_axis(job))
+    analysis = analyse(read_events(trace), only_axis(job))
     syncs = host_syncs(trace_of(files.stacks.read_bytes(), str(files.stacks)))
     files.stacks.unlink()  # as large as all else together, and said
     facts = files.read_facts()
@@ -75,21 +75,21 @@ def profile_job(
         job=msgspec.to_builtins(job),
         times=times,
         synthetic=synthetic,
-        traced_seconds=found.seconds,
-        kinds=found.kinds,
-        phases=found.phases,
-        axes=found.axes,
-        kernels=found.kernels,
-        matmul_formats=found.matmul_formats,
-        recomputed_seconds=found.recomputed_seconds,
-        gaps=found.gaps,
-        longest_gap_seconds=found.longest_gap_seconds,
+        traced_seconds=analysis.seconds,
+        kinds=analysis.kinds,
+        phases=analysis.phases,
+        axes=analysis.axes,
+        kernels=analysis.kernels,
+        matmul_formats=analysis.matmul_formats,
+        recomputed_seconds=analysis.recomputed_seconds,
+        gaps=analysis.gaps,
+        longest_gap_seconds=analysis.longest_gap_seconds,
         syncs=syncs,
         rates=facts.rates,
         peak_flops=peak,
         mfu=mfu,
         memory=facts.memory,
-        memory_line=found.memory,
+        memory_line=analysis.memory,
         power=facts.power,
         graphs=facts.graphs,
         recompiles=facts.recompiles,
@@ -145,7 +145,7 @@ def _run(
 
     gang.watch(reader, show)
     info = gang.verdict()
-    if info.code != ExitCode.DONE or info.reason != "done":
+    if info.reason != EndReason.DONE:
         raise ProfileError(info, folder)
     return folder
 

@@ -184,19 +184,19 @@ def power_cap(profile: JobProfile, job: Job) -> Advice | None:
 
 def fragmentation(profile: JobProfile, job: Job) -> Advice | None:
     """The allocator holds memory that no tensor can use."""
-    held = profile.memory
-    wasted = held.reserved_bytes - held.peak_bytes
+    memory = profile.memory
+    wasted = memory.reserved_bytes - memory.peak_bytes
     if profile.device != "cuda":
         return None
-    much = wasted > WASTED_SHARE * held.reserved_bytes and wasted > WASTED_BYTES
-    if not much and not held.retries:
+    much = wasted > WASTED_SHARE * memory.reserved_bytes and wasted > WASTED_BYTES
+    if not much and not memory.retries:
         return None
     evidence = [
-        f"{size(held.reserved_bytes)} held, at most {size(held.peak_bytes)} in use at once",
-        f"{held.retries} allocations had to give memory back to the driver first",
+        f"{size(memory.reserved_bytes)} held, at most {size(memory.peak_bytes)} in use at once",
+        f"{memory.retries} allocations had to give memory back to the driver first",
     ]
-    if held.allocator:
-        evidence.append(f"PYTORCH_ALLOC_CONF={held.allocator}: without it segments can grow")
+    if memory.allocator:
+        evidence.append(f"PYTORCH_ALLOC_CONF={memory.allocator}: without it segments can grow")
     return Advice(
         cause=SlowCause.FRAGMENTATION,
         title=f"{size(max(0, wasted))} of the device's memory are held in pieces and not used",

@@ -23,6 +23,8 @@ CREATE TABLE IF NOT EXISTS findings
 CREATE INDEX IF NOT EXISTS findings_by_job ON findings (job, time_ns);
 CREATE TABLE IF NOT EXISTS ledger
     (time_ns INTEGER, owner TEXT, body BLOB, PRIMARY KEY (owner, time_ns)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kept
+    (kind TEXT, name TEXT, body BLOB, PRIMARY KEY (kind, name)) WITHOUT ROWID;
 """
 MOST_FINDINGS = 100_000
 Buckets = dict[str, int]
@@ -65,6 +67,11 @@ class Journal:
         )
         return [(job, _run(body)) for job, body in rows]
 
+    def newest_runs(self, limit: int) -> list[tuple[int, bytes]]:
+        """The runs with the highest job numbers, in their order, as they are stored."""
+        rows = self._read("SELECT job, body FROM runs ORDER BY job DESC LIMIT ?", (limit,))
+        return rows[::-1]
+
     # Findings.
 
     def add_finding(self, finding: RunFinding) -> None:
@@ -85,6 +92,20 @@ class Journal:
             f"SELECT body FROM findings WHERE {which} ORDER BY id DESC LIMIT ?", (*values, limit)
         )
         return [_finding(body) for (body,) in reversed(rows)]
+
+    # Small things that people keep by name: views of the page, rules of alerts.
+
+    def keep(self, kind: str, name: str, body: bytes) -> None:
+        """Keep something under its name, in place of what was there."""
+        self._write("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", (kind, name, body))
+
+    def kept(self, kind: str) -> list[tuple[str, bytes]]:
+        """Everything of a kind, by name."""
+        return self._read("SELECT name, body FROM kept WHERE kind = ? ORDER BY name", (kind,))
+
+    def drop(self, kind: str, name: str) -> None:
+        """Keep it no longer."""
+        self._write("DELETE FROM kept WHERE kind = ? AND name = ?", (kind, name))
 
     # The ledger.
 

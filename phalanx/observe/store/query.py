@@ -60,7 +60,7 @@ def series(
     """Metrics between two times, at most so many points each."""
     tables = [table for kind in kinds for table in store.find(owner, kind)]
     tier = choose_tier(store, tables[:1], span, points, width=1)
-    found: dict[str, Series] = {}
+    series_by_name: dict[str, Series] = {}
     for name in names:
         reads = [
             _newest_too(store, table, name, tier, span)
@@ -68,8 +68,8 @@ def series(
             if table.column(name) is not None
         ]
         if reads:
-            found[name] = _series(_together(reads), tier, points)
-    return SeriesAnswer(TIERS[tier].name, found)
+            series_by_name[name] = _series(_together(reads), tier, points)
+    return SeriesAnswer(TIERS[tier].name, series_by_name)
 
 
 def ranks(

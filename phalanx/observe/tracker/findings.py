@@ -91,7 +91,11 @@ SUGGESTIONS = {
     "traceback: report it as a bug. Jobs and agents go on.",
     "slow_storage": "Checkpoints wait for their turn: spread them, or give the store more.",
 }
-_DEVICE_KINDS: dict[str, str] = {Cause.THERMAL: "throttling"}
+_DEVICE_KINDS: dict[str, str] = {
+    Cause.THERMAL: "throttling",
+    Cause.HBM_ECC: "ecc_growth",
+    Cause.SRAM_ECC: "ecc_growth",
+}
 _DEVICE_PICTURES = {
     "throttling": ["gpu_temperature_celsius", "gpu_sm_clock_megahertz", "gpu_power_watts"],
     "ecc_growth": ["gpu_ecc_corrected", "gpu_ecc_uncorrected"],
@@ -175,7 +179,7 @@ def _found(body: EventBody) -> Found | None:
             picture = {"series": ["loss", "grad_norm"]}
             return ("silent_corruption", _DISAGREED, _facts(body), picture)
         case DeviceError(cause=cause, detail=detail):
-            kind = _DEVICE_KINDS.get(cause, "ecc_growth" if "ecc" in cause else "device_error")
+            kind = _DEVICE_KINDS.get(cause, "device_error")
             text = f"{cause.replace('_', ' ')}{': ' + detail if detail else ''}"
             evidence = {"cause": cause, "gpu": body.gpu, "detail": detail[:500]}
             return (kind, text[:500], evidence, {"devices": _DEVICE_PICTURES.get(kind, _LOAD)})

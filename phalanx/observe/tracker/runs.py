@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from phalanx.train.exits import ExitCode
+from phalanx.train.exits import EndReason, ExitCode
 from phalanx.train.process_identity import ProcessIdentity
 from phalanx.train.report.records import (
     CheckpointRecord,
@@ -180,7 +180,9 @@ def _state(folder: RunFolder, exit_info: Table, steps: list[StepRecord], wanted:
         return "done"
     if exit_info.get("code") != ExitCode.DONE:
         return "failed"
-    whole = exit_info.get("reason") == "done" or bool(steps and wanted and steps[-1].step >= wanted)
+    whole = exit_info.get("reason") == EndReason.DONE or bool(
+        steps and wanted and steps[-1].step >= wanted
+    )
     return "done" if whole else "stopped"
 
 

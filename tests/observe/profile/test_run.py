@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from phalanx.config import Job
+from phalanx.config import Data, Job
 from phalanx.observe.profile.advice import Advice, SlowCause
 from phalanx.observe.profile.advise import advise
 from phalanx.observe.profile.profile import JobProfile
 from phalanx.train.callback import Callback, TrainingRun
 from phalanx.train.profile.facts import DeviceRates
-from phalanx.train.profile.recorder import ProfileRecorder
+from phalanx.train.profile.recorder import WARM_STEPS, ProfileRecorder, warm_steps
 from phalanx.train.trainer import StepOutcome
 from tests.data.corpora import write_corpus
 from tests.observe.profile.profiled import SlowCorpus, profiled
@@ -54,7 +54,8 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> JobProfile:
     write_corpus(folder / "corpus", 20_000, vocab=64)
     corpus = {"data__source": '"shards"', "data__path": f'"{folder / "corpus"}"'}
     job = small_job(folder, 1, **GOOD, **corpus)
-    return profiled(job, 1, folder / "out", ProfileRecorder(4, 1), [SlowCorpus(0.4)])
+    recorder = ProfileRecorder(4, 1, warm=warm_steps(job.data))
+    return profiled(job, 1, folder / "out", recorder, [SlowCorpus(0.4)])
 
 
 def named(profile: JobProfile) -> dict[SlowCause, Advice]:
@@ -120,3 +121,10 @@ def test_a_profile_says_what_the_step_is_made_of(planted: JobProfile) -> None:
     assert isinstance(job, Job) and planted.job["train"]["micro_batch"] == job.train.micro_batch
     products = [kernel for kernel in planted.kernels if kernel.kind == "matmul"]
     assert products and all(kernel.flops and kernel.roof(planted.rates) for kernel in products)
+
+
+def test_steps_that_were_read_ahead_are_not_timed() -> None:
+    """The first step takes seconds on a device: what a slow loader reads meanwhile waits."""
+    corpus, synthetic = Data(source="shards", prefetch=6), Data(prefetch=6)
+    first = [ProfileRecorder(4, 1, warm=warm_steps(data)).first - 4 for data in (corpus, synthetic)]
+    assert first == [WARM_STEPS + 6 + 2, WARM_STEPS + 1]

@@ -13,8 +13,12 @@ export class Refused extends Error {
 
 export const hasToken = () => Boolean(token);
 
+let me = null;
+export const who = () => (me ??= get("/v1/whoami").catch((problem) => { me = null; throw problem; })); // the token's role, asked once
+
 export function keepToken(secret) {
   token = secret;
+  me = null;
   try {
     if (secret) sessionStorage.setItem(KEY, secret);
     else sessionStorage.removeItem(KEY);
@@ -36,11 +40,20 @@ export function askOtherTabs() {
   });
 }
 
-async function call(path, options = {}, bearer = token) {
-  const headers = { Authorization: `Bearer ${bearer}`, ...(options.body ? { "Content-Type": "application/json" } : {}) };
+// What early.js has asked for while this file was on its way, each good once.
+function asked(path, bearer) {
+  const { answers = {}, token: early } = globalThis.phalanxEarly ?? {};
+  const answer = answers[path];
+  delete answers[path];
+  return answer && early === bearer ? answer : null;
+}
+
+// options.key: asked again with the same key, it is done once.
+export async function call(path, options = {}, bearer = token) {
+  const headers = { Authorization: `Bearer ${bearer}`, ...(options.body ? { "Content-Type": "application/json" } : {}), ...(options.key ? { "Idempotency-Key": options.key } : {}) };
   let answer;
   try {
-    answer = await fetch(path, { ...options, headers });
+    answer = await ((options.method ? null : asked(path, bearer)) ?? fetch(path, { ...options, headers }));
   } catch (problem) {
     if (problem.name === "AbortError") throw problem;
     throw new Refused(0, "unreachable", "the server does not answer");
@@ -58,6 +71,11 @@ const exact = (_, value, context) =>
 export const getExact = async (path) => JSON.parse(await (await call(path)).text(), exact);
 
 export const get = async (path, options) => (await call(path, options)).json();
+
+// The shell and a view want it at the same moment: it is asked for once.
+let statusNow = null;
+export const status = () => (statusNow ??= get("/v1/status").finally(() => { statusNow = null; }));
+
 export const post = async (path, body, bearer) =>
   (await call(path, { method: "POST", body: body === undefined ? undefined : JSON.stringify(body) }, bearer)).json();
 
@@ -104,7 +122,7 @@ export class Live extends EventTarget {
       if (this.socket !== socket) return;
       this.socket = null;
       clearTimeout(this.silence);
-      if (code === 4401) { if (token) dispatchEvent(new CustomEvent("phalanx:login", { detail: "this token is not good any more" })); return; }
+      if (code === 4401) { if (token) dispatchEvent(new CustomEvent("phalanx:login")); return; }
       this.set("away");
       const wait = Math.min(LONGEST_MS, 400 * 1.7 ** this.tries++) * (0.7 + 0.6 * Math.random());
       this.retry = setTimeout(() => this.open(), wait);

@@ -1,14 +1,16 @@
 // Curves over steps, with incidents marked on them. Charts of one group share crosshair and zoom.
 import { h } from "./dom.js";
 import { short, whole } from "./format.js";
+import { usualRange } from "./curves.js";
 import { before, fitCanvas, fontOf, rem, ticks } from "./scale.js";
 import { colours, seriesColour } from "./theme.js";
 
 const RIGHT = 12, TOP = 16, NAMED = 4;
-let LEFT = 52, BOTTOM = 24; // as wide as their text
+let BOTTOM = 24; // as high as its text
 
 export class Chart {
-  // options: label, unit, format, group (array shared by charts), floor (lowest y), x: name of the x axis
+  // options: label, unit, format, group (array shared by charts), floor (lowest y), x: name of the x axis,
+  // usual (whether outliers are left to the edge), zoomed (told of a new zoom)
   constructor(options) {
     this.options = { format: short, unit: "", group: [], x: "step", ...options };
     this.canvas = h("canvas", { role: "img", "aria-label": `${options.label}: no data yet`, tabIndex: 0 });
@@ -26,7 +28,7 @@ export class Chart {
     this.listen();
   }
 
-  // series: [{name, x, y, min?, max?, colour?, points?}]; marks: [{x, tone, text}]; lines: [{y, text}]
+  // series: [{name, x, y, min?, max?, colour?, points?, faint?}]; marks: [{x, tone, text}]; lines: [{y, text}]
   show(series, marks = [], lines = []) {
     this.series = series.filter((each) => each.x.length);
     this.marks = marks;
@@ -49,10 +51,13 @@ export class Chart {
         if (most > high) high = most;
       }
     }
+    const usual = this.options.usual ? usualRange(this.series.flatMap(({ x, y }) => y.filter((_, i) => x[i] >= from && x[i] <= to))) : null;
+    this.beyond = usual !== null && (usual[0] > low || usual[1] < high);
+    if (usual) [low, high] = usual;
     for (const { y } of this.lines) { low = Math.min(low, y); high = Math.max(high, y); }
     if (!(high > -Infinity)) [low, high] = [0, 1];
     if (this.options.floor !== undefined) low = Math.min(low, this.options.floor);
-    if (high === low) { high += Math.abs(high) * 0.1 || 1; low -= this.options.floor === undefined ? Math.abs(low) * 0.1 : 0; }
+    if (high - low <= 1e-6 * Math.abs(high)) { high += Math.abs(high) * 0.1 || 1; low -= this.options.floor === undefined ? Math.abs(low) * 0.1 : 0; }
     const room = (high - low) * 0.06;
     return { from, to: to > from ? to : from + 1, low: this.options.floor === low ? low : low - room, high: high + room };
   }
@@ -65,7 +70,6 @@ export class Chart {
     const { c, width, height } = fitCanvas(this.canvas);
     if (!width) return;
     const theme = colours();
-    LEFT = Math.round(3.5 * rem());
     BOTTOM = Math.round(1.6 * rem());
     c.font = fontOf();
     if (!this.series.length) {
@@ -74,37 +78,41 @@ export class Chart {
       c.fillText(this.options.waiting ?? "no data yet", width / 2, height / 2);
       return;
     }
-    const range = this.ranges();
-    const px = (x) => LEFT + ((x - range.from) / (range.to - range.from)) * (width - LEFT - RIGHT);
+    const range = this.ranges(), levels = this.levels(range, height);
+    this.left = Math.max(Math.round(3.5 * rem()), ...levels.map(([, text]) => Math.ceil(c.measureText(text).width) + 9));
+    const px = (x) => this.left + ((x - range.from) / (range.to - range.from)) * (width - this.left - RIGHT);
     const py = (y) => height - BOTTOM - ((y - range.low) / (range.high - range.low)) * (height - TOP - BOTTOM);
     this.px = px;
-    this.at = (x) => range.from + ((x - LEFT) / (width - LEFT - RIGHT)) * (range.to - range.from);
-    this.axes(c, theme, range, px, py, width, height);
+    this.at = (x) => range.from + ((x - this.left) / (width - this.left - RIGHT)) * (range.to - range.from);
+    this.axes(c, theme, range, levels, px, py, width, height);
     c.save();
     c.beginPath();
-    c.rect(LEFT, 0, width - LEFT - RIGHT, height - BOTTOM + 1);
+    c.rect(this.left, 0, width - this.left - RIGHT, height - BOTTOM + 1);
     c.clip();
     this.series.forEach((each, i) => this.curve(c, each, each.colour ?? seriesColour(i), px, py));
-    for (const mark of this.marks) this.mark(c, theme, mark, px(mark.x), height);
     c.restore();
+    for (const mark of this.marks) if (px(mark.x) >= this.left - 1 && px(mark.x) <= width - RIGHT + 1) this.mark(c, theme, mark, px(mark.x), height);
     for (const { y, text } of this.lines) {
       c.strokeStyle = theme.soft;
       c.setLineDash([4, 3]);
-      line(c, LEFT, py(y), width - RIGHT, py(y));
+      line(c, this.left, py(y), width - RIGHT, py(y));
       c.setLineDash([]);
       c.fillStyle = theme.soft;
       c.textAlign = "right";
       c.fillText(text, width - RIGHT, py(y) - 4);
     }
-    if (this.series.length > 1 && this.series.length <= NAMED) this.names(c, theme);
+    if (this.beyond) this.edges(c, theme, range, px, width, height);
+    if (this.series.length > 1 && this.series.length <= NAMED && !this.options.unnamed) this.names(c, theme);
     if (this.cursor !== null) this.crosshair(c, theme, px, py, width, height);
   }
 
   // A few curves are named beside their colours; of many, the pointer says which is which.
   names(c, theme) {
-    let x = LEFT + 4;
+    let x = this.left + 4;
     c.textAlign = "left";
     this.series.forEach((each, i) => {
+      c.fillStyle = theme.surface; // a mark may stand there
+      c.fillRect(x - 3, 0, 18 + c.measureText(each.name).width, TOP - 1);
       c.fillStyle = each.colour ?? seriesColour(i);
       c.fillRect(x, TOP - 11, 8, 8);
       c.fillStyle = theme.soft;
@@ -113,28 +121,55 @@ export class Chart {
     });
   }
 
-  axes(c, theme, range, px, py, width, height) {
+  // What lies beyond the axis is marked at the edge where it is.
+  edges(c, theme, range, px, width, height) {
+    c.fillStyle = theme.warn;
+    for (const { x, y } of this.series) {
+      y.forEach((value, i) => {
+        if (value === null || value === undefined || (value <= range.high && value >= range.low) || px(x[i]) < this.left || px(x[i]) > width - RIGHT) return;
+        const [at, edge, tip] = value > range.high ? [px(x[i]), TOP + 3, TOP - 4] : [px(x[i]), height - BOTTOM - 7, height - BOTTOM];
+        c.beginPath();
+        c.moveTo(at - 4, edge);
+        c.lineTo(at + 4, edge);
+        c.lineTo(at, tip);
+        c.fill();
+      });
+    }
+  }
+
+  // Ticks with their texts; those that would read the same get more digits.
+  levels(range, height) {
+    const found = ticks(range.low, range.high, height / 34);
+    const digits = [3, 4, 5, 6].find((each) => new Set(found.map((y) => this.options.format(y, each))).size === found.length) ?? 6;
+    return found.map((y) => [y, this.options.format(y, digits)]);
+  }
+
+  axes(c, theme, range, levels, px, py, width, height) {
     c.strokeStyle = theme.line;
     c.fillStyle = theme.faint;
     c.lineWidth = 1;
     c.textBaseline = "middle";
     c.textAlign = "right";
-    const levels = ticks(range.low, range.high, height / 34);
-    // Ticks that would read the same get more digits.
-    const digits = [3, 4, 5, 6].find((each) => new Set(levels.map((y) => this.options.format(y, each))).size === levels.length) ?? 6;
-    for (const y of levels) {
-      line(c, LEFT, Math.round(py(y)) + 0.5, width - RIGHT, Math.round(py(y)) + 0.5);
-      c.fillText(this.options.format(y, digits), LEFT - 7, py(y));
+    for (const [y, text] of levels) {
+      line(c, this.left, Math.round(py(y)) + 0.5, width - RIGHT, Math.round(py(y)) + 0.5);
+      c.fillText(text, this.left - 7, py(y));
     }
     c.textBaseline = "alphabetic";
     c.textAlign = "center";
-    for (const x of ticks(range.from, range.to, width / 110)) c.fillText((this.options.formatX ?? whole)(x), px(x), height - BOTTOM * 0.3);
+    const name = c.measureText(this.options.x).width + 6; // of the axis, in the corner
+    for (const x of ticks(range.from, range.to, width / 110)) {
+      const text = (this.options.formatX ?? whole)(x), half = c.measureText(text).width / 2;
+      const at = Math.min(px(x), width - half - 1);
+      if (at - half > name) c.fillText(text, at, height - BOTTOM * 0.3);
+    }
     c.textAlign = "left";
+    c.fillText(this.options.x, 2, height - BOTTOM * 0.3);
     c.fillText(this.options.unit, 2, TOP - 6);
   }
 
-  curve(c, { x, y, min, max, dash, points }, colour, px, py) {
+  curve(c, { x, y, min, max, dash, points, faint }, colour, px, py) {
     c.lineJoin = "round";
+    const alpha = faint ? 0.28 : 1;
     if (min && max) {
       c.globalAlpha = 0.16;
       c.fillStyle = colour;
@@ -144,10 +179,10 @@ export class Chart {
         for (let i = to - 1; i >= from; i--) c.lineTo(px(x[i]), py(min[i] ?? y[i]));
         c.fill();
       });
-      c.globalAlpha = 1;
     }
+    c.globalAlpha = alpha;
     c.strokeStyle = c.fillStyle = colour;
-    c.lineWidth = 1.6;
+    c.lineWidth = faint ? 1 : 1.6;
     c.setLineDash(dash ? [5, 4] : []);
     runs(y, (from, to) => {
       c.beginPath();
@@ -157,6 +192,7 @@ export class Chart {
       if (points || to - from === 1) for (let i = from; i < to; i++) c.fillRect(px(x[i]) - 2, py(y[i]) - 2, 4, 4);
     });
     c.setLineDash([]);
+    c.globalAlpha = 1;
     c.lineWidth = 1;
   }
 
@@ -174,11 +210,12 @@ export class Chart {
 
   crosshair(c, theme, px, py, width, height) {
     const x = px(this.cursor);
-    if (x < LEFT || x > width - RIGHT) { this.hint.hidden = true; return; }
+    if (x < this.left || x > width - RIGHT) { this.hint.hidden = true; return; }
     c.strokeStyle = theme["strong-line"];
     line(c, x, TOP, x, height - BOTTOM);
     const lines = [];
     this.series.forEach((each, i) => {
+      if (each.faint) return;
       const index = before(each.x, this.cursor);
       const value = each.y[index];
       if (value === null || value === undefined) { lines.push([each.name, "not finite"]); return; }
@@ -210,17 +247,17 @@ export class Chart {
       if (this.from === undefined) return;
       const to = this.at(where(event));
       const [low, high] = [Math.min(this.from, to), Math.max(this.from, to)];
-      if (Math.abs(this.px(high) - this.px(low)) > 12) each((chart) => { chart.zoom = [low, high]; });
+      if (Math.abs(this.px(high) - this.px(low)) > 12) { each((chart) => { chart.zoom = [low, high]; }); this.options.zoomed?.([low, high]); }
       this.from = undefined;
     });
-    canvas.addEventListener("dblclick", () => each((chart) => { chart.zoom = null; }));
+    canvas.addEventListener("dblclick", () => { each((chart) => { chart.zoom = null; }); this.options.zoomed?.(null); });
     canvas.addEventListener("keydown", (event) => {
       const x = this.series[0]?.x;
       if (!x) return;
       const at = before(x, this.cursor ?? x[x.length - 1]);
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (step) { point(x[Math.max(0, Math.min(x.length - 1, at + step))], true); event.preventDefault(); }
-      if (event.key === "Escape") { point(null); each((chart) => { chart.zoom = null; }); }
+      if (event.key === "Escape") { point(null); each((chart) => { chart.zoom = null; }); this.options.zoomed?.(null); }
     });
     canvas.addEventListener("blur", () => point(null));
   }

@@ -69,7 +69,7 @@ export function card(title, note, body, extra = "") {
 
 export function figure(name) {
   const value = h("dd", {}, "–");
-  const under = h("span", { class: "under" });
+  const under = h("dd", { class: "under" });
   const made = h("div", { class: "figure" }, h("dt", {}, name), value, under);
   made.set = (text, unit = "", below = "", tone = "") => {
     const key = `${text}|${unit}|${below}|${tone}`;

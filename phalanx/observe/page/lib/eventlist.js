@@ -43,7 +43,7 @@ export function eventNode(event, nodeName, onat) {
     h("div", { class: "when" }, when, h("small", {}, `#${event.sequence}`)),
     h("div", {},
       h("span", { class: `kind ${toneOf(event.kind)}` }, TITLE[event.kind] ?? spaced(event.kind)), name ? ` ${name}` : "",
-      job ? h("a", { href: `#/job/${job}` }, ` job ${job}`) : "", " ", h("span", { class: "facts" }, facts),
+      job ? [" ", h("a", { href: `#/job/${job}` }, `job ${job}`)] : "", " ", h("span", { class: "facts" }, facts),
       event.commands.slice(0, 8).map((command) => h("div", { class: "decision" },
         h("span", {}, h("span", { class: "strong" }, spaced(command.kind)), command.nodes ? ` to ${counted(command.nodes, "node")}: ` : ": ", command.why.text))),
       event.commands.length > 8 ? h("div", { class: "faint" }, `and ${event.commands.length - 8} more`) : "",

@@ -18,14 +18,18 @@ export function short(value, digits = 3) {
 
 export const percent = (share, digits = 1) => (Number.isFinite(share) ? `${(100 * share).toFixed(digits)} %` : "–");
 
-export function span(seconds) {
+// Axes whose ticks would read the same ask for more digits than the usual three.
+export const tickPercent = (share, digits = 3) => percent(share, digits - 2);
+
+export function span(seconds, digits = 3) {
+  const more = Math.max(0, digits - 3);
   if (!Number.isFinite(seconds)) return "–";
-  if (seconds < 0) return `−${span(-seconds)}`;
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 10) return `${seconds.toFixed(1)} s`;
-  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 0) return `−${span(-seconds, digits)}`;
+  if (seconds < 1) return `${(seconds * 1000).toFixed(more)} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1 + more)} s`;
+  if (seconds < 100) return `${seconds.toFixed(more)} s`;
   const minutes = Math.round(seconds / 60);
-  if (minutes < 100) return `${minutes} min`;
+  if (minutes < 100) return `${(seconds / 60).toFixed(more)} min`;
   if (seconds < 48 * 3600) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   return `${(seconds / 86400).toFixed(1)} days`;
 }

@@ -144,6 +144,8 @@ export class HeatMap {
     c.fillStyle = theme.faint;
     c.textAlign = "right";
     for (const tick of ticks(0, count - 1, tall / 40)) if (Number.isInteger(tick)) c.fillText(whole(this.data.ranks[tick]), LEFT - 8, Math.max(0.4 * rem(), ((tick + 0.5) / count) * tall));
+    c.textAlign = "left";
+    c.fillText("step", 2, height - BOTTOM * 0.35);
     c.textAlign = "center";
     for (const tick of ticks(0, this.columns - 1, w / 100)) if (Number.isInteger(tick)) c.fillText(whole(this.data.steps[tick]), LEFT + ((tick + 0.5) / this.columns) * w, height - BOTTOM * 0.35);
     for (const { x, tone } of this.marks) {

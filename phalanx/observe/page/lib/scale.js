@@ -1,7 +1,7 @@
 // Ticks that people read easily.
 export function ticks(low, high, wanted) {
   const rough = (high - low) / Math.max(1, wanted);
-  if (!(rough > 0) || !Number.isFinite(rough)) return [low];
+  if (!(rough > 1e-12 * Math.abs(high)) || !Number.isFinite(rough)) return [low];
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough);
   const found = [];

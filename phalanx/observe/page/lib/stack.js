@@ -1,15 +1,18 @@
 // GPU time by bucket over time, stacked: each column is one bin of the timeline.
 import { ORDER, tint } from "./buckets.js";
 import { h } from "./dom.js";
-import { clock, gpuHours, percent, words } from "./format.js";
-import { fitCanvas, fontOf } from "./scale.js";
+import { clock, gpuHours, moment, percent, short, words } from "./format.js";
+import { fitCanvas, fontOf, rem, ticks } from "./scale.js";
 import { colours } from "./theme.js";
 
 const FINE_NS = 60e9;
-const LEFT = 8, BOTTOM = 22, RIGHT = 8;
+const DRAGGED = 12; // pixels from which on it was no click
+const BOTTOM = 22, RIGHT = 8, TOP = 8;
+let LEFT = 52; // as wide as its text
 
 export class Stack {
-  constructor(onpick) {
+  // onzoom: gets the two ends of a dragged stretch, in seconds; null: all of it again
+  constructor(onpick, onzoom) {
     this.canvas = h("canvas", { role: "img", tabIndex: 0, "aria-label": "GPU time by bucket over time" });
     this.hint = h("div", { class: "hint", hidden: true });
     this.node = h("div", { class: "chart tall" }, this.canvas, this.hint);
@@ -19,7 +22,13 @@ export class Stack {
     this.watch.observe(this.canvas);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => { this.hint.hidden = true; });
-    this.canvas.addEventListener("click", (event) => { const found = this.under(event); if (found) onpick(found.bin, found.name); });
+    this.canvas.addEventListener("pointerdown", (event) => { this.from = event.offsetX; });
+    this.canvas.addEventListener("click", (event) => {
+      if (this.bins.length && Math.abs(event.offsetX - this.from) > DRAGGED) return onzoom([this.from, event.offsetX].sort((a, b) => a - b).map((x) => Math.round(this.time(x) / 1e9)));
+      const found = this.under(event);
+      return found ? onpick(found.bin, found.name) : null;
+    });
+    this.canvas.addEventListener("keydown", (event) => { if (event.key === "Escape") onzoom(null); });
   }
 
   show(bins) {
@@ -57,7 +66,10 @@ export class Stack {
     const most = fine ? 0 : Math.max(...this.bins.map((bin) => bin.sum / Math.max(1, bin.to - bin.from)));
     this.part = (bin, value) => (fine ? value / bin.sum : value / Math.max(1, bin.to - bin.from) / most) * this.tall;
     this.px = (time) => LEFT + ((time - first) / Math.max(1, last - first)) * (width - LEFT - RIGHT);
-    this.tall = height - BOTTOM - 6;
+    this.time = (x) => first + ((x - LEFT) / (width - LEFT - RIGHT)) * Math.max(1, last - first);
+    this.tall = height - BOTTOM - TOP;
+    LEFT = Math.round(3.5 * rem());
+    this.axis(c, theme, fine ? 1 : most, fine, width, height);
     for (const bin of this.bins) {
       const x = this.px(bin.from), full = this.px(bin.to) - x, w = Math.max(1, full > 8 ? full - 1 : full + 0.5);
       let y = height - BOTTOM;
@@ -69,10 +81,29 @@ export class Stack {
       }
     }
     c.fillStyle = theme.faint;
+    const days = new Date(first / 1e6).toDateString() !== new Date(last / 1e6).toDateString();
     c.textAlign = "left";
-    c.fillText(clock(first), LEFT, height - 6);
+    c.fillText(days ? moment(first) : clock(first), LEFT, height - 6);
     c.textAlign = "right";
-    c.fillText(clock(last), width - RIGHT, height - 6);
+    c.fillText(days ? moment(last) : clock(last), width - RIGHT, height - 6);
+  }
+
+  // GPUs, or shares of them: what the height of a column means.
+  axis(c, theme, most, shares, width, height) {
+    c.strokeStyle = theme.line;
+    c.textBaseline = "middle";
+    c.textAlign = "right";
+    for (const value of ticks(0, most, this.tall / 60)) {
+      const y = Math.round(height - BOTTOM - (value / most) * this.tall) + 0.5;
+      c.beginPath();
+      c.moveTo(LEFT, y);
+      c.lineTo(width - RIGHT, y);
+      c.stroke();
+      c.fillText(shares ? percent(value, 0) : short(value), LEFT - 7, y);
+    }
+    c.textBaseline = "alphabetic";
+    c.textAlign = "left";
+    if (!shares) c.fillText("GPUs", 2, height - 6);
   }
 
   under(event) {

@@ -11,7 +11,7 @@ export function usageCard() {
   const every = choice("Usage over time", STRETCHES, (value) => (value === "all" ? "in all" : `by ${value}`));
   const save = h("a", { download: "usage.csv", href: "#", class: "small" }, "CSV");
   const rows = table(["from", "whose", ["GPU time", "num"], ["price", "num"]]);
-  const node = card("Usage", "who held GPUs, days of UTC", h("div", {}, h("div", { class: "legend" }, by, every, save), rows), "flush");
+  const node = card("Usage", "who held GPUs, days of UTC", h("div", {}, h("div", { class: "bar usagebar" }, by, every, save), rows), "flush");
 
   async function refresh() {
     const { usage } = await get(`/v1/usage?by=${by.value}&every=${every.value}`);

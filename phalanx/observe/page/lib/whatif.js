@@ -1,5 +1,7 @@
 // What a change would make of a job, beside now; and the button that carries it out.
+import { askFor, refusedTo } from "./actions.js";
 import { post } from "./api.js";
+import { CommandLine, shellWords } from "./command.js";
 import { fill, h, setText, table } from "./dom.js";
 import { dollars, percent, short, span, whole } from "./format.js";
 
@@ -26,11 +28,26 @@ export class WhatIf {
     this.asks = h("button", { class: "button primary" }, "Ask");
     this.apply = h("button", { class: "button", type: "button", hidden: true, onclick: () => this.carryOut() }, "Carry it out");
     this.said = h("p", { class: "small", role: "status" });
+    this.line = new CommandLine();
+    this.number = number;
     this.answer = table(["", "now", "then"]);
     this.answer.hidden = true;
     const inputs = [...NUMBERS.map(([key, label]) => h("label", {}, label, this.fields[key])), h("label", {}, "Precision", this.precision)];
     this.node = h("form", { class: "sliders whatif", onsubmit: (event) => { event.preventDefault(); this.ask(false); } },
-      h("div", { class: "asked" }, inputs), h("div", { class: "bar" }, this.asks, this.best, this.apply), this.said, this.answer);
+      h("div", { class: "asked" }, inputs), h("div", { class: "bar" }, this.asks, this.best, this.apply), this.said, this.answer, this.line.node);
+  }
+
+  // Anybody may ask; who may not carry it out sees why.
+  allow(role) {
+    this.refused = refusedTo(role, "admin", "user");
+    this.apply.title = this.refused;
+    this.apply.disabled = Boolean(this.refused);
+  }
+
+  command(verb, body, ...more) {
+    const given = (name, value, none) => (value === undefined || value === none ? [] : [name, value]);
+    return shellWords("phalanx", verb, this.number, ...body.settings.flatMap((each) => ["--set", each]), ...given("--gpus", body.gpus, 0), ...given("--interval", body.interval_seconds, 0),
+      ...given("--spares", body.spares, -1), ...given("--precision", body.precision, ""), ...(body.search ? ["--search"] : []), ...more);
   }
 
   body(search) {
@@ -44,6 +61,7 @@ export class WhatIf {
   forget() {
     this.asked = null;
     this.apply.hidden = true;
+    this.line.set("");
     this.answer.classList.add("pale");
   }
 
@@ -53,13 +71,16 @@ export class WhatIf {
       this.show(await post(`${this.path}/what-if`, body));
       this.asked = body;
       this.apply.hidden = false;
+      this.line.set(this.command("what-if", body));
     });
   }
 
-  async carryOut() {
+  carryOut() {
     const { asked } = this;
-    this.forget();
-    await this.busy("saving at the next step boundary …", async () => setText(this.said, (await post(`${this.path}/replan`, asked)).message));
+    askFor({
+      title: `Change job ${this.number}`, verb: "Change it", text: "It saves its state at the next step boundary and goes on with the other mapping.",
+      command: (why) => this.command("replan", asked, "--apply", ...(why ? ["--why", why] : [])), send: (why) => post(`${this.path}/replan`, { ...asked, why }), done: () => this.forget(),
+    });
   }
 
   async busy(words, work) {
@@ -73,7 +94,8 @@ export class WhatIf {
       this.said.className = "small bad";
       setText(this.said, problem.message);
     } finally {
-      for (const each of [this.asks, this.best, this.apply]) each.disabled = false;
+      for (const each of [this.asks, this.best]) each.disabled = false;
+      this.apply.disabled = Boolean(this.refused);
     }
   }
 

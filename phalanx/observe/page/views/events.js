@@ -10,12 +10,13 @@ import { Travel } from "../lib/travel.js";
 import { describe } from "./fleet.js";
 
 const SHOWN = 150, KEPT = 5000;
+const WHICH = [["decisions", "With decisions"], ["trouble", "Trouble"], ["all", "All"]];
 
 export function eventsView({ go, query }) {
   let fleet = null;
   let events = [];
   let older = []; // asked for when the slider goes further back than the newest events
-  let which = query.get("bucket") ? "all" : "decisions";
+  let which = WHICH.some(([name]) => name === query.get("show")) ? query.get("show") : query.get("bucket") ? "all" : WHICH[0][0];
   const job = Number(query.get("job") ?? 0);
   const cause = query.get("cause") ?? "";
   const bucket = query.get("bucket") ?? "";
@@ -24,13 +25,14 @@ export function eventsView({ go, query }) {
     pick: (node) => go(`node/${encodeURIComponent(fleet.names[node])}`), describe: (node) => describe(fleet, node),
   });
   map.node.classList.add("low");
-  const travel = new Travel((at) => { go("events", { job: job || "", cause, bucket, at: at || "" }, true); look(); });
+  const tell = () => go("events", { job: job || "", cause, bucket, show: which === (bucket ? "all" : "decisions") ? "" : which, at: travel.at || "" }, true);
+  const travel = new Travel(() => { tell(); look(); });
   if (Number(query.get("at"))) travel.jump(Number(query.get("at")));
   const mapCard = card("The fleet as it was", "", h("div", {}, map.node, travel.node), "flush");
   const list = h("ol", { class: "events" });
   const listCard = card("Events", "", list, "flush");
   const none = empty("Nothing happened yet", "Every event and every decision about it will stand here.");
-  const tabs = segmented("Events", [["decisions", "With decisions"], ["trouble", "Trouble"], ["all", "All"]], which, (value) => { which = value; show(); });
+  const tabs = segmented("Events", WHICH, which, (value) => { which = value; tell(); show(); });
   const filter = job || cause || bucket ? h("span", { class: "tag other" }, [job ? `job ${job}` : "", words(cause), words(bucket)].filter(Boolean).join(", "), " ",
     h("a", { href: "#/events", "aria-label": "Show all events" }, "✕")) : "";
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Events"), tabs, filter),
@@ -95,7 +97,6 @@ export function eventsView({ go, query }) {
   const refresh = async () => { await more(); await look(); };
   return {
     node, refresh, repaint: () => { if (fleet) { map.show(fleet, colourBy("state", fleet)); travel.paint(); } },
-    moved: (next) => { if (Number(next.get("at") ?? 0) !== travel.at) travel.jump(Number(next.get("at") ?? 0)); },
     close: () => map.close(),
   };
 }

@@ -8,18 +8,23 @@ import { usageCard } from "../lib/usage.js";
 
 const MOST_BINS = 120, LEAST_BINS = 4, SAMPLE_SECONDS = 12;
 
+const rangeOf = (query) => { const [from, to] = [Number(query.get("from")), Number(query.get("to"))]; return to > from ? [from, to] : null; };
+
 export function goodputView({ go, query }) {
   let scope = query.get("job") ? `job:${query.get("job")}` : query.get("team") ? `team:${query.get("team")}` : "fleet";
   let bins = MOST_BINS;
+  let range = rangeOf(query); // seconds from and to; null: all there is
+  const address = () => { const [kind, name] = scope.split(/:(.*)/); return { ...(kind === "fleet" ? {} : { [kind]: name }), ...(range ? { from: range[0], to: range[1] } : {}) }; };
+  const zoom = (wanted) => { range = wanted; bins = MOST_BINS; go("goodput", address(), true); return refresh(); };
   const pick = h("select", { class: "pick", "aria-label": "Whose time", onchange: () => {
     scope = pick.value;
     bins = MOST_BINS;
-    const [kind, name] = scope.split(/:(.*)/);
-    go("goodput", kind === "fleet" ? {} : { [kind]: name }, true);
+    go("goodput", address(), true);
     refresh();
   } });
   const figures = { spent: figure("GPU time"), money: figure("price"), goodput: figure("goodput"), kept: figure("of held time, in steps that were kept") };
-  const stack = new Stack((bin, name) => events(name, bin.to));
+  const stack = new Stack((bin, name) => events(name, bin.to), zoom);
+  const everything = h("button", { class: "button", type: "button", hidden: true, onclick: () => zoom(null) }, "All of the time");
   const legend = h("div", { class: "legend" });
   const fall = h("div", { class: "steps" });
   const sum = h("p", { class: "muted small", role: "status" });
@@ -29,7 +34,7 @@ export function goodputView({ go, query }) {
   const teamsCard = card("By team", "", teams, "flush");
   const nothing = empty("No GPU time yet", h("p", {}, "The ledger begins with the first node: ", h("code", {}, `phalanx agent --join ${location.origin}`)));
   const usage = usageCard();
-  const timeCard = card("Over time", "GPUs by what they did; a click shows the events of that time", h("div", {}, stack.node, legend));
+  const timeCard = card("Over time", "GPUs by what they did; a click shows the events of that time, a dragged stretch fills the picture", h("div", {}, stack.node, h("div", { class: "bar" }, legend, everything)));
   const grid = h("div", { class: "grid" },
     card("Sum", "", h("dl", { class: "figures" }, Object.values(figures))), timeCard,
     card("From what was paid to what was computed", "", h("div", {}, fall, sum), "half"), h("div", { class: "half grid" }, causesCard, teamsCard, usage.node));
@@ -37,11 +42,12 @@ export function goodputView({ go, query }) {
   const events = (bucket, at = "") => go("events", { bucket, at: at ? Math.round(at) : "", job: scope.startsWith("job:") ? scope.slice(4) : "" });
 
   async function refresh() {
-    const [kind, name] = scope.split(/:(.*)/);
-    const [fleet, { teams: groups }, { jobs }] = await Promise.all([get(`/v1/ledger/timeline?bins=${bins}`), getExact("/v1/ledger"), get("/v1/jobs?state=all&limit=200&newest=true")]);
+    const [kind, name] = scope.split(/:(.*)/), asked = `bins=${bins}${range ? `&from=${range[0]}&to=${range[1]}` : ""}`;
+    everything.hidden = !range;
+    const [fleet, { teams: groups }, { jobs }] = await Promise.all([get(`/v1/ledger/timeline?${asked}`), getExact("/v1/ledger"), get("/v1/jobs?state=all&limit=200&newest=true")]);
     choices(groups, jobs);
     await usage.refresh();
-    const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?bins=${bins}`) : kind === "team" ? await get(`/v1/ledger/timeline?bins=${bins}&team=${encodeURIComponent(name)}`) : fleet;
+    const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?${asked}`) : kind === "team" ? await get(`/v1/ledger/timeline?${asked}&team=${encodeURIComponent(name)}`) : fleet;
     if (sparse(found.timeline)) return refresh();
     const price = fleet.gpu_hours ? fleet.dollars / fleet.gpu_hours : 0;
     const all = BigInt(found.allocation_gpu_ns);
@@ -107,5 +113,6 @@ export function goodputView({ go, query }) {
     const wanted = next.get("job") ? `job:${next.get("job")}` : next.get("team") ? `team:${next.get("team")}` : "fleet";
     if (wanted !== scope) bins = MOST_BINS;
     scope = wanted;
+    range = rangeOf(next);
   } };
 }

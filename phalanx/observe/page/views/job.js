@@ -1,12 +1,13 @@
 // One job: is it learning, is it fast, is it healthy, and what happened to it.
-import { get } from "../lib/api.js";
+import { actionButton, jobOrders, refusedTo } from "../lib/actions.js";
+import { get, post, who } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { card, empty, fill, h, prose, setText, table } from "../lib/dom.js";
 import { evidence } from "../lib/evidence.js";
 import { HeatMap } from "../lib/heatmap.js";
 import { incidentsOf, lossOf, sentence, stepAt, together } from "../lib/incidents.js";
 import { JobFigures } from "../lib/jobfigures.js";
-import { clock, counted, gpuHours, percent, short, span, whole } from "../lib/format.js";
+import { clock, counted, gpuHours, short, span, tickPercent, whole } from "../lib/format.js";
 import { LogPane } from "../lib/logpane.js";
 import { RunCard } from "../lib/runcard.js";
 import { RankRecords } from "../lib/rankrecords.js";
@@ -18,12 +19,12 @@ import { WhatIf } from "../lib/whatif.js";
 
 const CURVES = [
   ["loss", "Loss", "", short], ["grad_norm", "Gradient norm", "", short],
-  ["tokens_per_second", "Tokens per second", "", short], ["mfu", "MFU", "", (v) => percent(v, v < 0.1 ? 2 : 1)],
+  ["tokens_per_second", "Tokens per second", "", short], ["mfu", "MFU", "", (v, digits = 3) => tickPercent(v, v < 0.1 ? digits + 1 : digits)],
 ];
 const bytes = (v, digits) => `${short(v, digits)}B`;
 const MORE = [
   ["learning_rate", "Learning rate", short], ["step_seconds", "Step time", span], ["peak_memory_bytes", "Memory of the fullest rank", bytes],
-  ["tokens_per_second_per_gpu", "Tokens per second and rank", short], ["scaling_efficiency", "Against the smallest world size", percent], ["plan_efficiency", "Against the plan", percent],
+  ["tokens_per_second_per_gpu", "Tokens per second and rank", short], ["scaling_efficiency", "Against the smallest world size", tickPercent], ["plan_efficiency", "Against the plan", tickPercent],
   ["checkpoint_seconds", "Held up by a checkpoint", span], ["dollars_per_million_tokens", "Dollars per million tokens", short], ["joules_per_million_tokens", "Joules per million tokens", short],
 ];
 const VALIDATION = "validation_loss"; // a line of its own on the loss
@@ -36,23 +37,29 @@ const PROOF = { sealed: ["good", "sealed by every rank"], committed: ["other", "
 const newest = (series) => Object.fromEntries(Object.entries(series).map(([name, { value }]) => [name, value.findLast((each) => each !== null)]));
 const known = (series) => series?.value?.some((value) => value !== null);
 
-export function jobView({ rest: [id] }) {
+export function jobView({ rest: [id], query, go }) {
   const number = Number(id);
   const group = [];
-  const charts = Object.fromEntries(CURVES.map(([name, label, unit, format]) => [name, new Chart({ label, unit, format, group })]));
+  const at = { zoom: query.get("zoom") ?? "" }; // the address is the view
+  const tell = (change) => go(`job/${id}`, Object.assign(at, change), true);
+  const zoomed = (zoom) => tell({ zoom: zoom ? zoom.map(Math.round).join(":") : "" });
+  const charts = Object.fromEntries(CURVES.map(([name, label, unit, format]) => [name, new Chart({ label, unit, format, group, zoomed })]));
   const curveCards = CURVES.map(([name, label]) => card(label, "", charts[name].node, "half curve"));
   const now = h("span");
   const title = h("h1", {}, `Job ${id}`);
   const why = h("p");
+  const acts = h("div", { class: "acts" });
   const figures = new JobFigures();
   const run = new RunCard();
   const more = MORE.map(([name, label, format]) => {
-    const chart = new Chart({ label, format, group });
+    const chart = new Chart({ label, format, group, zoomed });
     const box = h("div", { class: "half curve", hidden: true }, h("h3", {}, label), chart.node);
     return { name, label, chart, box };
   });
   const moreBox = h("details", { ontoggle: () => { if (moreBox.open) refresh(); } }, h("summary", {}, "Learning rate, memory, scaling, energy and price"), h("div", { class: "grid curves" }, more.map((each) => each.box)));
   const scores = new ScoreCurves(number, group);
+  const [from, to] = at.zoom.split(":").map(Number);
+  if (to > from) for (const chart of group) chart.zoom = [from, to];
   const scoreCard = card("Scores", "tasks and domains, as it trains", scores.node);
   scoreCard.hidden = true;
   const heat = new HeatMap();
@@ -72,7 +79,9 @@ export function jobView({ rest: [id] }) {
   const savesCard = card("Checkpoints", "", h("div", {}, noSave, saves), "half flush");
   const whatIf = new WhatIf(number);
   const whatIfCard = card("What if", "what a change would make of it, calibrated by its own steps", whatIf.node);
-  const logs = new LogPane(number);
+  const logs = new LogPane(number, tell);
+  logs.read(query);
+  Object.assign(at, logs.shown);
   const spec = h("pre", { class: "log" });
   let logOpen = false;
   let heatAt = 0;
@@ -90,7 +99,7 @@ export function jobView({ rest: [id] }) {
     return true;
   };
   const node = h("div", {},
-    h("div", { class: "title" }, h("a", { href: "#/jobs" }, "Jobs"), h("span", { class: "faint" }, "/"), title, now, why),
+    h("div", { class: "title" }, h("a", { href: "#/jobs" }, "Jobs"), h("span", { class: "faint" }, "/"), title, now, acts, why),
     h("div", { class: "grid" },
       card("Now", "", figures.node), incidentCard, planCard, ...curveCards, scoreCard, card("More curves", "", moreBox), heatCard,
       meshCard, savesCard, whatIfCard, card("Where it comes from", "", h("div", {}, run.node, h("details", { class: "fold" }, h("summary", {}, "As submitted"), spec))),
@@ -111,6 +120,7 @@ export function jobView({ rest: [id] }) {
     now.replaceChildren(state(job.state, job.phase && job.phase !== job.state ? `${job.state}, ${job.phase}` : job.state));
     const waiting = waits?.waits_for ? `${waits.waits_for.text}; estimated start: ${waits.start}` : job.why.text;
     setText(why, waiting);
+    await showActs(job, detail);
     const series = metrics?.series ?? {};
     const states = new Map(fleet.names.map((name, i) => [name, fleet.states[fleet.state[i]]]));
     const nodeName = (at) => fleet.names[at];
@@ -138,6 +148,16 @@ export function jobView({ rest: [id] }) {
     whatIfCard.hidden = Boolean(job.ended_ns) || detail.spec.reports_steps === false;
     setText(spec, JSON.stringify(detail.spec, null, 1));
     if (!logOpen && job.started_ns) { logOpen = true; logs.open(); }
+  }
+
+  // Buttons stay while nothing about them changes: one is not to lose them under the pointer.
+  async function showActs(job, detail) {
+    const role = (await who()).token.role, key = [job.state, job.held, job.replicas, role].join();
+    if (acts.key === key) return;
+    acts.key = key;
+    whatIf.allow(role);
+    const copy = detail.spec.reports_steps === false ? [] : [h("a", { class: "button", href: `#/submit?from=${number}` }, "Submit a copy")];
+    acts.replaceChildren(...copy, ...jobOrders(job, post, refresh).map((each) => actionButton(each, refusedTo(role, "admin", "user"))));
   }
 
   const told = (incident, nodeName) => ({
@@ -175,7 +195,7 @@ export function jobView({ rest: [id] }) {
         each.decision ? h("p", {}, each.decision) : "", each.suggestion ? h("p", {}, prose(each.suggestion)) : "",
         each.away !== null ? h("p", {}, `The next step was complete after ${span(each.away)}: ${gpuHours(Math.round(each.away * Math.max(1, job.gpus) * 1e9)).join(" ")}.`) : "",
         each.finding ? evidence(each.finding) : "",
-        h("a", { class: "small", href: `#/events?job=${job.id}&at=${Math.round(each.time * 1e9)}` }, "See the fleet at that moment")))
+        h("div", { class: "bar" }, each.finding ? h("a", { class: "small", href: `#/incident/${job.id}/${each.time}` }, "Open the incident") : "", h("a", { class: "small", href: `#/events?job=${job.id}&at=${Math.round(each.time * 1e9)}` }, "See the fleet at that moment"))))
       : h("li", { class: "muted" }, "None. What goes wrong is listed here, with what was decided and how long it took.")));
   }
 

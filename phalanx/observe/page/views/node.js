@@ -1,12 +1,13 @@
 // One node: what it is, what its devices do, and what became of it.
-import { get } from "../lib/api.js";
+import { actionButton, nodeOrders, refusedTo } from "../lib/actions.js";
+import { get, post, who } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { evidence } from "../lib/evidence.js";
 import { card, empty, fill, figure, h, prose, table } from "../lib/dom.js";
-import { clock, moment, short, span, whole, words } from "../lib/format.js";
+import { clock, counted, moment, percent, short, span, whole, words } from "../lib/format.js";
 import { state } from "../lib/state.js";
 
-const share = (v) => `${Math.round(100 * v)} %`;
+const share = (v, digits = 3) => percent(v, digits - 3);
 const bytes = (v, digits) => `${short(v, digits)}B`;
 const rate = (v, digits) => `${short(v, digits)}B/s`;
 const count = (v) => whole(Math.round(v));
@@ -28,10 +29,11 @@ const DEVICES = [
   ["NVLink errors", count, "gpu_nvlink_errors", true], ["PCIe replays", count, "gpu_pcie_replays", true],
 ];
 
-export function nodeView({ rest: [name] }) {
+export function nodeView({ rest: [name], query, go }) {
   const now = h("span");
   const figures = { gpus: figure("GPUs free"), jobs: figure("jobs"), skew: figure("clock against the server"), place: figure("place"), burnIn: figure("burn-in") };
   const why = h("p");
+  const acts = h("div", { class: "acts" });
   const history = table(["time", "state", "why"]);
   const facts = table(["fact", "value", "source"]), unread = h("p", { class: "faint" });
   const factCard = card("Description", "by its agent", h("div", {}, facts, unread), "flush");
@@ -43,14 +45,17 @@ export function nodeView({ rest: [name] }) {
   const findings = h("ul", { class: "list" });
   const findingCard = card("Findings", "newest first", findings);
   findingCard.hidden = true;
+  const zoomed = (zoom) => go(`node/${encodeURIComponent(name)}`, { zoom: zoom ? zoom.map(Math.round).join(":") : "" }, true); // the address is the view
   const charts = [...HOST, ...DEVICES].map(([label, format, of, rare]) => {
-    const chart = new Chart({ label, format, group, floor: [share, rate, count].includes(format) ? 0 : undefined, x: "at", formatX: (seconds) => clock(seconds * 1e9) });
+    const chart = new Chart({ label, format, group, floor: [share, rate, count].includes(format) ? 0 : undefined, zoomed, x: "at", formatX: (seconds) => clock(seconds * 1e9) });
     const made = card(label, "", chart.node, "half curve");
     made.hidden = true;
     return { of, rare, chart, card: made };
   });
+  const [from, to] = (query.get("zoom") ?? "").split(":").map(Number);
+  if (to > from) for (const chart of group) chart.zoom = [from, to];
   const node = h("div", {},
-    h("div", { class: "title" }, h("a", { href: "#/fleet" }, "Fleet"), h("span", { class: "faint" }, "/"), h("h1", {}, name), now, why),
+    h("div", { class: "title" }, h("a", { href: "#/fleet" }, "Fleet"), h("span", { class: "faint" }, "/"), h("h1", {}, name), now, acts, why),
     h("div", { class: "grid" }, card("Now", "", h("dl", { class: "figures" }, Object.values(figures))),
       findingCard, driftCard, factCard, card("History", "newest first", h("div", {}, none, history), "flush"), ...charts.map((each) => each.card)));
 
@@ -58,6 +63,9 @@ export function nodeView({ rest: [name] }) {
     const path = `/v1/nodes/${encodeURIComponent(name)}`;
     const [{ node: known, history: changes, description }, measured, found, differs, burnIn] = await Promise.all([
       get(path), get(`${path}/metrics`), get("/v1/findings?limit=500"), get(`/v1/drift?node=${encodeURIComponent(name)}`), get(`${path}/acceptance`)]);
+    const { role } = (await who()).token;
+    if (acts.key !== known.state + role) acts.replaceChildren(...nodeOrders(known, post, refresh).map((each) => actionButton(each, refusedTo(role, "admin"))));
+    acts.key = known.state + role;
     const mine = found.findings.filter((each) => each.node === name && each.kind !== "incident").toReversed().slice(0, 12);
     findingCard.hidden = !mine.length;
     fill(findings, mine, (each) => each.time + each.kind, (each) => h("li", {}, h("div", { class: "finding warn" },
@@ -74,7 +82,7 @@ export function nodeView({ rest: [name] }) {
     showDrift(differs, known.kind);
     const described = description?.facts ?? [];
     factCard.hidden = !described.length;
-    fill(facts.body, described, (fact) => fact.key, (fact) => h("tr", {}, h("td", {}, words(fact.key)), h("td", {}, String(fact.value)), h("td", {}, fact.source)));
+    fill(facts.body, described, (fact) => fact.key, (fact) => h("tr", {}, h("td", {}, words(fact.key)), h("td", {}, /(^|_)bytes$/.test(fact.key) ? bytes(Number(fact.value)) : String(fact.value)), h("td", {}, fact.source)));
     unread.textContent = [...(description?.warnings ?? []), ...(description?.unread ?? []).map((line) => `not read: ${line}`)].join("; ");
     none.hidden = changes.length > 0;
     history.hidden = !changes.length;
@@ -96,7 +104,7 @@ export function nodeView({ rest: [name] }) {
       h("td", {}, `${each.aspect === "speed" ? short(Number(each.usual)) : each.usual} (${each.alike} of ${each.nodes})`),
       h("td", { class: "nowrap" }, moment(each.since_ns) + (each.before ? `, ${each.before} before` : ""))));
     driftNote.textContent = [
-      few ? `${nodes} nodes of its kind: too few to tell who differs` : differences.length ? "" : `As most of ${nodes} nodes of its kind`,
+      few ? `${counted(nodes, "node")} of its kind: too few to tell who differs` : differences.length ? "" : `As most of ${nodes} nodes of its kind`,
       silent.length ? "its settings are not known yet" : ""].filter(Boolean).join("; ");
   }
 

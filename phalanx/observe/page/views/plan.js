@@ -82,7 +82,7 @@ export function planView({ go, query }) {
     step.replaceChildren(bars([...parts, { name: "step", value: best.step_seconds, tone: "accent", whole: true }], best.step_seconds, (value) => [span(value), h("small", {}, percent(value / best.step_seconds, 1))]));
     stepCard.note(`${span(best.step_seconds)} a step, 80 % interval ${span(best.step_seconds_low)} to ${span(best.step_seconds_high)}${plan.assumed.length ? `; assumed: ${plan.assumed.join("; ")}` : ""}`);
     fill(others.body, plan.alternatives, (each) => JSON.stringify(each.mapping), (each) => h("tr", {},
-      h("td", { class: "nowrap" }, mappingText(each.mapping)), h("td", {}, `${each.mapping.schedule}${each.mapping.recompute !== "none" ? `, ${each.mapping.recompute} recompute` : ""}`), h("td", { class: "num" }, each.mapping.zero), h("td", { class: "num" }, each.mapping.micro_batch),
+      h("td", { class: "nowrap" }, mappingText(each.mapping)), h("td", {}, `${each.mapping.schedule}${each.mapping.virtual_stages > 1 ? ` × ${each.mapping.virtual_stages}` : ""}${each.mapping.recompute !== "none" ? `, ${each.mapping.recompute} recompute` : ""}${each.mapping.offload !== "none" ? `, ${words(each.mapping.offload)} offloaded` : ""}`), h("td", { class: "num" }, each.mapping.zero), h("td", { class: "num" }, each.mapping.micro_batch),
       h("td", { class: "num" }, `${span(each.step_seconds)} (+${percent(each.step_seconds / best.step_seconds - 1, 1)})`), h("td", { class: "num" }, `${(each.memory_bytes / 2 ** 30).toFixed(1)} GiB`)));
     node.dataset.planned = String(serial);
   }

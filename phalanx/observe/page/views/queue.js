@@ -1,5 +1,5 @@
 // Who waits, why, until when; what teams own and use.
-import { get } from "../lib/api.js";
+import { get, status } from "../lib/api.js";
 import { card, empty, fill, h, rowLink, table } from "../lib/dom.js";
 import { counted, moment, span, whole, words } from "../lib/format.js";
 import { state } from "../lib/state.js";
@@ -20,8 +20,8 @@ export function queueView() {
     h("div", { class: "grid" }, listCard, teamsCard, runningCard, shutCard));
 
   async function refresh() {
-    const [{ jobs }, { quotas }, { reservations }, status, queue] = await Promise.all([
-      get("/v1/jobs?state=live&limit=1000"), get("/v1/quotas"), get("/v1/reservations"), get("/v1/status"), get("/v1/queue"),
+    const [{ jobs }, { quotas }, { reservations }, { gpus }, queue] = await Promise.all([
+      get("/v1/jobs?state=live&limit=1000"), get("/v1/quotas"), get("/v1/reservations"), status(), get("/v1/queue"),
     ]);
     const rows = queue.rows.map(({ job, waits }) => ({ job, why: waits, total: Object.values(waits.priority).reduce((a, b) => a + b, 0) }));
     none.hidden = rows.length > 0;
@@ -33,7 +33,7 @@ export function queueView() {
       h("td", { class: "num" }, whole(job.gpus)), h("td", { class: "num" }, span(waited)), h("td", {}, (why.waits_for ?? why.why).text),
       h("td", {}, why.start),
       h("td", {}, whole(total), h("div", { class: "faint small nowrap" }, Object.entries(why.priority).filter(([, v]) => v).map(([k, v]) => `${words(k)} ${whole(v)}`).join(", ")))));
-    showTeams(quotas, status.gpus);
+    showTeams(quotas, gpus);
     const holding = jobs.filter((job) => job.state !== "pending").sort((a, b) => b.gpus - a.gpus);
     fill(running.body, holding.slice(0, SHOWN), (job) => job.id, (job) => rowLink(`#/job/${job.id}`,
       h("td", {}, h("a", { href: `#/job/${job.id}` }, `${job.id} ${job.name}`)), h("td", {}, state(job.state)), h("td", {}, job.team),

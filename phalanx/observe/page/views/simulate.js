@@ -1,6 +1,7 @@
 // Results of scenarios: months of faults through the real core.
 import { get, post } from "../lib/api.js";
 import { ordered, tint } from "../lib/buckets.js";
+import { CommandLine, shellWords } from "../lib/command.js";
 import { card, empty, fill, figure, h, rowLink, setText, table } from "../lib/dom.js";
 import { dollars, moment, percent, short, span, whole, words } from "../lib/format.js";
 
@@ -16,14 +17,18 @@ export function simulateView({ rest: [chosen = ""], go }) {
   const seed = h("input", { class: "field", type: "number", min: 0, value: 0, "aria-label": "Seed" });
   const said = h("p", { class: "muted small", role: "status" });
   const button = h("button", { class: "button primary" }, "Play");
-  const form = h("form", { class: "sliders", onsubmit: play },
-    h("label", { class: "slider" }, "Scenario", scenario), about, h("div", { class: "three" }, h("label", {}, "GPUs", gpus), h("label", {}, "Days", days), h("label", {}, "Seed", seed)), button, said);
+  const line = new CommandLine();
+  const form = h("form", { class: "sliders", onsubmit: play, oninput: () => tell() },
+    h("label", { class: "slider" }, "Scenario", scenario), about, h("div", { class: "three" }, h("label", {}, "GPUs", gpus), h("label", {}, "Days", days), h("label", {}, "Seed", seed)), h("div", { class: "bar" }, button), said, line.node);
   const detail = h("div", { class: "grid", hidden: !chosen });
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, chosen ? `Simulation ${chosen}` : "Simulate"),
     chosen ? h("a", { href: "#/simulate" }, "All results") : "", h("p", {}, "The same core that runs the fleet, fed with virtual time and faults.")),
   detail, h("div", { class: "grid", hidden: Boolean(chosen) }, listCard, card("Play a small one", "minutes of it are for the command line", form, "half")));
   let known = {};
-  const tell = () => setText(about, known[scenario.value] ?? "");
+  const tell = () => {
+    setText(about, known[scenario.value] ?? "");
+    line.set(shellWords("phalanx", "simulate", scenario.value, "--gpus", gpus.value, "--days", days.value, "--seed", seed.value));
+  };
 
   async function play(event) {
     event.preventDefault();
