@@ -20,82 +20,86 @@ from phalanx import __version__
 PANELS = {
     "Train": {
         "train": "Run a training job, or show what it would need.",
-        "tune": "Find the fastest settings of a job, by real steps.",
-        "parity": "Prove that every mesh trains a job's model as one process does.",
+        "tune": "Find the fastest settings of a job by measuring real steps.",
+        "sweep": "Try many settings of a job; the best trials go on.",
+        "parity": "Prove that every mesh computes the same training steps as one process.",
         "coord-check": "Show whether a job's settings transfer to models of other widths.",
-        "new": "Write the skeleton of a model of one's own, with its proof.",
+        "new": "Write a skeleton for a custom model layer, with its tests.",
         "config": "Show, explain and check configurations.",
-        "demo": "Train a small model on four CPU ranks, start to end.",
+        "demo": "Train a small model on four CPU ranks, from start to finish.",
     },
     "Plan": {
         "plan": "Choose a mapping: memory, speed, days, dollars, failures.",
-        "simulate": "Play months of faults on a fleet through the real core.",
+        "simulate": "Simulate months of a fleet's faults with the real scheduler core.",
+        "story": "Practise diagnosis on one of eight incidents.",
     },
     "Data": {
-        "data": "Make token shards and look into them.",
+        "data": "Make, inspect and verify token shards.",
     },
     "Pipelines": {
-        "pipeline": "Run steps from raw files to released weights; only what changed.",
+        "pipeline": "Run steps from raw files to released weights; skip what has not changed.",
         "models": "The registry of models: versions, scores, lineage, releases.",
     },
     "Checkpoints": {
-        "ckpt": "Look at checkpoints, prove, convert and remove them.",
-        "convert": "Weights from and to Hugging Face folders.",
+        "ckpt": "List, verify, convert and remove checkpoints.",
+        "convert": "Convert weights from and to Hugging Face folders, and from Megatron.",
         "eval": "Score a checkpoint: tasks, perplexity by domain.",
-        "generate": "Have a checkpoint continue texts, for a look.",
+        "generate": "Generate text from a checkpoint.",
     },
     "Jobs": {
         "submit": "Put a job into the queue.",
         "ps": "List jobs.",
         "show": "Show a job.",
-        "why": "Say why a job is where it is, or what it waits for.",
+        "why": "Explain a job's state: what it waits for, or why it was placed where it is.",
         "logs": "Show what a job's ranks print.",
         "steps": "Show what every rank recorded of some steps.",
         "shell": "Open a shell in a job's environment on a node.",
-        "profile": "Say where a job's steps go and what to change; trace it.",
+        "profile": "Show where a job's step time goes and what to change; trace it.",
         "cancel": "End a job.",
         "scale": "Give a job another number of replicas.",
-        "what-if": "Say what a change would make of a job.",
-        "replan": "Change the mapping of a job that runs, at a step boundary.",
+        "what-if": "Estimate what a change of settings would do to a job.",
+        "replan": "Change the mapping of a running job at a step boundary.",
     },
     "Queue": {
-        "hold": "Keep jobs that wait out of the queue.",
-        "release": "Let held jobs into the queue.",
-        "requeue": "Stop jobs with a checkpoint and queue them again.",
-        "budget": "Show what a job may use, or change it.",
-        "reserve": "Keep nodes for teams or for maintenance for a time.",
+        "hold": "Hold queued jobs, so that they do not start.",
+        "release": "Release held jobs into the queue.",
+        "requeue": "Checkpoint and stop jobs, then queue them again.",
+        "budget": "Show or change a job's budget.",
+        "reserve": "Reserve nodes for teams or for maintenance.",
         "partitions": "List partitions: nodes, rules, jobs.",
     },
     "Results": {
         "runs": "List, show, compare, export and annotate runs.",
         "report": "Write the post-mortem of a run.",
-        "ledger": "Say where GPU time went, exactly.",
-        "usage": "Say who used GPUs over time: teams, users, projects.",
+        "ledger": "Show exactly where GPU time went.",
+        "usage": "Show GPU usage over time by team, user or project.",
     },
     "Cluster": {
         "up": "Start the server: controller, API and page.",
-        "agent": "Serve a node: join a server and run its share of jobs.",
-        "top": "The fleet at a glance, as it changes.",
+        "agent": "Run a node's agent: join a server and run jobs on this node.",
+        "top": "Show the fleet live in the terminal.",
         "page": "Print a link that opens the page and signs you in.",
         "nodes": "List nodes, or show one.",
-        "describe": "Describe this machine as its agent would.",
-        "drain": "Empty a node, or stop a job with a checkpoint.",
-        "resume": "Give a node back, or let a held job go on.",
-        "fleet": "Agents as services on hosts of one's own, over SSH.",
-        "slurm": "A private Slurm to try things; accounting.",
-        "k8s": "Manifests of jobs for Kubernetes.",
-        "lead": "Lead a job inside another engine's allocation.",
+        "describe": "Describe this machine's hardware as its agent reports it.",
+        "drain": "Drain a node, or checkpoint and hold a job.",
+        "resume": "Return a drained node to service, or release a held job.",
+        "fleet": "Install agents as services on your own hosts over SSH.",
+        "slurm": "Start a private Slurm to experiment with; compare its accounting.",
+        "k8s": "Print Kubernetes manifests for a job; show or delete its pods.",
+        "lead": "Run the controller of a job inside another engine's allocation.",
     },
     "Operate": {
-        "events": "Read the log: events and what was decided.",
-        "failures": "Say how often nodes fail here, and of what.",
-        "answer": "Decide what only a person may decide.",
-        "quota": "Show or set what teams own.",
-        "token": "Make, list and revoke tokens.",
-        "audit": "Read the audit log, or prove that it is whole.",
-        "doctor": "Check nodes and what joins them, with evidence.",
-        "server": "Check or repair the log of a server that is stopped.",
-        "chaos": "Inject faults into a job, and see what is lost.",
+        "help": "List the commands for a topic.",
+        "events": "Show the event log: what happened and what was decided.",
+        "failures": "Show this cluster's measured failure rates, by cause.",
+        "alerts": "Manage alert rules and who is notified.",
+        "answer": "Answer questions that need a person's decision.",
+        "quota": "Show or set teams' GPU quotas.",
+        "token": "Create, list and revoke access tokens.",
+        "audit": "Show the audit log, or verify its integrity.",
+        "doctor": "Check nodes and the network between them, with evidence.",
+        "server": "Check or repair a stopped server's event log.",
+        "chaos": "Inject faults into a job and check that nothing is lost.",
     },
 }
 
@@ -113,6 +117,10 @@ COMMANDS = {
     for panel, commands in PANELS.items()
     for name, summary in commands.items()
 }
+
+
+# Typer gives them to every command; they install completion of the whole command line.
+OF_THE_ROOT = ("install_completion", "show_completion")
 
 
 class LazyGroup(TyperGroup):
@@ -134,9 +142,19 @@ class LazyGroup(TyperGroup):
             command = TyperCommand(cmd_name)
         else:
             command = typer.main.get_command(importlib.import_module(entry.module).app)
+            command.params = [each for each in command.params if each.name not in OF_THE_ROOT]
         command.name, command.short_help = cmd_name, entry.summary
         command.rich_help_panel = entry.panel
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else "`phalanx help` finds one by its topic"
+            ctx.fail(f"No such command {args[0]!r}: {fix}")
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         with self._listing():
@@ -183,7 +201,9 @@ def _versions() -> dict[str, str]:
 @app.callback(invoke_without_command=True)
 def root(
     version: bool = typer.Option(False, "--version", help="Print the version."),
-    json: bool = typer.Option(False, "--json", help="With --version: also of what it runs on."),
+    json: bool = typer.Option(
+        False, "--json", help="With --version: print the environment too, as JSON."
+    ),
 ) -> None:
     """Trains very large models on GPU clusters and keeps every GPU busy."""
     if version:

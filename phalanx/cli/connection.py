@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+from msgspec import Struct, structs
 
 from phalanx.cli.output import fail, print_json
 from phalanx.cli.tables import plain
 from phalanx.control.client.client import Client, ClientError
-from phalanx.control.wire.api_types import Done
+from phalanx.control.wire.api_types import Done, RefusalCode
 
 if TYPE_CHECKING:
     from phalanx.control.backends.stored_run import StoredRun
 
 REFUSED, UNREACHABLE = 1, 3  # exit codes
+# What to type next, by what a server refused.
+NEXT: dict[str, str] = {
+    "no_such_job": "`phalanx ps --all` lists jobs",
+    "no_such_node": "`phalanx nodes` lists nodes",
+    "no_such_run": "`phalanx runs ls` lists runs",
+    "no_such_question": "`phalanx answer` lists what is open",
+    "no_such_alert": "`phalanx alerts ls` lists alerts",
+    "no_such_token": "`phalanx token list` lists tokens",
+    "no_such_rank": "`phalanx show JOB --ranks` says which rank is where",
+    "no_such_pipeline": "`phalanx pipeline show PIPELINE.toml` shows its last run",
+    RefusalCode.NO_SUCH_SWEEP: "`phalanx sweep ls` lists sweeps",
+    RefusalCode.NOT_RUNNING: "`phalanx why JOB` says what it waits for",
+    "not_pending": "`phalanx drain JOB` checkpoints and holds one that runs",
+    "not_started": "`phalanx why JOB` says what it waits for",
+    "not_connected": "`phalanx nodes NODE` says since when",
+    "too_many_requests": "the same command, a little later",
+}
+S = TypeVar("S", bound=Struct)
+T = TypeVar("T")
 
 
 @contextmanager
@@ -24,8 +47,10 @@ def exit_on_server_error(json: bool) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
+        hint = NEXT.get(error.code, "")
         shown = {"error": {"code": error.code, "message": str(error)}} if json else None
-        fail(error, REFUSED if error.status else UNREACHABLE, shown)
+        text = f"{error}\n  next: {hint}" if hint else str(error)
+        fail(text, REFUSED if error.status else UNREACHABLE, shown)
 
 
 @contextmanager
@@ -33,6 +58,29 @@ def connected(server: str, json: bool, state: Path | None = None) -> Iterator[Cl
     """A client; what goes wrong is told in words and ends the command."""
     with exit_on_server_error(json):
         yield Client(server, state)
+
+
+def say_away(error: ClientError) -> None:
+    """Whoever follows something hears that its server is away, and that nothing need be done."""
+    print(plain(f"the server is away, trying again: {error}"), file=sys.stderr, flush=True)
+
+
+def send_confirmed(made: S, send: Callable[[S], T]) -> T:
+    """The answer to a submission; where the policy wants it, the person here is asked first."""
+    try:
+        return send(made)
+    except ClientError as error:
+        if error.code != RefusalCode.NEEDS_CONFIRMATION:
+            raise
+        if not sys.stdin.isatty():
+            raise ClientError(
+                f"{error}; nobody is here to ask: give --yes", error.status, error.code
+            ) from None
+        print(plain(str(error)), file=sys.stderr)
+    if not typer.confirm("submit it?"):
+        print("nothing was submitted", file=sys.stderr)
+        raise typer.Exit(1)
+    return send(structs.replace(made, confirmed=True))
 
 
 def stored_run(which: str, json: bool) -> StoredRun | None:
@@ -44,7 +92,10 @@ def stored_run(which: str, json: bool) -> StoredRun | None:
         return None
     folder = find_run(which)
     if folder is None:
-        rule = f"{which}: no number of a job, and no folder of an engine's run here"
+        rule = (
+            f"{which}: no number of a job, and no folder of an engine's run here\n"
+            f"  next: {NEXT['no_such_job']}"
+        )
         fail(rule, 2, {"error": {"code": "no_such_run", "message": rule}} if json else None)
     try:
         return read_run(folder)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.completion import job_numbers, nodes_and_jobs
+
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="File that describes the job.")]
 Set = Annotated[
     list[str] | None,
@@ -28,7 +30,9 @@ FirstStepMinutes = Annotated[
 HangMinutes = Annotated[
     float,
     typer.Option(
-        min=0, max=MOST_MINUTES, help="A missing step is a hang after so long; 0: derived."
+        min=0,
+        max=MOST_MINUTES,
+        help="Treat the job as hung after so long without a step; 0: derived.",
     ),
 ]
 IdleMinutes = Annotated[
@@ -44,10 +48,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 JobOrRun = Annotated[
     str,
     typer.Argument(
-        metavar="JOB", help="Number of the job; slurm:NUMBER or folder of a run that has ended."
+        metavar="JOB",
+        help="Number of the job; slurm:NUMBER or folder of a run that has ended.",
+        autocompletion=job_numbers,
     ),
 ]
-JobNumber = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Number of the job.")]
+JobNumber = Annotated[
+    int,
+    typer.Argument(metavar="JOB", min=1, help="Number of the job.", autocompletion=job_numbers),
+]
+NodeOrJob = Annotated[
+    str,
+    typer.Argument(metavar="NODE|JOB", help="Name or number.", autocompletion=nodes_and_jobs),
+]
 ServerUrl = Annotated[
     str,
     typer.Option(

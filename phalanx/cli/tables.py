@@ -46,9 +46,19 @@ def print_table(made: Table) -> None:
     console.print(made)
 
 
+def moment(time_ns: int) -> str:
+    """A time for a person: a recording begins at 0."""
+    return datetime.fromtimestamp(time_ns / 1e9).strftime("%m-%d %H:%M:%S")
+
+
 def when(time_ns: int) -> str:
-    """A time for a person."""
-    return datetime.fromtimestamp(time_ns / 1e9).strftime("%m-%d %H:%M:%S") if time_ns else ""
+    """A time that may not have come, for a person."""
+    return moment(time_ns) if time_ns else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of something: ``1 node``, ``2 nodes``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def span(seconds: float) -> str:

@@ -55,20 +55,20 @@ def _gpu(device: str) -> Finding:
         torch.cuda.synchronize(device)
 
     rate = 2 * CUDA_BYTES / best(copy)
-    known = lookup(name)
-    if known is None:
+    gpu = lookup(name)
+    if gpu is None:
         return Finding(
             check=f"memory {device}",
             verdict="pass",
             measured={"gb_per_second": rate / 1e9, "device": name},
             expected="(the catalogue does not know this device)",
         )
-    share = rate / known.memory_bandwidth
+    share = rate / gpu.memory_bandwidth
     return Finding(
         check=f"memory {device}",
         verdict=graded(share),
         measured={"gb_per_second": rate / 1e9, "share_of_peak": share},
-        expected=f"at least {WARN_SHARE:.0%} of {known.memory_bandwidth / 1e9:.0f} GB/s",
+        expected=f"at least {WARN_SHARE:.0%} of {gpu.memory_bandwidth / 1e9:.0f} GB/s",
         suggestion="look for throttling, another program on the GPU, or remapped rows"
         if share < WARN_SHARE
         else "",

@@ -80,6 +80,23 @@ def test_a_file_that_is_not_there_is_told_in_words(command: str, tmp_path: Path)
     assert "missing" in result.stderr.replace("\n", "")
 
 
+@pytest.mark.parametrize(
+    ("command", "next_one"),
+    [
+        ("submitt job.toml", "did you mean 'submit'?"),
+        ("nosuchcommand", "`phalanx help` finds one by its topic"),
+        ("audit", "has no audit log: name a server's state folder with --state"),
+        ("show abc", "next: `phalanx ps --all` lists jobs"),
+    ],
+)
+def test_what_is_not_known_comes_with_what_to_type_next(
+    command: str, next_one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_STATE", str(tmp_path))
+    result = CliRunner().invoke(app, command.split(), env={"COLUMNS": "300"})
+    assert result.exit_code in (1, 2) and next_one in result.stderr
+
+
 @pytest.mark.parametrize("command", ["--help", "config explain", "submit --dry-run -- sleep 1"])
 def test_a_reader_that_leaves_ends_a_command_quietly(command: str) -> None:
     process = subprocess.Popen(

@@ -206,6 +206,7 @@ def test_a_rank_that_no_usual_gpu_holds_is_said_with_what_would_help() -> None:
     fits = run("config", "check", job, "--no-files")
     assert fits.exit_code == 0 and "does not fit" not in fits.stderr
     wide = ["--set", "parallel.context=1", "--set", "parallel.data=128"]
+    wide += ["--set", "data.sequence=9216"]
     result = run("config", "check", job, "--no-files", *wide)
     assert result.exit_code == 0
     assert "does not fit h100 (80 GiB), h200 (141 GiB); it fits b200" in result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -66,11 +67,17 @@ def test_versions_of_what_it_runs_on_are_told(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_the_wheel_alone_plans_and_simulates(tmp_path: Path) -> None:
     """In an environment of its own, from the package registry."""
+    source = tmp_path / "source"  # where nothing is left over from an earlier build
+    shutil.copytree(ROOT / "phalanx", source / "phalanx")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path)]
-    subprocess.run([*build, str(ROOT)], check=True)
+    subprocess.run([*build, str(source)], check=True)
     (wheel,) = tmp_path.glob("phalanx-*.whl")
     assert wheel.stat().st_size < 5_000_000
-    assert any(name.endswith("index.html") for name in zipfile.ZipFile(wheel).namelist())
+    names = zipfile.ZipFile(wheel).namelist()
+    for packed in ("observe/page/index.html", "cli/train/demo.toml", "py.typed"):
+        assert f"phalanx/{packed}" in names
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "bare")], check=True)
     binaries = tmp_path / "bare" / "bin"
     subprocess.run([binaries / "pip", "install", "--quiet", str(wheel)], check=True)

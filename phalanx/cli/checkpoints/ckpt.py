@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.checkpoints.convert import Average, CompareLogits, TokenizerPath
+from phalanx.cli.checkpoints.convert import Average, CompareLogits, ExportDtype, TokenizerPath
 from phalanx.cli.checkpoints.locate import at, newest, no_checkpoint, prunable, refuse_missing
 from phalanx.cli.checkpoints.output import (
     age_text,
@@ -24,7 +24,7 @@ from phalanx.cli.checkpoints.output import (
 from phalanx.cli.options import Json
 from phalanx.cli.output import print_json
 
-app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, prove, convert, remove them.")
+app = typer.Typer(no_args_is_help=True, help="List, verify, convert and remove checkpoints.")
 
 Where = Annotated[
     str,  # a path would make one slash of the two in s3://
@@ -40,14 +40,6 @@ class ForeignFormat(StrEnum):
 
     hf = "hf"
     dcp = "dcp"
-
-
-class Dtype(StrEnum):
-    """Number formats that weights are exported in."""
-
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float32 = "float32"
 
 
 @app.command("ls")
@@ -104,7 +96,7 @@ def show(checkpoint: One, json: Json = False) -> None:
 
 @app.command()
 def verify(where: Where, json: Json = False) -> None:
-    """Read every byte and prove it; the exit code is 15 where something is wrong."""
+    """Read and verify every byte; exit with 15 if anything is wrong."""
     with reported(json), torch_imported():
         from phalanx.checkpoint.read.verify import verify as prove
         from phalanx.checkpoint.tools.inspect import describe, find
@@ -131,9 +123,9 @@ def verify(where: Where, json: Json = False) -> None:
 
 @app.command()
 def diff(one: One, other: One, json: Json = False) -> None:
-    """Name what differs in two checkpoints: tensors, step, tokens, cursor, mesh, configuration.
+    """Compare two checkpoints: tensors, step, tokens, cursor, mesh, configuration.
 
-    The exit code is 1 where anything does.
+    Exit with 1 if anything differs.
     """
     with reported(json), torch_imported():
         from phalanx.checkpoint.format.tier import open_source
@@ -164,9 +156,11 @@ def export(
         ForeignFormat, typer.Option(help="Hugging Face weights, or all as torch DCP.")
     ] = ForeignFormat.hf,
     kind: Annotated[
-        Dtype, typer.Option("--dtype", help="Of exported weights (hf).")
-    ] = Dtype.bfloat16,
-    max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Of one file (hf).")] = 5.0,
+        ExportDtype, typer.Option("--dtype", help="Number format of the weights (hf).")
+    ] = ExportDtype.bfloat16,
+    max_shard_gb: Annotated[
+        float, typer.Option(min=0.001, help="Size limit of one file (hf).")
+    ] = 5.0,
     tokenizer: TokenizerPath = None,
     ema: Average = False,
     compare: CompareLogits = True,
@@ -239,10 +233,10 @@ def import_(
 def reshard(
     checkpoint: One,
     out: Annotated[Path, typer.Argument(help="Folder that receives the new checkpoint.")],
-    shards: Annotated[int, typer.Option(min=1, help="About how many files it has.")] = 1,
+    shards: Annotated[int, typer.Option(min=1, help="Approximate number of files to write.")] = 1,
     json: Json = False,
 ) -> None:
-    """Write a checkpoint anew in more or fewer shards; loading needs none of this."""
+    """Rewrite a checkpoint in more or fewer shards (loading on another mesh does not need this)."""
     with reported(json, out), torch_imported():
         from phalanx.checkpoint.format.tier import open_source
         from phalanx.checkpoint.tools.convert import reshard as divide
@@ -265,15 +259,17 @@ def prune(
     keep_every: Annotated[int, typer.Option(min=0, help="Also multiples of this step.")] = 0,
     keep_best: Annotated[int, typer.Option(min=0, help="Also the best by validation loss.")] = 0,
     quota_gb: Annotated[float, typer.Option(min=0.0, help="Most GB; 0: no limit.")] = 0.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be removed.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Remove checkpoints by rule, of each run by itself; never its newest good one, nor a pinned.
+    """Remove checkpoints by rule, run by run; never a run's newest good one or a pinned one.
 
-    A single checkpoint is no place to remove from.
+    Takes a run or a folder of runs, not a single checkpoint.
     """
     from phalanx.checkpoint.format.tier import entries, read_scores
-    from phalanx.checkpoint.write.retention import RetentionPolicy, decide
+    from phalanx.checkpoint.retention import RetentionPolicy, decide
 
     policy = RetentionPolicy(
         last=keep, every=keep_every, best=keep_best, quota_bytes=int(quota_gb * 1e9)
@@ -297,11 +293,11 @@ def prune(
 
 @app.command()
 def pin(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint that is to stay.")],
-    off: Annotated[bool, typer.Option("--off", help="Let it go again.")] = False,
+    checkpoint: Annotated[str, typer.Argument(help="Checkpoint to pin.")],
+    off: Annotated[bool, typer.Option("--off", help="Unpin it.")] = False,
     json: Json = False,
 ) -> None:
-    """Keep a checkpoint whatever the rules say, or no longer."""
+    """Pin a checkpoint, so that no rule removes it; or unpin it."""
     from phalanx.checkpoint.format.tier import PIN_FILE
     from phalanx.checkpoint.tools.inspect import find
 

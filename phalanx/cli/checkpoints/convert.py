@@ -1,4 +1,4 @@
-"""``phalanx convert``: weights from and to Hugging Face folders."""
+"""``phalanx convert``: weights from and to the files of others."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.checkpoints.output import bar
 from phalanx.cli.options import Json
-from phalanx.cli.output import fail, print_json
+from phalanx.cli.output import exit_on_config_error, fail, print_json
+from phalanx.cli.progress import working
 
-app = typer.Typer(no_args_is_help=True, help="Weights from and to Hugging Face folders.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Convert weights from and to Hugging Face folders, and from Megatron.",
+)
 
 TokenizerPath = Annotated[
     Path | None,
@@ -38,7 +43,7 @@ Checkpoint = Annotated[
 ]
 
 
-class Dtype(StrEnum):
+class ExportDtype(StrEnum):
     """Number formats that weights are exported in."""
 
     bfloat16 = "bfloat16"
@@ -58,7 +63,8 @@ def import_hf(
     from phalanx.model.hf import config_from_hf
 
     with _reported(json):
-        path = import_checkpoint(folder, out)
+        with working(f"import {folder}", json):
+            path = import_checkpoint(folder, out)
         model = config_from_hf(folder)
     if json:
         print_json({"checkpoint": str(path), "model": model})
@@ -68,11 +74,47 @@ def import_hf(
     print(to_toml(model, "model"), end="")
 
 
+@app.command("import-megatron")
+def import_megatron(
+    folder: Annotated[
+        Path,
+        typer.Argument(exists=True, help="A torch_dist checkpoint of Megatron-core, or its run."),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder that receives the checkpoint.")],
+    model: Annotated[
+        str, typer.Option("--model", help="Which model it is: a preset, or a job file (*.toml).")
+    ],
+    json: Json = False,
+) -> None:
+    """Turn a Megatron-core checkpoint into a checkpoint of its weights."""
+    from phalanx.checkpoint.tools import megatron
+    from phalanx.config import named_model, to_toml
+
+    notes: list[str] = []
+    with _reported(json):
+        with exit_on_config_error(json):
+            named = named_model(model)
+        source = megatron.newest_iteration(folder)
+        total = sum(file.stat().st_size for file in source.glob("*.distcp"))
+        with bar(f"import {folder.name}", total, json) as report:
+            path = megatron.import_megatron(source, out, named, report=report, note=notes.append)
+    if json:
+        print_json({"checkpoint": str(path), "model": named, "notes": notes})
+        return
+    for note in notes:
+        print(f"note: {note}")
+    print(f"checkpoint: {path}\nfor a job file that starts from it:\n")
+    print(f'[checkpoint]\nresume = "{path}"\nweights_only = true\n')
+    print(to_toml(named, "model"), end="")
+
+
 @app.command("export-hf")
 def export_hf(
     checkpoint: Checkpoint,
     folder: Annotated[Path, typer.Argument(help="New folder that receives the model.")],
-    dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.bfloat16,
+    dtype: Annotated[
+        ExportDtype, typer.Option(help="Number format of the weights.")
+    ] = ExportDtype.bfloat16,
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Size limit of one file.")] = 5.0,
     tokenizer: TokenizerPath = None,
     ema: Average = False,
@@ -90,10 +132,12 @@ def export_hf(
     with _reported(json):
         kind = getattr(torch, dtype.value)
         limit = int(max_shard_gb * 1e9)
-        parameters = export_checkpoint(checkpoint, folder, kind, limit, average=ema)
+        with working(f"export {checkpoint}", json):
+            parameters = export_checkpoint(checkpoint, folder, kind, limit, average=ema)
         notes = {"tokenizer": complete_export(checkpoint, folder, tokenizer)}
         if compare:
-            notes["logits"] = compare_logits(folder)
+            with working("compare logits", json):
+                notes["logits"] = compare_logits(folder)
     if json:
         made = {"folder": str(folder), "checkpoint": str(checkpoint), **notes}
         print_json({**made, "parameters": parameters, "dtype": dtype.value})
@@ -114,7 +158,7 @@ def merge(
     from phalanx.checkpoint.tools.adapters import merge_checkpoint
     from phalanx.train.resume.parent import checkpoint_at
 
-    with _reported(json):
+    with _reported(json), working(f"merge {checkpoint}", json):
         path = merge_checkpoint(checkpoint_at(checkpoint), out)
     if json:
         print_json({"checkpoint": str(path)})
@@ -131,7 +175,9 @@ def export_peft(
         str,
         typer.Option(help="Model that they belong to (default: what the run began from)."),
     ] = "",
-    dtype: Annotated[Dtype, typer.Option(help="Number format of the adapters.")] = Dtype.float32,
+    dtype: Annotated[
+        ExportDtype, typer.Option(help="Number format of the adapters.")
+    ] = ExportDtype.float32,
     json: Json = False,
 ) -> None:
     """Turn a checkpoint's adapters into a folder that peft loads."""
@@ -143,7 +189,8 @@ def export_peft(
     checkpoint = checkpoint_at(checkpoint)
     with _reported(json):
         kind = getattr(torch, dtype.value)
-        parameters = adapters.export_peft(checkpoint, folder, base, kind)
+        with working(f"export {checkpoint}", json):
+            parameters = adapters.export_peft(checkpoint, folder, base, kind)
     if json:
         made = {"folder": str(folder), "checkpoint": str(checkpoint), "dtype": dtype.value}
         print_json({**made, "parameters": parameters})

@@ -13,6 +13,7 @@ from phalanx.cli.checkpoints.model_options import ModelOptions, exit_on_evaluati
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on, exit_on_config_error, print_json
+from phalanx.cli.progress import working
 from phalanx.cli.tables import add_row, print_table, table
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ class EvalOptions(ModelOptions):
     out: Annotated[Path | None, typer.Option(help="Write the scores into this JSON file.")] = None
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Every checkpoint of a run as it appears, until its end."),
+        typer.Option(
+            "--watch", help="Score every checkpoint of a run as it appears, until the run ends."
+        ),
     ] = False
 
     def domains(self) -> dict[str, str]:
@@ -60,12 +63,12 @@ class EvalOptions(ModelOptions):
 @app.command("eval")
 @takes_options
 def evaluate(options: EvalOptions, json: Json = False) -> None:
-    """Score a checkpoint as it lies: tasks of lm-evaluation-harness, perplexity by domain."""
+    """Score a checkpoint as it is: lm-evaluation-harness tasks, perplexity by domain."""
     domains = options.domains()
     tasks = tuple(name for each in options.tasks or [] for name in each.split(",") if name)
     if not (tasks or domains):
         raise typer.BadParameter("name --tasks, or --perplexity NAME=PATH", param_hint="--tasks")
-    place = options.place()
+    model_place = options.place()
     from phalanx.train.evaluate.plan import EvaluationPlan
     from phalanx.train.evaluate.run import evaluate_checkpoint
     from phalanx.train.evaluate.watch import watch_run
@@ -79,9 +82,10 @@ def evaluate(options: EvalOptions, json: Json = False) -> None:
     )
     with exit_on_config_error(json), exit_on_evaluation_error(json), exit_on(OSError):
         if options.watch:
-            watch_run(place, plan, lambda found: _show(found, options.out, json))
+            watch_run(model_place, plan, lambda found: _show(found, options.out, json))
             return
-        found = evaluate_checkpoint(place, plan)
+        with working("evaluate", json):
+            found = evaluate_checkpoint(model_place, plan)
         _show(found, options.out, json)
     raise typer.Exit(1 if found.problems else 0)
 
@@ -95,7 +99,8 @@ def _show(found: Scores, out: Path | None, json: bool) -> None:
     if json:
         print_json(found)
         return
-    print(f"{found.checkpoint}, step {found.step}")
+    which = ", the average of its weights" if found.average else ""
+    print(f"{found.checkpoint}, step {found.step}{which}")
     shown = table("score", "value")
     for name, value in found.scores.items():
         add_row(shown, name, f"{value:,.0f}" if value == int(value) else f"{value:.6g}")

@@ -11,6 +11,7 @@ from phalanx.cli.checkpoints.model_options import ModelOptions, exit_on_evaluati
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json
 from phalanx.cli.output import print_json
+from phalanx.cli.progress import working
 from phalanx.cli.tables import harmless
 
 app = typer.Typer()
@@ -24,22 +25,27 @@ class GenerateOptions(ModelOptions):
         list[str] | None,
         typer.Option(help="Text to continue (repeatable; default: the beginning of a document)."),
     ] = None
-    tokens: Annotated[int, typer.Option(min=1, help="Most tokens after each prompt.")] = 64
-    samples: Annotated[int, typer.Option(min=1, help="Texts after each prompt.")] = 1
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per text.")] = 64
+    samples: Annotated[int, typer.Option(min=1, help="Number of texts per prompt.")] = 1
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0: the likeliest token each time; 1: as they are.")
+        float, typer.Option(min=0.0, help="Sampling temperature; 0: always the most likely token.")
     ] = 0.0
     top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Draw among tokens that have this share.")
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Sample among the most likely tokens with this total probability.",
+        ),
     ] = 1.0
-    seed: Annotated[int, typer.Option(min=0, help="The same one draws the same texts.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0
 
 
 @app.command()
 @takes_options
 def generate(options: GenerateOptions, json: Json = False) -> None:
-    """Have a checkpoint's model continue texts: the likeliest way, or drawn by a seed."""
-    place = options.place()
+    """Generate text from a checkpoint: greedily, or sampled with a seed."""
+    model_place = options.place()
     from phalanx.train.evaluate.generate import Sampling
     from phalanx.train.evaluate.run import write_texts
 
@@ -50,8 +56,8 @@ def generate(options: GenerateOptions, json: Json = False) -> None:
         seed=options.seed,
     )
     prompts = [prompt for prompt in options.prompt or [""] for _ in range(options.samples)]
-    with exit_on_evaluation_error(json):
-        texts = write_texts(place, prompts, sampling)
+    with exit_on_evaluation_error(json), working("generate", json):
+        texts = write_texts(model_place, prompts, sampling)
     if json:
         print_json(texts)
         return

@@ -50,16 +50,19 @@ class ModelOptions:
     )
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes on this machine.")] = 1
     tensor: Annotated[
-        int, typer.Option(min=1, max=64, help="Of these, so many split each matrix.")
+        int, typer.Option(min=1, max=64, help="Tensor-parallel ranks among them.")
     ] = 1
     sequence: Annotated[
-        int, typer.Option(min=0, help="Most tokens that the model sees; 0: as it was trained.")
+        int, typer.Option(min=0, help="Context length in tokens; 0: as it was trained.")
     ] = 0
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="tokenizer.json or its folder (default: that of the run's corpus)."),
     ] = None
-    batch: Annotated[int, typer.Option(min=1, help="Texts that a process computes at a time.")] = 8
+    ema: Annotated[
+        bool, typer.Option("--ema", help="The moving average of the weights, not the weights.")
+    ] = False
+    batch: Annotated[int, typer.Option(min=1, help="Batch size per process.")] = 8
 
     def place(self) -> ModelPlace:
         """What the model is loaded onto; torch is imported now, ready for ranks to be forked."""
@@ -76,6 +79,7 @@ class ModelOptions:
             sequence=self.sequence,
             tokenizer=str(self.tokenizer or ""),
             rows=self.batch,
+            average=self.ema,
         )
 
 

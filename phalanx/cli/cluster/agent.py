@@ -30,7 +30,7 @@ class AgentCommand:
 
     join: Annotated[str, typer.Option(help="URL of the server; several, with commas: standby.")]
     fingerprint: Annotated[
-        str, typer.Option(help="Of the server's authority, as `phalanx up` prints it.")
+        str, typer.Option(help="Fingerprint of the server's CA, as `phalanx up` prints it.")
     ] = ""
     name: Annotated[str, typer.Option(help="Of this node (default: the host's name).")] = ""
     state: Annotated[Path | None, typer.Option(help="Folder for its state.")] = None
@@ -51,12 +51,17 @@ class AgentCommand:
     hardware: Annotated[
         str, typer.Option(help="Folder of recorded hardware, read instead of this machine.")
     ] = ""
-    feature: Annotated[list[str] | None, typer.Option(help="That constraints may name.")] = None
+    feature: Annotated[
+        list[str] | None, typer.Option(help="Feature that constraints can name (repeatable).")
+    ] = None
     site: Annotated[
         str, typer.Option(help="Engine that knows this node: slurm, kubernetes, mpi, auto.")
     ] = ""
     standby: Annotated[
-        bool, typer.Option(help="Have torch and a worker ready, or start nothing before a job.")
+        bool,
+        typer.Option(
+            help="Keep a worker with torch imported ready, or start nothing before a job."
+        ),
     ] = True
     config: Annotated[
         Path | None, typer.Option(help="TOML file: fault sources, hooks, binding, replicas.")
@@ -130,12 +135,12 @@ class AgentCommand:
 @app.command()
 @takes_options
 def agent(command: AgentCommand) -> None:
-    """Serve a node: join a server, run workers, tell how they do.
+    """Run a node's agent: join a server, run workers, report their state.
 
     The join token comes from PHALANX_TOKEN, the file in PHALANX_TOKEN_FILE, or the state folder of
-    a server of yours on this machine. SIGINT ends what runs here; after SIGTERM it runs on for a
-    while, and the next agent takes it over. With --site SIGTERM ends it as well: it is the engine's
-    last word.
+    a server of yours on this machine. SIGINT ends the node's workers; after SIGTERM they run on for
+    a while, and the next agent adopts them. With --site SIGTERM ends them too, since that is how
+    the engine announces the end of the allocation.
     """
     from phalanx.control.agent.config import AgentConfig, read_agent_config
     from phalanx.control.agent.main import AgentStartError, run_agent

@@ -18,12 +18,14 @@ from phalanx.cli.output import exit_on_config_error, print_json
 if TYPE_CHECKING:
     from phalanx.control.backends.bare.unit import InstallOptions
 
-app = typer.Typer(no_args_is_help=True, help="Hosts of one's own: agents as services, over SSH.")
+app = typer.Typer(
+    no_args_is_help=True, help="Install agents as services on your own hosts over SSH."
+)
 
 
 @app.callback()
 def root() -> None:
-    """Hosts of one's own: agents as services, over SSH."""
+    """Install agents as services on your own hosts over SSH."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class AddOptions:
     agent_options: Annotated[str, typer.Option(help="More options for the agents.")] = ""
     ca: Annotated[str, typer.Option(help="File of the server's authority, on the hosts.")] = ""
     fingerprint: Annotated[
-        str, typer.Option(help="Of the server's own authority, as `phalanx up` prints it.")
+        str, typer.Option(help="Fingerprint of the server's own CA, as `phalanx up` prints it.")
     ] = ""
     ssh: Annotated[str, typer.Option(help="Program and options, e.g. 'ssh -J jump'.")] = "ssh"
     parallel: Annotated[int, typer.Option(min=1, max=256, help="Hosts at a time.")] = 8
@@ -70,7 +72,7 @@ class AddOptions:
 def add(
     options: AddOptions, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
-    """Install or upgrade agents, a few at a time; run it again to go on where it broke off.
+    """Install or upgrade agents, a few at a time; run it again to continue where it stopped.
 
     Jobs are not stopped: workers outlive their agent, and the new one adopts them.
     """

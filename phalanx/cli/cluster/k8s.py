@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from phalanx.control.backends.kubernetes.watch import PodState
     from phalanx.control.server.http.submission import RequestedWork
 
-Submitted = typer.Option(min=0, help="As it was submitted with.")
+Submitted = typer.Option(min=0, help="As given when it was submitted.")
 
 app = typer.Typer(no_args_is_help=True, help="Kubernetes: manifests of jobs and of what they need.")
 
@@ -33,7 +33,7 @@ class JobOptions:
     job_file: JobFile
     overrides: Set = None
     world_size: WorldSize = None
-    name: Annotated[str, typer.Option(help="As it was submitted with.")] = ""
+    name: Annotated[str, typer.Option(help="As given when it was submitted.")] = ""
     spares: Annotated[int, Submitted] = 0
     slot_gpus: Annotated[int, Submitted] = 0
 
@@ -62,7 +62,7 @@ def root() -> None:
 def manifests(
     options: JobOptions,
     install: Annotated[
-        bool, typer.Option("--install", help="What the namespace needs once, instead.")
+        bool, typer.Option("--install", help="Print what the namespace needs once, instead.")
     ] = False,
     quota: Annotated[int, typer.Option(min=0, help="With --install: GPUs of a quota.")] = 0,
     json: Json = False,
@@ -80,7 +80,7 @@ def manifests(
 @app.command()
 @takes_options
 def status(options: JobOptions, json: Json = False) -> None:
-    """How the pods of a job are, and why one does not start."""
+    """Show the state of a job's pods, and why one does not start."""
     from phalanx.control.backends.kubernetes.manifests import pod_options
     from phalanx.control.backends.kubernetes.watch import pods_of
 
@@ -97,7 +97,7 @@ def status(options: JobOptions, json: Json = False) -> None:
 @app.command()
 @takes_options
 def delete(options: JobOptions, json: Json = False) -> None:
-    """Delete everything of a job in its namespace; returns when it is gone."""
+    """Delete all objects of a job in its namespace; return when they are gone."""
     from phalanx.control.backends.kubernetes.apply import delete as remove
     from phalanx.control.backends.kubernetes.manifests import manifests as made
     from phalanx.control.backends.kubernetes.manifests import pod_options

@@ -32,24 +32,29 @@ class LeadCommand:
         list[str],
         typer.Argument(metavar="JOB.toml | -- PROGRAM…", help="A job file, or a program."),
     ]
-    engine: Annotated[Literal["slurm", "kubernetes"], typer.Option(help="Whose allocation.")]
-    state: Annotated[Path, typer.Option(help="Of the controller, on shared storage.")]
+    engine: Annotated[
+        Literal["slurm", "kubernetes"], typer.Option(help="Engine that owns the allocation.")
+    ]
+    state: Annotated[Path, typer.Option(help="State folder of the controller, on shared storage.")]
     url: Annotated[str, typer.Option(help="Where agents find the controller.")]
-    nodes: Annotated[int, typer.Option(min=1, help="That the gang needs.")]
-    gpus: Annotated[int, typer.Option(min=1, help="Ranks on each of them.")]
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes that the gang needs.")]
+    gpus: Annotated[int, typer.Option(min=1, help="Ranks per node.")]
     world_size: Annotated[int, typer.Option(min=1, help="Ranks of the gang.")]
-    spares: Annotated[int, typer.Option(min=0, help="Nodes beside, that stand by.")] = 0
+    spares: Annotated[int, typer.Option(min=0, help="Spare nodes in addition.")] = 0
     name: Annotated[str, typer.Option(help="Of the job.")] = ""
-    team: Annotated[str, typer.Option(help="Whose job it is.")] = "default"
+    team: Annotated[str, typer.Option(help="Team that the job belongs to.")] = "default"
     least: Annotated[int, typer.Option(min=0, help="Fewest replicas; 0: not elastic.")] = 0
     most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0
-    retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3
+    retries: Annotated[
+        int, typer.Option(min=0, help="Restarts allowed after failures of the job's own.")
+    ] = 3
     slot_cpus: Annotated[int, typer.Option(min=1, help="CPUs on each node.")] = 1
     minutes: Annotated[
         float, typer.Option(min=0, max=MOST_MINUTES, help="Time limit; 0: none.")
     ] = 0.0
     env_file: Annotated[
-        list[Path] | None, typer.Option(help="Variables for it, NAME=VALUE a line.")
+        list[Path] | None,
+        typer.Option(help="File of variables for the job, one NAME=VALUE per line."),
     ] = None
     budget_gpu_hours: Annotated[float, typer.Option(min=0, help="0: none.")] = 0.0
     budget_dollars: Annotated[float, typer.Option(min=0, help="0: none.")] = 0.0
@@ -57,7 +62,9 @@ class LeadCommand:
     hang_minutes: HangMinutes = 0.0
     idle_minutes: IdleMinutes = 0.0
     policy: Annotated[Path | None, typer.Option(help="TOML of the controller's policy.")] = None
-    server: Annotated[bool, typer.Option("--server", help="The controller is elsewhere.")] = False
+    server: Annotated[
+        bool, typer.Option("--server", help="Use a controller that runs elsewhere.")
+    ] = False
 
     def wanted(self) -> RequestedWork:
         """The job as it is described to the controller."""

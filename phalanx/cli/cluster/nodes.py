@@ -8,10 +8,11 @@ from urllib.parse import quote
 import typer
 
 from phalanx.cli.cluster.description import print_description
+from phalanx.cli.completion import node_names
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import print_json
-from phalanx.cli.tables import add_row, plain, print_table, table, when
+from phalanx.cli.tables import add_row, moment, plain, print_table, table, when
 from phalanx.control.wire.api_types import (
     DecideNode,
     NodeDetail,
@@ -26,19 +27,24 @@ app = typer.Typer()
 @app.command()
 def nodes(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME|pending|approve|reject]", help="What to show or do.")
+        str,
+        typer.Argument(
+            metavar="[NAME|pending|approve|reject]",
+            help="What to show or do.",
+            autocompletion=node_names,
+        ),
     ] = "",
-    machine: Annotated[str, typer.Argument(help="Whom to approve or reject.")] = "",
+    machine: Annotated[str, typer.Argument(help="Machine to approve or reject.")] = "",
     key: Annotated[
-        str, typer.Option(help="Of several that wait under one name: how its key begins.")
+        str, typer.Option(help="Prefix of its key, if several machines wait under one name.")
     ] = "",
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """List nodes, or show one with its history; decide about machines that want to be nodes.
+    """List nodes, or show one with its history; approve or reject machines that want to join.
 
-    `nodes pending` lists those, `nodes approve NAME` lets one in, `nodes reject NAME` does not.
+    `nodes pending` lists them; `nodes approve NAME` admits one, `nodes reject NAME` refuses it.
     """
     if name in ("pending", "approve", "reject"):
         _pending(name, machine, key, server, state, json)
@@ -121,4 +127,4 @@ def _show_node(name: str, server: str, state: State, json: bool) -> None:
     if abs(node.clock_skew_seconds) > 1:
         print(f"its clock is {node.clock_skew_seconds:+.0f} s off")
     for change in detail.history:
-        print(plain(f"  {when(change.time_ns)}  {change.state:<12}{change.why.text}"))
+        print(plain(f"  {moment(change.time_ns)}  {change.state:<12}{change.why.text}"))

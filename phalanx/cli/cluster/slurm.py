@@ -18,7 +18,8 @@ sandbox = typer.Typer(no_args_is_help=True, help="A private Slurm on this machin
 app.add_typer(sandbox, name="sandbox")
 
 Folder = Annotated[
-    Path | None, typer.Option("--dir", help="Where it lives (default: in the temporary folder).")
+    Path | None,
+    typer.Option("--dir", help="Folder of the sandbox (default: in the temporary folder)."),
 ]
 
 
@@ -33,16 +34,22 @@ def _root(folder: Path | None) -> Path:
 @sandbox.command()
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=512, help="Nodes, each a slurmd.")] = 8,
-    gpus_per_node: Annotated[int, typer.Option(min=0, max=64, help="That it pretends.")] = 8,
-    cpus_per_node: Annotated[int, typer.Option(min=1, max=512, help="That it pretends.")] = 8,
-    leaves: Annotated[int, typer.Option(min=1, help="Switches that nodes are spread on.")] = 2,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=0, max=64, help="Simulated number per node.")
+    ] = 8,
+    cpus_per_node: Annotated[
+        int, typer.Option(min=1, max=512, help="Simulated number per node.")
+    ] = 8,
+    leaves: Annotated[int, typer.Option(min=1, help="Leaf switches in its topology.")] = 2,
     port: Annotated[int, typer.Option(min=1025, max=65000, help="First of several.")] = 16817,
-    grace: Annotated[int, typer.Option(min=0, help="Seconds that preempted jobs have.")] = 30,
+    grace: Annotated[
+        int, typer.Option(min=0, help="Grace period of preempted jobs, in seconds.")
+    ] = 30,
     accounting: Annotated[bool, typer.Option(help="slurmdbd too (needs MariaDB).")] = False,
     folder: Folder = None,
     json: Json = False,
 ) -> None:
-    """Start munge, slurmctld and slurmd's on this machine; partitions batch and prod."""
+    """Start munge, slurmctld and slurmd processes here, with partitions batch and prod."""
     from phalanx.testing.slurm.files import SandboxOptions
     from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
 
@@ -82,10 +89,12 @@ def down(folder: Folder = None, json: Json = False) -> None:
 @app.command()
 def account(
     job: Annotated[int, typer.Argument(min=1, help="Slurm's number of the job.")],
-    state: Annotated[Path, typer.Option(help="Of its controller: …/slurm-NUMBER/control.")],
+    state: Annotated[
+        Path, typer.Option(help="State folder of its controller: …/slurm-NUMBER/control.")
+    ],
     json: Json = False,
 ) -> None:
-    """What Slurm charged for a job beside what the ledger says it went to."""
+    """Compare what Slurm charged for a job with the ledger's account."""
     from phalanx.control.backends.slurm.accounting import reconciled, turns_of
     from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
     from phalanx.control.server.replay import stored_buckets

@@ -42,7 +42,8 @@ class UpOptions:
     ] = ""
     url: Annotated[str, typer.Option(help="Address that others reach this server by.")] = ""
     policy: Annotated[
-        Path | None, typer.Option(help="TOML file of the site's policy (default: as it was).")
+        Path | None,
+        typer.Option(help="TOML file of the site's policy (default: keep the stored one)."),
     ] = None
     admin_token: Annotated[
         Path | None,
@@ -54,26 +55,30 @@ class UpOptions:
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None
     plain_http: Annotated[
-        bool, typer.Option("--plain-http", help="Beyond loopback too; tokens travel in the clear.")
+        bool,
+        typer.Option(
+            "--plain-http",
+            help="Serve HTTP without TLS beyond loopback; tokens travel unencrypted.",
+        ),
     ] = False
     requests_per_second: Annotated[
-        float, typer.Option(min=0, help="Of one token, in the long run; 0: no limit.")
+        float, typer.Option(min=0, help="Sustained request limit per token; 0: no limit.")
     ] = 100.0
-    nodes: Annotated[int, typer.Option(min=0, help="Start so many nodes on this machine.")] = 0
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks that each of them takes.")] = 1
-    spares: Annotated[int, typer.Option(min=0, help="And so many that stand by.")] = 0
+    nodes: Annotated[int, typer.Option(min=0, help="Number of nodes to start on this machine.")] = 0
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 1
+    spares: Annotated[int, typer.Option(min=0, help="Spare nodes in addition.")] = 0
     keep_event_days: Annotated[
         float,
-        typer.Option(min=0, help="Older events go from the log to archive/; 0: they stay."),
+        typer.Option(min=0, help="Move older events from the log to archive/; 0: never."),
     ] = 30.0
     webhook: Annotated[
         list[str] | None,
-        typer.Option(help="Address that is told of findings and ended jobs; may be repeated."),
+        typer.Option(help="Address notified of findings and ended jobs (repeatable)."),
     ] = None
     mail_relay: Annotated[
-        str, typer.Option(metavar="HOST[:PORT]", help="It takes mail for `submit --mail`.")
+        str, typer.Option(metavar="HOST[:PORT]", help="SMTP relay for `submit --mail`.")
     ] = ""
-    mail_from: Annotated[str, typer.Option(help="Sender of that.")] = "phalanx@localhost"
+    mail_from: Annotated[str, typer.Option(help="Sender address of mail.")] = "phalanx@localhost"
     audit_to: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,7 +87,7 @@ class UpOptions:
         ),
     ] = None
     keep_audit_days: Annotated[
-        float, typer.Option(min=0, help="Older audit files go; 0: they stay.")
+        float, typer.Option(min=0, help="Delete older audit files; 0: never.")
     ] = 400.0
     otlp: Annotated[
         str, typer.Option(help="OpenTelemetry collector (http://host:4318) for gangs' traces.")

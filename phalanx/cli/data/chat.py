@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,63 +44,44 @@ MostUnreadable = Annotated[
 Force = Annotated[bool, typer.Option(help="Replace the corpus in OUT.")]
 
 
-def chat(
-    inputs: Lines,
-    out: Out,
-    tokenizer: TokenizerFolder,
-    sequence: Sequence,
-    template: Template = None,
-    answers: Answers = "markers",
-    pack: Pack = True,
-    messages_key: Annotated[
-        str, typer.Option(help="Key of a line that holds its list of messages.")
-    ] = "messages",
-    shard_mb: ShardSize = 256,
-    most_unreadable: MostUnreadable = 0.05,
-    force: Force = False,
-    json: Json = False,
-) -> None:
-    """Turn conversations into samples in which only the assistant's tokens are labels."""
-    from phalanx.data.chat.run import ChatOptions
-
-    options = ChatOptions(
-        sequence=sequence,
-        pack=pack,
-        messages_key=messages_key,
-        file_bytes=shard_mb << 20,
-        replace=force,
-        inputs=tuple(map(str, inputs)),
-        most_unreadable=most_unreadable,
-    )
-    _prepare(inputs, out, tokenizer, template, answers, options, json)
+MessagesKey = Annotated[str, typer.Option(help="JSON key of a conversation's list of messages.")]
+MESSAGES = "messages"
 
 
-def preferences(
-    inputs: Lines,
-    out: Out,
-    tokenizer: TokenizerFolder,
-    sequence: Sequence,
-    template: Template = None,
-    answers: Answers = "markers",
-    pack: Pack = True,
-    shard_mb: ShardSize = 256,
-    most_unreadable: MostUnreadable = 0.05,
-    force: Force = False,
-    json: Json = False,
-) -> None:
-    """Turn pairs of answers, `chosen` and `rejected` (to a `prompt`), into samples for DPO."""
-    from phalanx.data.chat.run import ChatOptions
+def _samples(pairs: bool) -> Callable[..., None]:
+    """The command for conversations, or for pairs of answers: both take the same."""
 
-    options = ChatOptions(
-        sequence=sequence,
-        pairs=True,
-        pack=pack,
-        file_bytes=shard_mb << 20,
-        replace=force,
-        inputs=tuple(map(str, inputs)),
-        most_unreadable=most_unreadable,
-    )
-    _prepare(inputs, out, tokenizer, template, answers, options, json)
+    def command(
+        inputs: Lines,
+        out: Out,
+        tokenizer: TokenizerFolder,
+        sequence: Sequence,
+        template: Template = None,
+        answers: Answers = "markers",
+        pack: Pack = True,
+        messages_key: MessagesKey = MESSAGES,
+        shard_mb: ShardSize = 256,
+        most_unreadable: MostUnreadable = 0.05,
+        force: Force = False,
+        json: Json = False,
+    ) -> None:
+        from phalanx.data.chat.run import ChatOptions
+
+        if pairs and messages_key != MESSAGES:
+            raise typer.BadParameter("--messages-key is for conversations: pairs have `chosen`")
+        options = ChatOptions(
+            sequence=sequence,
+            pairs=pairs,
+            pack=pack,
+            messages_key=messages_key,
+            file_bytes=shard_mb << 20,
+            replace=force,
+            inputs=tuple(map(str, inputs)),
+            most_unreadable=most_unreadable,
+        )
+        _prepare(inputs, out, tokenizer, template, answers, options, json)
+
+    return command
 
 
 def _prepare(
@@ -160,3 +142,15 @@ def _print(out: Path, files: list[Path], done: PreparedChat) -> None:
         print(f"left out: {files[each.file]}:{each.line}: {each.reason}")
     if manifest.source.unreadable > _NAMED:
         print(f"left out: {manifest.source.unreadable:,} lines, listed in {out}/unreadable.jsonl")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add both commands."""
+    app.command(
+        "chat",
+        help="Turn conversations into samples in which only the assistant's tokens are labels.",
+    )(_samples(pairs=False))
+    app.command(
+        "preferences",
+        help="Turn pairs of answers, `chosen` and `rejected` (to `prompt`), into samples for DPO.",
+    )(_samples(pairs=True))

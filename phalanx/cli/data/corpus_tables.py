@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from phalanx.cli.output import print_json
+from phalanx.cli.tables import counted
 from phalanx.config import batch_ramp, load_job, resolve
 from phalanx.data.corpus.manifest import CorpusManifest
 from phalanx.data.corpus.opening import open_whole
@@ -85,6 +86,13 @@ def bar(name: str, quiet: bool, unit: str = "tokens") -> Iterator[tuple[Progress
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=_unseen(quiet)) as progress:
         yield progress, progress.add_task(name, total=None)
+
+
+def bars(quiet: bool) -> Progress:
+    """Bars on standard error for several things one after the other."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, TimeRemainingColumn(), console=console, disable=_unseen(quiet))
 
 
 @contextmanager
@@ -193,7 +201,7 @@ def print_inspected(report: InspectReport, json: bool) -> None:
         size = manifest.tokens * manifest.stored_type.itemsize
         source = manifest.source
         lines += [
-            f"{len(manifest.files)} files, {size:,} bytes of {manifest.dtype}",
+            f"{counted(len(manifest.files), 'file')}, {size:,} bytes of {manifest.dtype}",
             f"vocabulary {manifest.vocab:,}, end of document {manifest.end_of_document}, "
             f"tokenizer {manifest.tokenizer[:16] or 'unknown'}",
             f"made from {source.files:,} files ({' '.join(source.inputs[:4]) or 'unknown'}), "

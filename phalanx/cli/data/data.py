@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.data.chat import chat, preferences
+from phalanx.cli.data import chat
 from phalanx.cli.data.corpus_tables import print_inspected, print_tokenized, show_progress
 from phalanx.cli.data.maintain import Corpus, checksum, cores, in_words, split, stage, verify
+from phalanx.cli.data.pack import pack
 from phalanx.cli.data.prepare import prepare, rules, trace
 from phalanx.cli.job_file import load
 from phalanx.cli.options import JobFile, Json, Set, WorldSize
 from phalanx.cli.output import print_json
+from phalanx.cli.progress import working
 from phalanx.config import batch_ramp, check, resolve, stage_at
 from phalanx.data.errors import DataError
 
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
 
     from phalanx.data.order.cursor import Cursor
 
-app = typer.Typer(no_args_is_help=True, help="Make token shards and look into them.")
-for command in (prepare, rules, trace, chat, preferences, verify, checksum, stage, split):
+app = typer.Typer(no_args_is_help=True, help="Make, inspect and verify token shards.")
+for command in (prepare, rules, trace, pack, verify, checksum, stage, split):
     app.command()(command)
+chat.add_to(app)
 
 Inputs = Annotated[
     list[Path] | None,
@@ -69,7 +72,7 @@ def tokenize(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Turn text into token shards; a run that was killed goes on when started again."""
+    """Turn text into token shards; run it again to continue after an interruption."""
     from phalanx.data.tokenize import run as work  # the tokenizers library loads only where needed
 
     with in_words(json):
@@ -114,7 +117,8 @@ def train_tokenizer(
         from phalanx.data.tokenize import vocabulary
 
         files = _text_files(inputs, suffix, stdlib)
-        trained = vocabulary.train_tokenizer(files, vocab_size, train_mb << 20, text_key)
+        with working("train tokenizer", json):
+            trained = vocabulary.train_tokenizer(files, vocab_size, train_mb << 20, text_key)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, trained.to_str(pretty=False).encode())
     size = trained.get_vocab_size()
@@ -142,7 +146,8 @@ def inspect(
         if path.endswith(".toml"):
             inspect_blend(Path(path), overrides or [], json)
             return
-        report = inspect_corpus(path, samples, tokens, check)
+        with working("verify" if check else "inspect", json):
+            report = inspect_corpus(path, samples, tokens, check)
     print_inspected(report, json)
 
 
@@ -155,7 +160,8 @@ def order(
     ] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Only what this rank reads.")] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder whose skipped ranges the run went on with.")
+        Path | None,
+        typer.Option(help="Checkpoint whose list of skipped ranges the run continued with."),
     ] = None,
     text: Annotated[int, typer.Option(min=0, help="Show so many tokens of each sample.")] = 0,
     overrides: Set = None,

@@ -13,6 +13,7 @@ import typer
 from phalanx.cli.data.corpus_tables import bar
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on_config_error, fail, print_json
+from phalanx.cli.tables import counted
 from phalanx.data.errors import DataError, ObjectStoreError
 
 Corpus = Annotated[
@@ -43,7 +44,7 @@ def cores() -> int:
 
 def verify(
     path: Corpus,
-    vocab: Annotated[int, typer.Option(help="Vocabulary of a corpus that has no checksums.")] = 1
+    vocab: Annotated[int, typer.Option(help="Vocabulary size, for a corpus without checksums.")] = 1
     << 32,
     json: Json = False,
 ) -> None:
@@ -62,7 +63,8 @@ def verify(
     )
     what = "checksums match" if done.checksums else unproved
     print(
-        f"{path}: {done.tokens:,} tokens in {done.blocks:,} blocks of {done.files:,} files; {what}"
+        f"{path}: {done.tokens:,} tokens in {counted(done.blocks, 'block')} "
+        f"of {counted(done.files, 'file')}; {what}"
     )
 
 
@@ -95,7 +97,7 @@ def stage(
     force: Annotated[bool, typer.Option(help="Replace what TARGET holds.")] = False,
     json: Json = False,
 ) -> None:
-    """Copy a corpus to local disk: proved on the way, and there only when complete."""
+    """Copy a corpus to local disk, verified on the way and visible only when complete."""
     from phalanx.data.remote import staging
 
     with in_words(json), bar("stage", quiet=json, unit="bytes") as (progress, task):
@@ -118,9 +120,9 @@ def split(
     fraction: Fraction,
     json: Json = False,
 ) -> None:
-    """Record which documents are held out, where looking each time would take too long."""
+    """Record once which documents are held out, so that opening a large corpus stays fast."""
+    from phalanx.data.corpus import heldout
     from phalanx.data.corpus.opening import open_whole
-    from phalanx.data.order import heldout
 
     with in_words(json), bar("split", quiet=json) as (progress, task):
         if not 0.0 < fraction < 1.0:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.data.corpus_tables import bars
 from phalanx.cli.data.maintain import cores, in_words
 from phalanx.cli.options import Json, Set
 from phalanx.cli.output import exit_on, print_json
 from phalanx.data.errors import DataError
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from phalanx.data.prepare.engine import UnitEngine
     from phalanx.data.prepare.output.summary import PrepareReport
     from phalanx.data.prepare.output.trace import TracedDocument
@@ -38,7 +41,9 @@ def prepare(
     ] = None,
     engine: Annotated[
         PrepareEngine,
-        typer.Option(help="Processes here, tasks of a Ray cluster, or a Slurm array."),
+        typer.Option(
+            help="Where to run: local processes, tasks of a Ray cluster, or a Slurm array."
+        ),
     ] = PrepareEngine.LOCAL,
     workers: Annotated[
         int,
@@ -48,7 +53,7 @@ def prepare(
         str,
         typer.Option(
             metavar="PHASE.json:TASK/TASKS",
-            help="Do only one task's share of a phase: what engines start on other machines.",
+            help="Run only one task of a phase; engines start this on other machines.",
         ),
     ] = "",
     force: Annotated[bool, typer.Option(help="Replace another corpus in the folder.")] = False,
@@ -109,25 +114,25 @@ def trace(
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Find the source of a token, a document or a sample: file, record, byte offset, id."""
+    """Trace a token, document or sample to its source: file, record, byte offset, id."""
     from phalanx.data.prepare.output.trace import CorpusTrace
 
     with in_words(json):
         if path.endswith(".toml"):
-            found = _of_sample(Path(path), sample, overrides or [])
+            documents = _of_sample(Path(path), sample, overrides or [])
         elif sample is not None or (token is None) == (document is None):
             rule = "a corpus is asked for --token or for --document"
             raise DataError("path", path, rule, "give a JOB.toml for --sample")
         elif document is not None:
-            found = [CorpusTrace(Path(path)).document(document)]
+            documents = [CorpusTrace(Path(path)).document(document)]
         elif shard:
-            found = [CorpusTrace(Path(path)).of_shard(shard, token or 0)]
+            documents = [CorpusTrace(Path(path)).of_shard(shard, token or 0)]
         else:
-            found = CorpusTrace(Path(path)).of_tokens(token or 0)
+            documents = CorpusTrace(Path(path)).of_tokens(token or 0)
     if json:
-        print_json(found)
+        print_json(documents)
         return
-    for each in found:
+    for each in documents:
         name = f", id {each.id}" if each.id else ""
         print(
             f"document {each.document} (from token {each.token}): {each.file}, record"
@@ -172,29 +177,28 @@ def _engine(engine: PrepareEngine, workers: int, recipe: PrepareRecipe) -> UnitE
 
 @contextmanager
 def _engine_errors() -> Iterator[None]:
-    """What Ray or Slurm refuse is no mistake of the recipe: exit code 1."""
+    """What Ray, Slurm or the file system refuse is no mistake of the recipe: exit code 1."""
     from phalanx.control.backends.ray.submit import RayError
     from phalanx.control.backends.slurm.programs import SlurmError
 
-    with exit_on(RayError, SlurmError):
+    with exit_on(RayError, SlurmError, OSError):
         yield
 
 
 @contextmanager
 def _shown(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """One line a phase, renewed in place on a terminal."""
-    terminal = sys.stderr.isatty()
-    last = ("", 0)
+    """A bar a phase on a terminal, elsewhere a line when it is over."""
+    tasks: dict[str, TaskID] = {}
+    with bars(quiet) as view:
 
-    def report(phase: str, done: int, total: int) -> None:
-        nonlocal last
-        if quiet or not (terminal or done == total) or (phase, done) == last:
-            return
-        last = (phase, done)
-        end = "\n" if done == total or not terminal else "\r"
-        print(f"{phase}: {done:,} of {total:,} units", end=end, file=sys.stderr, flush=True)
+        def report(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = view.add_task(phase)
+            view.update(tasks[phase], completed=done, total=total)
+            if view.disable and not quiet and done == total:
+                print(f"{phase}: {done:,} of {total:,} units", file=sys.stderr, flush=True)
 
-    yield report
+        yield report
 
 
 def _print_report(report: PrepareReport, unchanged: bool) -> None:

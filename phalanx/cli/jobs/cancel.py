@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.completion import job_numbers
 from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.queue.job_orders import WholeArray, order_jobs
+from phalanx.cli.queue.job_orders import WholeArray, Why, order_jobs
 
 app = typer.Typer()
 
@@ -24,17 +25,24 @@ def _own_number(text: str) -> int:
 
 @app.command()
 def cancel(
-    jobs: Annotated[list[int], typer.Argument(metavar="JOB…", parser=_own_number, help="Numbers.")],
+    jobs: Annotated[
+        list[int],
+        typer.Argument(
+            metavar="JOB…", parser=_own_number, help="Numbers.", autocompletion=job_numbers
+        ),
+    ],
     array: WholeArray = False,
+    why: Why = "",
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """End jobs: a program gets SIGTERM and a grace, or ends at once when cancelled again."""
+    """Cancel jobs: a program gets SIGTERM and a grace period; a second cancel kills it at once."""
     order_jobs(
         "cancel",
         jobs,
         array=array,
+        why=why,
         server=server,
         state=state,
         json=json,

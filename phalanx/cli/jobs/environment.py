@@ -21,9 +21,9 @@ NOT_EXPORTED = re.compile(
 
 def variables(given: Sequence[str], files: Sequence[Path], exported: str = "") -> dict[str, str]:
     """What ``--export``, files and options say, the later the stronger; bare names: from here."""
-    found = _exported(exported)
+    environment = _exported(exported)
     for path in files:
-        found |= _of_file(path)
+        environment |= _of_file(path)
     for text in given:
         name, separator, value = text.partition("=")
         _check_name("--env", name, text)
@@ -32,8 +32,8 @@ def variables(given: Sequence[str], files: Sequence[Path], exported: str = "") -
                 rule = "is not set here, so there is no value to send"
                 raise ConfigError("--env", text, rule, f"--env {name}=VALUE")
             value = os.environ[name]
-        found[name] = _checked("--env", name, value)
-    return found
+        environment[name] = _checked("--env", name, value)
+    return environment
 
 
 def _exported(names: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _of_file(path: Path) -> dict[str, str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--env-file", str(path), f"cannot be read: {error}", "") from None
-    found: dict[str, str] = {}
+    variables_read: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#"):
@@ -70,8 +70,8 @@ def _of_file(path: Path) -> dict[str, str]:
             raise ConfigError(where, text, "is no NAME=VALUE", f"{name}=VALUE")
         if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
             value = value[1:-1]
-        found[name] = _checked(where, name, value)
-    return found
+        variables_read[name] = _checked(where, name, value)
+    return variables_read
 
 
 def _check_name(where: str, name: str, text: str) -> None:

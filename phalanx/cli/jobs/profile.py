@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from phalanx.cli.completion import job_numbers
 from phalanx.cli.job_file import load_named
 from phalanx.cli.options import Json, ServerUrl, Set, State, WorldSize
 from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json
@@ -48,14 +49,20 @@ Page = Annotated[Path | None, typer.Option("--html", help="Write the report here
 def run(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="A job file, profiled here; or a running job's number."),
+        typer.Argument(
+            metavar="JOB",
+            help="A job file, profiled here; or a running job's number.",
+            autocompletion=job_numbers,
+        ),
     ],
     overrides: Set = None,
     world_size: WorldSize = None,
     steps: Annotated[
         int, typer.Option(min=0, max=100, help="Steps to trace; 0: 2 of a file, 5 of a job.")
     ] = 0,
-    timed: Annotated[int, typer.Option(min=3, max=1000, help="Undisturbed steps before.")] = 8,
+    timed: Annotated[
+        int, typer.Option(min=3, max=1000, help="Steps timed without tracing, before the trace.")
+    ] = 8,
     ranks: Annotated[
         str, typer.Option(help="Of a running job, such as 0,8,16 (default: one a node).")
     ] = "",
@@ -69,10 +76,10 @@ def run(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Make a few steps of a job file here and say where they go, or trace a running job.
+    """Profile a few steps of a job file on this machine, or trace a running job.
 
-    Of a file: ranked advice with evidence, kept with the trace and an HTML report in a folder.
-    Of a running job: its next steps, merged on one clock for ui.perfetto.dev.
+    For a file: ranked advice with evidence, kept in a folder with the trace and an HTML report.
+    For a running job: a trace of its next steps on one clock, for ui.perfetto.dev.
     """
     if job.isdigit():
         from phalanx.cli.jobs.running_trace import trace_running
@@ -93,14 +100,14 @@ def _profile(job: Job, ranks: int, steps: int, timed: int, out: Path | None, jso
     from phalanx.observe.profile.profile import write_profile
     from phalanx.observe.profile.run import ProfileError, profile_job
     from phalanx.observe.profile.sections import sections
-    from phalanx.train.profile.recorder import ProfileRecorder
+    from phalanx.train.profile.recorder import ProfileRecorder, warm_steps
 
     folder = out or Path(f"profile-{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fail(f"{folder}: {error.strerror}")
-    recorder = ProfileRecorder(timed, steps)
+    recorder = ProfileRecorder(timed, steps, warm=warm_steps(job.data))
     with exit_on_config_error(json), exit_on(ProfileError):
         found = profile_job(job, ranks, folder, recorder, say=_progress)
     path, advice = write_profile(found, folder), advise(found)
@@ -115,7 +122,7 @@ def _profile(job: Job, ranks: int, steps: int, timed: int, out: Path | None, jso
 
 @app.command()
 def show(profile: Kept, html: Page = None, json: Json = False) -> None:
-    """Show a stored profile again, with advice of today's rules."""
+    """Show a stored profile, with advice by the current rules."""
     from phalanx.cli.results.run_source import write_out
     from phalanx.observe.profile.advise import advise
     from phalanx.observe.profile.pages import profile_page
@@ -133,7 +140,7 @@ def show(profile: Kept, html: Page = None, json: Json = False) -> None:
 
 @app.command()
 def compare(before: Kept, after: Kept, html: Page = None, json: Json = False) -> None:
-    """Say what changed between two stored profiles: of two commits, machines or days."""
+    """Compare two stored profiles: of two commits, machines or days."""
     from phalanx.cli.results.run_source import write_out
     from phalanx.observe.profile.compare import compare as compared
     from phalanx.observe.profile.pages import comparison_page

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from phalanx.cli.connection import connected, print_done
 from phalanx.cli.jobs.what_if import Gpus, Interval, Precision, Search, Spares, print_answer
 from phalanx.cli.options import JobNumber, Json, ServerUrl, Set, State
 from phalanx.cli.output import print_json
+from phalanx.cli.queue.job_orders import Why
 from phalanx.control.wire.api_types import Done
 from phalanx.plan.search.what_if import JobChange, WhatIf
 
@@ -26,14 +28,15 @@ def replan(
     precision: Precision = "",
     search: Search = False,
     apply: Annotated[bool, typer.Option("--apply", help="Carry it out.")] = False,
+    why: Why = "",
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Change the mapping of a job that runs, at a step boundary and without losing a step.
+    """Change the mapping of a running job at a step boundary, without losing a step.
 
-    Without --apply it only says what would become of the job. What has no place or does not fit
-    into memory is refused before anything stops.
+    Without --apply it only shows the estimate. A mapping that cannot be placed or does not fit into
+    memory is refused before anything stops.
     """
     change = JobChange(
         settings=tuple(overrides or ()),
@@ -50,5 +53,6 @@ def replan(
         elif not apply:
             print_json(answer)
         if apply:
-            done = client.post(f"/v1/jobs/{job}/replan", change, Done)
+            body = structs.asdict(change) | {"why": why}
+            done = client.post(f"/v1/jobs/{job}/replan", body, Done)
             print_done(f"job {job}", done, json)

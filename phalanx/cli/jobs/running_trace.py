@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import typer
 
 from phalanx.cli.connection import connected
 from phalanx.cli.output import exit_on, print_json
+from phalanx.cli.progress import working
 from phalanx.cli.results.run_source import write_out
 from phalanx.control.client.client import Client, ClientError
+from phalanx.control.wire.api_types import RefusalCode
 from phalanx.observe.tracker.traces import merge_traces, trace_of
 
 Trace = dict[str, Any]
@@ -36,7 +39,8 @@ def trace_running(
         body = {"steps": steps, "ranks": chosen}
         asked = client.post(f"/v1/jobs/{job}/profile", body, dict)
         with exit_on(ValueError):
-            traces = _wait(client, job, asked, seconds)
+            with working(f"wait for {steps} steps of {len(asked['ranks'])} ranks", json) as share:
+                traces = _wait(client, job, asked, seconds, share)
             skew = {int(rank): value for rank, value in asked["clock_skew_seconds"].items()}
             merged = merge_traces(traces, skew)
     path = out or Path(f"profile-{job}.json")
@@ -47,7 +51,13 @@ def trace_running(
         print(f"{path}: {len(traces)} ranks; open it at https://ui.perfetto.dev")
 
 
-def _wait(client: Client, job: int, asked: dict[str, Any], seconds: float) -> dict[int, Trace]:
+def _wait(
+    client: Client,
+    job: int,
+    asked: dict[str, Any],
+    seconds: float,
+    share: Callable[[float], None],
+) -> dict[int, Trace]:
     """The traces, once all of them are there."""
     deadline, traces = time.monotonic() + seconds, dict[int, Trace]()
     while True:
@@ -57,8 +67,9 @@ def _wait(client: Client, job: int, asked: dict[str, Any], seconds: float) -> di
             try:
                 pieces = client.stream(f"/v1/jobs/{job}/traces/{rank}", after_ns=asked["asked_ns"])
                 traces[rank] = trace_of(b"".join(pieces), f"rank {rank}")
+                share(len(traces) / len(asked["ranks"]))
             except ClientError as error:
-                if error.code not in ("no_such_trace", "not_running"):
+                if error.code not in (RefusalCode.NO_SUCH_TRACE, RefusalCode.NOT_RUNNING):
                     raise
         if len(traces) == len(asked["ranks"]):
             return traces

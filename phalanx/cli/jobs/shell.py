@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from phalanx.cli.completion import job_numbers
 from phalanx.cli.connection import REFUSED, connected
 from phalanx.cli.options import ServerUrl, State
 
@@ -28,9 +29,12 @@ PIECE_BYTES = 16 << 10
 
 @app.command()
 def shell(
-    job: Annotated[int, typer.Argument(help="Number of a job that runs.")],
+    job: Annotated[
+        int, typer.Argument(help="Number of a job that runs.", autocompletion=job_numbers)
+    ],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- PROGRAM…]", help="Instead of a shell.")
+        list[str] | None,
+        typer.Argument(metavar="[-- PROGRAM…]", help="Program to run instead of a shell."),
     ] = None,
     node: Annotated[str, typer.Option(help="One of its nodes (default: the first).")] = "",
     server: ServerUrl = "",
@@ -38,7 +42,7 @@ def shell(
 ) -> None:
     """Open a shell in a job's environment on a node: its folder, variables, GPUs and user.
 
-    It goes through the server, for the job's own team, and is written into the audit log.
+    The connection goes through the server, is open to the job's own team only and is audited.
     """
     with connected(server, False, state) as client:
         status = asyncio.run(_talk(client, job, node, tuple(command or ())))

@@ -10,7 +10,7 @@ import typer
 from phalanx.cli.connection import connected, stored_run
 from phalanx.cli.options import JobOrRun, Json, ServerUrl, State
 from phalanx.cli.output import print_json
-from phalanx.cli.tables import add_row, plain, print_table, span, table, when
+from phalanx.cli.tables import add_row, moment, plain, print_table, span, table, when
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.control.wire.api_types import JobDetail, JobOut, NodeList, NodeOut
 
@@ -33,19 +33,25 @@ class RankPlace(msgspec.Struct, frozen=True):
 @app.command()
 def show(
     job: JobOrRun,
-    ranks: Annotated[bool, typer.Option("--ranks", help="Which rank is on which node.")] = False,
+    ranks: Annotated[
+        bool, typer.Option("--ranks", help="Show which rank runs on which node.")
+    ] = False,
+    spec: Annotated[bool, typer.Option(help="Also show what was submitted.")] = True,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print only its job file, as it runs.")
+    ] = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Show a job: its state, where it runs, how far it is.
+    """Show a job: its state, its nodes, its progress.
 
-    Of an engine's run that has ended its folder is read, and no server is needed.
+    An engine's run that has ended is read from its folder; no server is needed.
     """
     if (stored := stored_run(job, json)) is not None:
         if ranks:
             raise typer.BadParameter("is known of jobs that run", param_hint="--ranks")
-        _show(stored.detail, json)
+        _job_file(stored.detail) if toml else _show(stored.detail, spec, json)
         return
     with connected(server, json, state) as client:
         detail = client.get(f"/v1/jobs/{job}", JobDetail)
@@ -53,15 +59,26 @@ def show(
             nodes = client.get("/v1/nodes", NodeList, limit=20_000).nodes
             _show_ranks(rank_places(detail, {node.name: node for node in nodes}), json)
             return
-    _show(detail, json)
+    _job_file(detail) if toml else _show(detail, spec, json)
 
 
-def _show(detail: JobDetail, json: bool) -> None:
+def _job_file(detail: JobDetail) -> None:
+    from phalanx.control.wire.payload import TrainingWork, decode_payload
+
+    work = decode_payload(msgspec.json.decode(bytes(detail.spec))["payload"])
+    if not isinstance(work, TrainingWork):
+        raise typer.BadParameter(f"job {detail.job.id} is a program: it has no job file")
+    print(work.toml, end="" if work.toml.endswith("\n") else "\n")
+
+
+def _show(detail: JobDetail, spec: bool, json: bool) -> None:
     if json:
         print_json(detail)
         return
     for name, text in _describe(detail).items():
         print(plain(f"{name + ':':<11}{text}"))
+    if not spec:
+        return
     print("submission:")
     print(msgspec.json.format(bytes(detail.spec), indent=2).decode())
 
@@ -80,7 +97,7 @@ def _describe(detail: JobDetail) -> dict[str, str]:
         **({"planned": detail.plan.summary()} if detail.plan and detail.plan.summary() else {}),
         **({"not planned": detail.plan.problem} if detail.plan and detail.plan.problem else {}),
         "expected": _expected(detail),
-        "times": f"submitted {when(job.submitted_ns)}, started {when(job.started_ns) or '-'}, "
+        "times": f"submitted {moment(job.submitted_ns)}, started {when(job.started_ns) or '-'}, "
         f"ended {when(job.ended_ns) or '-'}, ran {span(job.ran_seconds)}",
         "used": f"{detail.used_gpu_hours:.2f} GPU-hours",
         "nodes": ", ".join(job.nodes) or "none",

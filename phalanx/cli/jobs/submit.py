@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from msgspec import structs
 
-from phalanx.cli.connection import connected, exit_on_server_error
+from phalanx.cli.connection import connected, exit_on_server_error, send_confirmed
 from phalanx.cli.job_file import load_named, refuse_name
 from phalanx.cli.jobs.environment import variables
 from phalanx.cli.option_struct import takes_options
@@ -32,23 +32,22 @@ from phalanx.cli.options import (
 )
 from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.cli.queue.schedule_options import ScheduleOptions, describe_schedule
-from phalanx.cli.tables import plain
-from phalanx.cluster.jobs.job import SECOND_NS, JobState
+from phalanx.cli.tables import counted, plain
+from phalanx.cluster.jobs.job import JobState
 from phalanx.cluster.plan_record import PlanRecord
+from phalanx.cluster.units import SECOND_NS
 from phalanx.config import Backend, ConfigError, Job, program_backend
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.host.launchers import recognised
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.trust.secrets import secrets_note
 from phalanx.control.wire.api_types import (
-    NEEDS_CONFIRMATION,
     JobDetail,
     JobOut,
     JobsSubmitted,
-    Status,
     Submission,
 )
-from phalanx.control.wire.payload import Script, Train
+from phalanx.control.wire.payload import Script, TrainingWork
 from phalanx.hardware import count_cuda
 
 WAIT_SECONDS = 0.5  # between two looks at a job
@@ -69,16 +68,20 @@ class SubmitOptions(ScheduleOptions):
     overrides: Set = None
     world_size: WorldSize = None
     name: Annotated[str, typer.Option(help="Default: the job's, or the program's.")] = ""
-    team: Annotated[str, typer.Option(help="Whose job it is (default: the token's).")] = "default"
+    team: Annotated[
+        str, typer.Option(help="Team that the job belongs to (default: the token's).")
+    ] = "default"
     qos: Annotated[str, typer.Option(help="Class of service.")] = "normal"
-    priority: Annotated[int, typer.Option(help="Among the jobs of its class.")] = 0
+    priority: Annotated[int, typer.Option(help="Priority among jobs of the same class.")] = 0
     constraint: Annotated[str, typer.Option(help='Nodes it takes, e.g. "h100 & nvlink".')] = ""
     slot_gpus: Annotated[int, typer.Option(min=0, help="GPUs a node; 0: as nodes have.")] = 0
     slot_cpus: Annotated[int, typer.Option(min=1, help="CPUs on each node.")] = 1
     least: Annotated[int, typer.Option(min=0, help="Fewest replicas; 0: not elastic.")] = 0
     most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0
-    spares: Annotated[int, typer.Option(min=0, help="Nodes kept ready for it alone.")] = 0
-    retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3
+    spares: Annotated[int, typer.Option(min=0, help="Spare nodes kept ready for this job.")] = 0
+    retries: Annotated[
+        int, typer.Option(min=0, help="Restarts allowed after failures of the job's own.")
+    ] = 3
     first_step_minutes: FirstStepMinutes = 0.0
     hang_minutes: HangMinutes = 0.0
     idle_minutes: IdleMinutes = 0.0
@@ -87,38 +90,43 @@ class SubmitOptions(ScheduleOptions):
     ] = 0.0
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[=VALUE]", help="A variable for it; no value: as it is here."),
+        typer.Option(
+            metavar="NAME[=VALUE]",
+            help="Set a variable for the job; without a value: copy it from here.",
+        ),
     ] = None
     env_file: Annotated[
-        list[Path] | None, typer.Option(help="Variables for it, NAME=VALUE a line.")
+        list[Path] | None,
+        typer.Option(help="File of variables for the job, one NAME=VALUE per line."),
     ] = None
     export: Annotated[
-        str, typer.Option(metavar="ALL|NAME,…", help="Variables that it gets as they are here.")
+        str, typer.Option(metavar="ALL|NAME,…", help="Variables copied from this environment.")
     ] = ""
     workdir: Annotated[
         Path | None, typer.Option(help="Folder that it runs in (default: this one).")
     ] = None
-    preemptible: Annotated[bool, typer.Option(help="Others may take its nodes.")] = False
+    preemptible: Annotated[bool, typer.Option(help="Allow other jobs to preempt it.")] = False
     requeue: Annotated[
-        bool, typer.Option("--requeue", help="At its time limit it goes back into the queue.")
+        bool, typer.Option("--requeue", help="Queue it again when it reaches its time limit.")
     ] = False
     backend: Annotated[
         str, typer.Option(help="Engine that gives the nodes: slurm, ray, kubernetes.")
     ] = ""
     wait: Annotated[
-        bool, typer.Option("--wait", help="Return when it has ended; 0 only where it is done.")
+        bool,
+        typer.Option("--wait", help="Wait until it has ended; exit with 0 only if it succeeded."),
     ] = False
     timeout: Annotated[
         float, typer.Option(min=0, help="With --wait: seconds to wait at most; 0: for ever.")
     ] = 0.0
     yes: Annotated[
-        bool, typer.Option("--yes", help="Submit it whatever it is planned to cost.")
+        bool, typer.Option("--yes", help="Submit without asking, whatever the planned cost.")
     ] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be submitted; submit nothing.")
     ] = False
     policy: Annotated[
-        Path | None, typer.Option(help="TOML of the policy, for a controller in the job.")
+        Path | None, typer.Option(help="Policy file (TOML) for a controller inside the job.")
     ] = None
 
     def wanted(self) -> RequestedWork:
@@ -200,8 +208,9 @@ def _send(
 ) -> int:
     """Put the job into a server's queue; its number."""
     with connected(server, json, state) as client, exit_on_config_error(json):
-        made = submission(wanted, wanted.slot_gpus or _node_gpus(client))
-        done = _confirmed(client, structs.replace(made, confirmed=confirmed))
+        made = submission(wanted, wanted.slot_gpus or client.node_gpus())
+        made = structs.replace(made, confirmed=confirmed)
+        done = send_confirmed(made, lambda each: client.post("/v1/jobs", each, JobsSubmitted))
     if note := secrets_note(made.work.environment):
         print(plain(note), file=sys.stderr)
     if json and not quiet:
@@ -218,7 +227,7 @@ def describe_answer(made: Submission, done: JobsSubmitted) -> list[str]:
     which = f"job {number}" if array is None else f"jobs {number}-{number + array.count - 1}"
     each = " each" if array is not None else ""
     gpus = shape.gpus(shape.replicas)
-    lines = [f"{which} ({made.spec.name}): {gpus} GPUs{each}; {done.message}"]
+    lines = [f"{which} ({made.spec.name}): {counted(gpus, 'GPU')}{each}; {done.message}"]
     for plan in done.plans:
         lines += describe_plan(plan)
     if (cost := done.estimate) is not None:
@@ -227,24 +236,6 @@ def describe_answer(made: Submission, done: JobsSubmitted) -> list[str]:
     if done.start:
         lines.append(f"start: {done.start}")
     return [*lines, f"watch it: phalanx why {number}; phalanx logs -f {number}"]
-
-
-def _confirmed(client: Client, made: Submission) -> JobsSubmitted:
-    """The answer; where the policy wants it, the person here is asked first."""
-    try:
-        return client.post("/v1/jobs", made, JobsSubmitted)
-    except ClientError as error:
-        if error.code != NEEDS_CONFIRMATION:
-            raise
-        if not sys.stdin.isatty():
-            raise ClientError(
-                f"{error}; nobody is here to ask: give --yes", error.status, error.code
-            ) from None
-        print(plain(str(error)), file=sys.stderr)
-    if not typer.confirm("submit it?"):
-        print("nothing was submitted", file=sys.stderr)
-        raise typer.Exit(1)
-    return client.post("/v1/jobs", structs.replace(made, confirmed=True), JobsSubmitted)
 
 
 def describe_plan(plan: PlanRecord) -> list[str]:
@@ -289,13 +280,6 @@ def _look(client: Client, number: int) -> JobOut:
         time.sleep(WAIT_SECONDS)
 
 
-def _node_gpus(client: Client) -> int:
-    """GPUs of a node of the fleet, once its own nodes have joined."""
-    while (status := client.get("/v1/status", Status)).starting:
-        time.sleep(0.2)  # its nodes are about to join: what they have is not known yet
-    return status.node_gpus
-
-
 def _show_what_would_be_sent(
     wanted: RequestedWork, server: str, state: Path | None, json: bool
 ) -> None:
@@ -308,7 +292,7 @@ def _show_what_would_be_sent(
     if not node_gpus:
         with exit_on_server_error(json):
             try:
-                node_gpus = _node_gpus(Client(server, state))
+                node_gpus = Client(server, state).node_gpus()
                 source = "as the server's nodes have"
             except ClientError as error:
                 if named or error.status:
@@ -347,7 +331,7 @@ def describe_submission(made: Submission, wanted: RequestedWork, nodes: str) -> 
         lines["schedule"] = schedule
     if shape.least_replicas:
         lines["elastic"] = f"{shape.least_replicas} to {shape.most_replicas or shape.replicas}"
-    if isinstance(work, Train) and wanted.job is not None:
+    if isinstance(work, TrainingWork) and wanted.job is not None:
         every = wanted.job.checkpoint.every
         steps = f"{wanted.job.train.steps} steps, "
         steps += f"a checkpoint every {every}" if every else "no checkpoints"

@@ -21,7 +21,7 @@ Spares = Annotated[int, typer.Option(min=-1, help="Spare nodes; -1: as now.")]
 Precision = Annotated[
     Literal["", "float32", "float16", "bfloat16", "fp8"], typer.Option(help="Number format.")
 ]
-Search = Annotated[bool, typer.Option("--search", help="The best mapping there is.")]
+Search = Annotated[bool, typer.Option("--search", help="Search for the best mapping.")]
 
 
 @app.command()
@@ -37,7 +37,7 @@ def what_if(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Say what a change would make of a job: step, MFU, hours, dollars, goodput, beside now.
+    """Estimate what a change would do to a job: step, MFU, hours, dollars, goodput, now and then.
 
     The job's own steps calibrate the answer. Nothing is carried out: `phalanx replan` does that.
     """

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.completion import job_numbers
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import print_json
@@ -17,12 +18,17 @@ app = typer.Typer()
 
 @app.command()
 def why(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its number, or slurm:NUMBER.")],
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", help="Its number, or slurm:NUMBER.", autocompletion=job_numbers
+        ),
+    ],
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Say why a job is where it is and, while it waits, for what."""
+    """Explain a job's state: why it was placed where it is or, while queued, what it waits for."""
     if ":" in job:
         from phalanx.cli.jobs.engines import why_elsewhere
 

@@ -89,7 +89,7 @@ def accept(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Burn a node in: products, memory, collectives and disk together, watched for heat and errors.
+    """Burn a node in: GEMM, memory, collectives and disk at once, watching heat and errors.
 
     This machine, or with --node nodes of a cluster: they are drained before, and work again when
     they are accepted. Exit code 0: accepted, 1: not, or a certificate that was changed.

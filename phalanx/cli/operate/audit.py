@@ -12,13 +12,13 @@ from phalanx.cli.connection import REFUSED
 from phalanx.cli.options import Json, State
 from phalanx.cli.output import fail, print_json
 
-app = typer.Typer(help="Read the audit log of a server here, or prove that it is whole.")
+app = typer.Typer(help="Show the audit log of a server on this machine, or verify its integrity.")
 
 
 @app.callback(invoke_without_command=True)
 def audit(
     ctx: typer.Context,
-    last: Annotated[int, typer.Option(min=1, help="So many lines from the end.")] = 50,
+    last: Annotated[int, typer.Option(min=1, help="Number of lines from the end.")] = 50,
     name: Annotated[str, typer.Option(help="Only of this token's name.")] = "",
     state: State = None,
     json: Json = False,
@@ -36,6 +36,9 @@ def audit(
         newest = list(deque(kept, maxlen=last))
     except OSError as error:
         fail(f"the audit log cannot be read: {error}", REFUSED)
+    if not newest and not name:
+        where = state or default_state()
+        fail(f"{where} has no audit log: name a server's state folder with --state", REFUSED)
     if json:
         print_json(msgspec.to_builtins(newest))
         return
@@ -49,12 +52,12 @@ def audit(
 @app.command()
 def verify(
     head: Annotated[
-        str, typer.Option(help="A hash noted elsewhere, of a line that must be there.")
+        str, typer.Option(help="Hash of a line, recorded elsewhere, that must still be in the log.")
     ] = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Prove that no line was changed, left out or cut off; ends with 1 and the first that was."""
+    """Verify that no line was changed, removed or cut off; exit with 1 and the first that was."""
     import msgspec
 
     from phalanx.control.client.client import default_state

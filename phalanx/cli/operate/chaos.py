@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import structs
 
+from phalanx.cli.completion import job_numbers
 from phalanx.cli.connection import connected
 from phalanx.cli.job_file import load
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json, ServerUrl, Set, State, WorldSize
 from phalanx.cli.output import exit_on, exit_on_config_error, print_json
+from phalanx.cli.tables import counted
 
 if TYPE_CHECKING:
     from phalanx.config import Job
@@ -40,18 +42,27 @@ class ChaosOptions:
 
     what: Annotated[
         str,
-        typer.Argument(metavar="JOB.toml|JOB", help="A job file, or the number of a running job."),
+        typer.Argument(
+            metavar="JOB.toml|JOB",
+            help="A job file, or the number of a running job.",
+            autocompletion=job_numbers,
+        ),
     ]
     plan: Annotated[
-        str, typer.Option(metavar="FILE|random", help="What is done, or drawn from the seed.")
+        str,
+        typer.Option(
+            metavar="FILE|random",
+            help="File of faults to inject, or `random` (drawn from the seed).",
+        ),
     ] = "random"
-    seed: Annotated[int, typer.Option(min=0, help="Of a random plan.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of a random plan.")] = 0
     count: Annotated[
         int, typer.Option(min=1, help="Random plans in a row, with seeds from there on.")
     ] = 1
-    spares: Annotated[int, typer.Option(min=0, help="Nodes that stand by.")] = 1
+    spares: Annotated[int, typer.Option(min=0, help="Number of spare nodes.")] = 1
     namespaces: Annotated[
-        bool, typer.Option("--namespaces", help="A network of its own for each node (root).")
+        bool,
+        typer.Option("--namespaces", help="Give each node its own network namespace (needs root)."),
     ] = False
     keep: Annotated[Path | None, typer.Option(help="Keep logs and runs in this folder.")] = None
     overrides: Set = None
@@ -118,7 +129,7 @@ def _try_on_own_cluster(options: ChaosOptions, json: bool) -> None:
         cluster = ChaosCluster(root, job, ranks, spares=spares, plans=plans, namespaces=namespaces)
         say(f"== {Path(options.what).name} in peace, on {ranks} ranks")
         with cluster:
-            say(f"== and on {ranks} nodes with {spares} spare, under {len(plans)} plans")
+            say(f"== and on {ranks} nodes with {spares} spare, under {counted(len(plans), 'plan')}")
             outcomes = play_all(cluster, plans, say)
     if json:
         print_json(verdict(outcomes, cluster.leaks))

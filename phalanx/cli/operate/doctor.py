@@ -21,20 +21,25 @@ if TYPE_CHECKING:
     from phalanx.doctor import NodeReport
     from phalanx.doctor.examine import Request
 
-app = typer.Typer(no_args_is_help=True, help="Check nodes and what joins them, with evidence.")
+app = typer.Typer(
+    no_args_is_help=True, help="Check nodes and the network between them, with evidence."
+)
 app.command()(fabric)
 app.command()(accept)
 app.command()(drift)
 
 UNFIT = 1  # exit code
 
-Script = Annotated[Path, typer.Argument(metavar="FIX.sh", help="A script of --fix-script.")]
+Script = Annotated[
+    Path,
+    typer.Argument(metavar="FIX.sh", help="Script made by `phalanx doctor node --fix-script`."),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @app.callback()
 def group() -> None:
-    """Check nodes and what joins them, with evidence."""
+    """Check nodes and the network between them, with evidence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +50,7 @@ class NodeCommand:
         bool, typer.Option("--quick", help="What an agent checks when it joins: a second.")
     ] = False
     deep: Annotated[
-        bool, typer.Option("--deep", help="Measure too: products, memory, collectives, storage.")
+        bool, typer.Option("--deep", help="Also measure GEMM, memory, collectives and storage.")
     ] = False
     only: Annotated[
         list[str] | None,
@@ -64,9 +69,10 @@ class NodeCommand:
         typer.Option(help="Where a job would work, on the disk to test (default: here)."),
     ] = None
     mount: Annotated[
-        list[Path] | None, typer.Option("--mount", help="A folder that must answer (repeatable).")
+        list[Path] | None,
+        typer.Option("--mount", help="Mount point that must respond (repeatable)."),
     ] = None
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs that must be there.")] = 0
+    gpus: Annotated[int, typer.Option(min=0, help="Number of GPUs that must be present.")] = 0
     need: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,9 +81,9 @@ class NodeCommand:
         ),
     ] = None
     data: Annotated[
-        Path | None, typer.Option(help="A folder of data, looked through for small files.")
+        Path | None, typer.Option(help="Data folder to check for many small files.")
     ] = None
-    store: Annotated[str, typer.Option(help="An object store (s3://…) that must answer.")] = ""
+    store: Annotated[str, typer.Option(help="Object store (s3://…) that must respond.")] = ""
     hardware: Annotated[
         Path | None, typer.Option(help="Folder of recorded evidence, read instead of this machine.")
     ] = None
@@ -85,7 +91,7 @@ class NodeCommand:
         Path | None, typer.Option(help="Folder to record the evidence of settings into.")
     ] = None
     inject: Annotated[
-        list[str] | None, typer.Option(help="Let this check fail, to see what happens then.")
+        list[str] | None, typer.Option(help="Make this check fail, to test the reaction.")
     ] = None
 
 
@@ -95,11 +101,13 @@ def node(
     command: NodeCommand,
     fix_script: Annotated[
         bool,
-        typer.Option("--fix-script", help="Print a script that mends what it can; change nothing."),
+        typer.Option(
+            "--fix-script", help="Print a script that fixes what can be fixed; change nothing."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check this node: settings of OS, GPUs, network and storage; with --deep what it can do.
+    """Check this node's OS, GPU, network and storage settings; with --deep also measure it.
 
     Nothing is changed. Exit code 0: fit for work (warnings included), 1: something failed.
     """
@@ -177,13 +185,13 @@ def _request(command: NodeCommand, environment: dict[str, str]) -> Request:
 
 @app.command()
 def apply(script: Script, yes: Yes = False) -> None:
-    """Run a script of --fix-script, after asking. `phalanx doctor undo` takes it back."""
+    """Run a script made by --fix-script, after asking; `phalanx doctor undo` reverts it."""
     _run(script, "apply", yes=yes)
 
 
 @app.command()
 def undo(script: Script, yes: Yes = False) -> None:
-    """Put back what was set before a script of --fix-script ran, after asking."""
+    """Restore the settings from before a --fix-script script ran, after asking."""
     _run(script, "undo", yes=yes)
 
 

@@ -33,10 +33,16 @@ class FabricCommand:
         ),
     ] = "auto"
     pair_mib: Annotated[
-        int, typer.Option(min=0, max=8192, help="Sent by each of a pair; 0: by the devices.")
+        int,
+        typer.Option(
+            min=0, max=8192, help="Message size between pairs, in MiB; 0: chosen by device."
+        ),
     ] = 0
     slower: Annotated[
-        float, typer.Option(min=1, max=90, help="Percent that a bad part lacks, at least.")
+        float,
+        typer.Option(
+            min=1, max=90, help="Report what is slower than expected by at least this many percent."
+        ),
     ] = 10.0
     collective: Annotated[
         list[str] | None,
@@ -49,9 +55,9 @@ class FabricCommand:
         ),
     ] = 0
     card: Annotated[
-        str, typer.Option(help="Card of the catalogue whose rate to expect, e.g. ndr.")
+        str, typer.Option(help="Network card in the catalogue whose rate to expect, e.g. ndr.")
     ] = ""
-    team: Annotated[str, typer.Option(help="Whose job it is.")] = "default"
+    team: Annotated[str, typer.Option(help="Team that the job belongs to.")] = "default"
     python: Annotated[str, typer.Option(help="Python on the nodes (default: as here).")] = ""
     minutes: Annotated[float, typer.Option(min=0.1, help="Time limit of the job.")] = 60.0
 
@@ -106,7 +112,7 @@ def fabric(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Measure pairs and collectives among nodes of a cluster, and name the part that is slow.
+    """Measure pairs and collectives between nodes of a cluster, and name what is slow.
 
     Runs a job on whole nodes. Exit code 0: nothing is slow, 1: something is, or it did not run.
     """

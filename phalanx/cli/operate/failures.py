@@ -15,7 +15,7 @@ app = typer.Typer()
 
 @app.command()
 def failures(server: ServerUrl = "", state: State = None, json: Json = False) -> None:
-    """Say how often nodes fail here, by kind: what intervals between checkpoints follow."""
+    """Show this cluster's failure rates by cause; checkpoint intervals follow from them."""
     with connected(server, json, state) as client:
         listed = client.get("/v1/failure-rates", FailureRates)
     if json:

@@ -19,14 +19,16 @@ app = typer.Typer()
 @app.command()
 def quota(
     team: Annotated[str, typer.Argument(help="Team whose quota is set.")] = "",
-    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs that it owns.")] = None,
-    ceiling: Annotated[int, typer.Option(min=0, help="Most it may use; 0: no limit.")] = 0,
-    weight: Annotated[int, typer.Option(min=1, help="Of its fair share.")] = 1,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs in its quota.")] = None,
+    ceiling: Annotated[
+        int, typer.Option(min=0, help="Limit including borrowed GPUs; 0: no limit.")
+    ] = 0,
+    weight: Annotated[int, typer.Option(min=1, help="Weight in fair-share scheduling.")] = 1,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Show what teams own and use, or set it (TEAM --gpus N)."""
+    """Show teams' GPU quotas and use, or set a quota (TEAM --gpus N)."""
     if bool(team) != (gpus is not None):
         raise typer.BadParameter("give a team and --gpus to set a quota, or neither to list them")
     with connected(server, json, state) as client:

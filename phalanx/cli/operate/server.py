@@ -9,12 +9,13 @@ import typer
 from phalanx.cli.connection import REFUSED
 from phalanx.cli.options import Json, State
 from phalanx.cli.output import exit_on, print_json
+from phalanx.cli.progress import working
 
 if TYPE_CHECKING:
     from phalanx.control.server.store.check import ExaminedLog
     from phalanx.control.server.store.takeover import SqlStore
 
-app = typer.Typer(no_args_is_help=True, help="Look after the log of a server that is stopped.")
+app = typer.Typer(no_args_is_help=True, help="Maintain a stopped server's event log.")
 
 
 @app.callback()
@@ -26,20 +27,20 @@ def server() -> None:
 def repair(
     truncate_after: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Give up everything behind event N."),
+        typer.Option(min=0, metavar="N", help="Discard every event after event N."),
     ] = None,
     set_aside: Annotated[
         list[int] | None,
-        typer.Option(min=1, metavar="N", help="Give up damaged event N alone (repeatable)."),
+        typer.Option(min=1, metavar="N", help="Discard only damaged event N (repeatable)."),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do it; without, only what would be lost is shown.")
+        bool, typer.Option("--yes", help="Carry it out; without it, only show what would be lost.")
     ] = False,
     store: Annotated[str, typer.Option(help="postgresql://… as `up` has it.")] = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Check the log of a stopped server; give up damaged parts of it on purpose.
+    """Check a stopped server's event log, or deliberately discard its damaged parts.
 
     Without options nothing is changed. Ends with 1 where the log is (still) damaged.
     """
@@ -54,7 +55,8 @@ def repair(
         log = open_store(store, folder)
         assert isinstance(log, SqlStore)
         try:
-            examined = log.examined()
+            with working("check the log", json):
+                examined = log.examined()
             if examined.findings and not log.stored_format():
                 raise StoreError(
                     f"{examined.findings[0]}, and nothing is left that could be repaired: restore "

@@ -15,7 +15,7 @@ from phalanx.cli.tables import add_row, print_table, table, when
 from phalanx.control.trust.secret_file import write_secret
 from phalanx.control.wire.api_types import NewToken, TokenIn, TokenList, Whoami
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke access tokens.")
 
 
 class RoleName(StrEnum):
@@ -29,7 +29,7 @@ class RoleName(StrEnum):
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Of the person or program that will have it.")],
+    name: Annotated[str, typer.Argument(help="Name of the person or program that will use it.")],
     role: Annotated[RoleName, typer.Option(help="agent: a token that agents join with.")],
     out: Annotated[
         Path | None, typer.Option(help="Write it to this file, readable by you alone.")
@@ -39,15 +39,18 @@ def create(
     uses: Annotated[
         int, typer.Option(min=0, help="agent: nodes that may join with it; 0: any number.")
     ] = 0,
-    network: Annotated[str, typer.Option(help="agent: they join from here, as 10.0.0.0/8.")] = "",
+    network: Annotated[
+        str, typer.Option(help="agent: network that nodes may join from, e.g. 10.0.0.0/8.")
+    ] = "",
     approves: Annotated[
-        bool, typer.Option(help="agent: they are let in at once, or by `phalanx nodes approve`.")
+        bool,
+        typer.Option(help="agent: admit nodes at once, or only after `phalanx nodes approve`."),
     ] = True,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Make a token; it is shown this once."""
+    """Create a token; it is shown only once."""
     with connected(server, json, state) as client:
         body = TokenIn(
             name=name,
@@ -75,7 +78,7 @@ def create(
 
 @app.command("list")
 def list_tokens(server: ServerUrl = "", state: State = None, json: Json = False) -> None:
-    """List tokens (never what they are)."""
+    """List tokens (without their secrets)."""
     with connected(server, json, state) as client:
         listed = client.get("/v1/tokens", TokenList)
     if json:
@@ -96,7 +99,7 @@ def revoke(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Make a token worthless."""
+    """Revoke a token."""
     with connected(server, json, state) as client:
         done = client.delete(f"/v1/tokens/{token}", Whoami)
     if json:

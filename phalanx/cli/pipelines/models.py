@@ -13,6 +13,7 @@ import typer
 
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on, print_json
+from phalanx.cli.progress import working
 from phalanx.cli.tables import add_row, plain, print_table, table
 from phalanx.pipelines.registry.models import (
     ModelLineage,
@@ -75,7 +76,7 @@ def show(
     registry: RegistryFolder = DEFAULT,
     json: Json = False,
 ) -> None:
-    """Show a version: checkpoint, scores, lineage, and who moved it where."""
+    """Show a version: checkpoint, scores, lineage and history of stages."""
     with _registry(registry) as models:
         model = models.get(name, version)
     if json:
@@ -107,16 +108,16 @@ def register(
         Path | None, typer.Option(exists=True, help='JSON: {"scores": {metric: number}}.')
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(exists=True, help="Its Hugging Face folder.")
+        Path | None, typer.Option(exists=True, help="Hugging Face folder of this version.")
     ] = None,
     manifest: Annotated[
-        Path | None, typer.Option(exists=True, help="Of the pipeline's run that made it.")
+        Path | None, typer.Option(exists=True, help="Manifest of the pipeline run that made it.")
     ] = None,
     registry: RegistryFolder = DEFAULT,
     json: Json = False,
 ) -> None:
     """Register a checkpoint as the next version of a model, a candidate."""
-    with _registry(registry) as models:
+    with _registry(registry) as models, working("read the checkpoint", json):
         model = ModelVersion(
             name=name,
             version=0,
@@ -136,16 +137,16 @@ def register(
 def promote(
     name: ModelName,
     version: VersionNumber = 0,
-    stage: Annotated[StageName, typer.Option(help="Where it goes.")] = StageName.released,
+    stage: Annotated[StageName, typer.Option(help="Stage to move it to.")] = StageName.released,
     gate: Annotated[
         list[str] | None,
         typer.Option(help='Must hold, e.g. "loss <= released + 0.5 %" (repeatable).'),
     ] = None,
-    webhook: Annotated[str, typer.Option(metavar="URL", help="Is told of it.")] = "",
+    webhook: Annotated[str, typer.Option(metavar="URL", help="Address to notify.")] = "",
     registry: RegistryFolder = DEFAULT,
     json: Json = False,
 ) -> None:
-    """Move a version to a stage; a released one takes the place of the one before."""
+    """Move a version to a stage; releasing one archives the version released before."""
     from phalanx.control.server.webhooks import bad_address, post
 
     if webhook and (wrong := bad_address(webhook)):
@@ -189,7 +190,8 @@ def export(
         if model.export:
             draft = folder.with_name(f"{folder.name}.tmp")
             shutil.rmtree(draft, ignore_errors=True)
-            shutil.copytree(model.export, draft)
+            with working(f"copy {name}", json):
+                shutil.copytree(model.export, draft)
             draft.rename(folder)
     if not model.export:
         from phalanx.cli.checkpoints.convert import export_hf

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
+from msgspec import structs
 
-from phalanx.cli.connection import exit_on_server_error
+from phalanx.cli.connection import exit_on_server_error, send_confirmed
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json
 from phalanx.cli.pipelines.pipeline_tables import (
@@ -25,11 +27,14 @@ from phalanx.cli.pipelines.pipeline_tables import (
     print_run,
     run_view,
 )
-from phalanx.pipelines.machine import TaskProgress
+from phalanx.cluster.pipelines.machine import TaskProgress
+from phalanx.config import ConfigError
+from phalanx.control.backends.ray.submit import RayError
+from phalanx.control.backends.slurm.programs import SlurmError
+from phalanx.pipelines.cluster.session import served_pipeline
+from phalanx.pipelines.engines.choice import LOCAL, executor
 from phalanx.pipelines.picture import graph_svg
 from phalanx.pipelines.registry.models import RegistryError
-from phalanx.pipelines.run.attempts import Executor
-from phalanx.pipelines.run.processes import LocalExecutor
 from phalanx.pipelines.run.record import RecordError
 from phalanx.pipelines.run.session import Changed, RunEnd, open_pipeline, recorded_pipeline
 from phalanx.pipelines.run.validation import validation_scores
@@ -46,11 +51,26 @@ PipelinePath = Annotated[
     Path, typer.Argument(metavar="PIPELINE.toml", help="File that describes the pipeline.")
 ]
 Parallel = Annotated[
-    int, typer.Option(min=0, help="Steps that run at a time; 0: as the file says.")
+    int, typer.Option(min=0, help="Most steps running at a time; 0: as in the file.")
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Also while only a person's answer is missing.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Keep waiting while a step needs a person's answer.")
+]
 ServerOption = Annotated[
-    str, typer.Option("--server", metavar="URL", help="Run steps as jobs of this server.")
+    str,
+    typer.Option(
+        "--server", metavar="URL", help="Server that runs the pipeline, its steps as jobs."
+    ),
+]
+Detach = Annotated[bool, typer.Option("--detach", help="On a server: do not watch the run.")]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="On a server: do not ask, even above the cost limit.")
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine", metavar="local|slurm|ray", help="Engine that runs the steps' processes."
+    ),
 ]
 Number = Annotated[int, typer.Option("--run", min=0, help="Number of the run; 0: the last.")]
 
@@ -61,7 +81,7 @@ def _reported(json: bool) -> Iterator[None]:
     with (
         exit_on_config_error(json),
         exit_on_server_error(json),
-        exit_on(WorkspaceError, RecordError, RegistryError, OSError),
+        exit_on(WorkspaceError, RecordError, RegistryError, SlurmError, RayError, OSError),
     ):
         yield
 
@@ -77,62 +97,84 @@ def plan(path: PipelinePath, json: Json = False) -> None:
         print_plan(machine)
 
 
+def _driven(begin: bool) -> Callable[..., None]:
+    """The command that begins a run, or goes on with one: both take the same."""
+
+    def command(
+        path: PipelinePath,
+        parallel: Parallel = 0,
+        wait: Wait = False,
+        server: ServerOption = "",
+        detach: Detach = False,
+        yes: Yes = False,
+        engine: EngineOption = LOCAL,
+        json: Json = False,
+    ) -> None:
+        with _reported(json):
+            if server and engine != LOCAL:
+                rule = "is for runs that this process drives: a server's steps are its jobs"
+                raise ConfigError("--engine", engine, rule, "leave one of both out")
+            if server:
+                end = _on_server(path, server, parallel, wait, _Asked(begin, detach, yes), json)
+            else:
+                with _stopped_by_signals():
+                    session = open_pipeline(path) if begin else recorded_pipeline(path)
+                    drive = session.run if begin else session.resume
+                    end = drive(executor(engine, session.file), _shown(json), parallel, wait)
+        if end is not None:
+            _report_end(end, path, server, json)
+
+    return command
+
+
+app.command("run", help="Start a run: every step whose inputs changed, in order.")(_driven(True))
+app.command("resume", help="Continue the last run after a crash, a stop or an answer.")(
+    _driven(False)
+)
+
+
 @app.command()
-def run(
-    path: PipelinePath,
-    parallel: Parallel = 0,
-    wait: Wait = False,
-    server: ServerOption = "",
-    json: Json = False,
+def show(
+    path: PipelinePath, number: Number = 0, server: ServerOption = "", json: Json = False
 ) -> None:
-    """Begin a run: every step whose inputs changed, in order."""
-    with _reported(json), _stopped_by_signals():
-        session = open_pipeline(path)
-        end = session.run(_executor(server), _shown(json), parallel, wait)
-    _report_end(end, path, json)
-
-
-@app.command()
-def resume(
-    path: PipelinePath,
-    parallel: Parallel = 0,
-    wait: Wait = False,
-    server: ServerOption = "",
-    json: Json = False,
-) -> None:
-    """Go on with the last run, after a crash, a stop or an answer."""
-    with _reported(json), _stopped_by_signals():
-        session = recorded_pipeline(path)
-        end = session.resume(_executor(server), _shown(json), parallel, wait)
-    _report_end(end, path, json)
-
-
-@app.command()
-def show(path: PipelinePath, number: Number = 0, json: Json = False) -> None:
     """Show the last run: each step's state, time and reason, and what it made."""
+    cost: dict[str, float] = {}
     with _reported(json):
-        session = recorded_pipeline(path, number)
-        shown = session.last_run(number)
+        if server:
+            served = served_pipeline(path, server)
+            session, shown = served.session, served.show(number)
+            short = served.summary(shown.number)
+            cost = {"gpu_hours": short.gpu_hours, "dollars": short.dollars}
+        else:
+            session = recorded_pipeline(path, number)
+            shown = session.last_run(number)
     if json:
-        print_json({"run": shown.number, "began": shown.began, **run_view(shown.machine)})
-    else:
-        print_run(shown, session.workspace)
+        view = run_view(shown.machine)
+        print_json({"run": shown.number, "began": shown.began_ns / 1e9, **view, **cost})
+        return
+    print_run(shown, session.workspace)
+    if cost:
+        print(f"cost: {cost['gpu_hours']:.3g} GPU-hours, {cost['dollars']:,.2f} dollars")
 
 
 @app.command()
 def graph(
     path: PipelinePath,
-    dot: Annotated[bool, typer.Option("--dot", help="As Graphviz reads it.")] = False,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="As Markdown shows it.")] = False,
+    dot: Annotated[bool, typer.Option("--dot", help="Print Graphviz source.")] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print Mermaid source.")] = False,
     svg: Annotated[
-        Path | None, typer.Option(help="Picture to write: the last run, its states and times.")
+        Path | None, typer.Option(help="Write a picture of the last run with states and times.")
     ] = None,
+    server: ServerOption = "",
     json: Json = False,
 ) -> None:
     """Show which step waits for which."""
+    if server and svg is None:
+        raise typer.BadParameter("is for --svg, which shows a run", param_hint="--server")
     if svg is not None:
         with _reported(json):
-            run = recorded_pipeline(path).last_run()
+            served = served_pipeline(path, server) if server else None
+            run = served.show() if served is not None else recorded_pipeline(path).last_run()
             svg.write_text(graph_svg(run.machine), encoding="utf-8")
         print_json({"picture": str(svg)}) if json else print(f"{svg}: run {run.number}")
         return
@@ -147,10 +189,16 @@ def graph(
 
 
 @app.command()
-def cancel(path: PipelinePath, json: Json = False) -> None:
-    """End the last run; what is done stays done."""
+def cancel(
+    path: PipelinePath,
+    why: Annotated[str, typer.Option(help="Reason shown to others.")] = "",
+    server: ServerOption = "",
+    json: Json = False,
+) -> None:
+    """Cancel the last run; completed steps stay completed."""
     with _reported(json):
-        text = recorded_pipeline(path).cancel()
+        session = served_pipeline(path, server) if server else recorded_pipeline(path)
+        text = session.cancel(why)
     print_json({"message": text}) if json else print(text)
 
 
@@ -169,13 +217,32 @@ def scores(
         print(f"{out}: {made.scores} after step {made.step}")
 
 
-def _executor(server: str) -> Executor:
-    if not server:
-        return LocalExecutor()
-    from phalanx.control.client.client import Client
-    from phalanx.pipelines.run.server_jobs import ServerExecutor
+class _Asked(NamedTuple):
+    """What somebody wants of a run on a server."""
 
-    return ServerExecutor(Client(server))
+    begin: bool
+    detach: bool
+    yes: bool
+
+
+def _on_server(
+    path: Path, server: str, parallel: int, wait: bool, asked: _Asked, json: bool
+) -> RunEnd | None:
+    """A run that a server drives; None: it is left to itself."""
+    served = served_pipeline(path, server, begin=asked.begin)
+    if asked.begin:
+        request = structs.replace(served.request(parallel), confirmed=asked.yes)
+        number = send_confirmed(request, served.begin).pipeline
+    else:
+        number = served.newest()
+    left = f"run {number} goes on by itself: phalanx pipeline show {shlex.quote(str(path))}"
+    if asked.detach:
+        print_json({"run": number}) if json else print(f"{left} --server {server}")
+        return None
+    try:
+        return served.follow(number, _shown(json), wait, past=asked.begin)
+    except KeyboardInterrupt:
+        fail(f"{left} --server {server}", STOPPED)
 
 
 def _shown(json: bool) -> Changed:
@@ -185,11 +252,11 @@ def _shown(json: bool) -> Changed:
     return silent if json else print_change
 
 
-def _report_end(end: RunEnd, path: Path, json: bool) -> None:
+def _report_end(end: RunEnd, path: Path, server: str, json: bool) -> None:
     if json:
         print_json({"run": end.number, **run_view(end.machine)})
     else:
-        print_end(end, path)
+        print_end(end, path, server)
     if end.state != "done":
         raise typer.Exit(ASKS if end.state == "asking" else 1)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.cli.tables import add_row, plain, print_table, span, table
-from phalanx.pipelines.events import GOOD, TaskState
-from phalanx.pipelines.graph import Task
-from phalanx.pipelines.machine import PipelineMachine, TaskProgress
+from phalanx.cluster.pipelines.events import GOOD, TaskState
+from phalanx.cluster.pipelines.graph import Task
+from phalanx.cluster.pipelines.machine import PipelineMachine, TaskProgress
+from phalanx.cluster.units import HOUR_NS, SECOND_NS
 from phalanx.pipelines.run.session import PipelineRun, RunEnd
 from phalanx.pipelines.run.workspace import Workspace
 
@@ -26,15 +27,15 @@ def run_view(machine: PipelineMachine) -> dict[str, Any]:
     return {
         "pipeline": machine.pipeline.name,
         "state": machine.state,
-        "seconds": round(machine.spent_seconds, 3),
-        "gpu_seconds": round(machine.spent_gpu_seconds, 3),
+        "seconds": round(machine.spent_ns / SECOND_NS, 3),
+        "gpu_seconds": round(machine.spent_gpu_ns / SECOND_NS, 3),
         "tasks": {
             name: {
                 "state": each.state,
                 "reason": each.reason,
                 "key": each.key,
                 "attempts": each.attempts,
-                "seconds": round(each.seconds, 3),
+                "seconds": round(each.took_ns / SECOND_NS, 3),
                 "outputs": each.result.outputs,
                 "scores": each.result.scores,
             }
@@ -68,8 +69,8 @@ def print_change(progress: TaskProgress) -> None:
     text = f"{time.strftime('%H:%M:%S')}  {name}: {state}"
     if state is TaskState.RUNNING and progress.attempts > 1:
         text += f", attempt {progress.attempts}"
-    if state is TaskState.DONE and progress.seconds:
-        text += f" in {span(progress.seconds)}"
+    if state is TaskState.DONE and progress.took_ns:
+        text += f" in {span(progress.took_ns / SECOND_NS)}"
     if state is TaskState.ASKING:
         text += f": {progress.task.step.question}"
     if progress.result.scores:
@@ -80,8 +81,8 @@ def print_change(progress: TaskProgress) -> None:
     print(plain(text), flush=True)
 
 
-def print_end(end: RunEnd, path: Path) -> None:
-    """The last lines of a run, and what to do next."""
+def print_end(end: RunEnd, path: Path, server: str) -> None:
+    """The last lines of a run, and what to do next; ``server``: whose run it is, "": our own."""
     states = [each.state for each in end.machine.tasks.values()]
     counts = ", ".join(
         f"{states.count(state)} {state}" for state in TaskState if states.count(state)
@@ -89,7 +90,7 @@ def print_end(end: RunEnd, path: Path) -> None:
     print(f"run {end.number} is {end.state}: {counts}; {_used(end.machine)}")
     if end.manifest is not None:
         print(f"manifest: {end.manifest}")
-    where = shlex.quote(str(path))
+    where = shlex.quote(str(path)) + (f" --server {server}" if server else "")
     for each in end.machine.tasks.values():
         if each.state is TaskState.ASKING:
             name = shlex.quote(each.task.name)
@@ -105,7 +106,7 @@ def print_run(run: PipelineRun, workspace: Workspace) -> None:
     made = table("TASK", "STATE", "TRIES", "TIME", "SCORES", "WHY")
     for name, each in machine.tasks.items():
         scores = ", ".join(f"{key} {value:.6g}" for key, value in each.result.scores.items())
-        took = span(each.seconds) if each.attempts and each.state in GOOD else ""
+        took = span(each.took_ns / SECOND_NS) if each.attempts and each.state in GOOD else ""
         add_row(made, name, each.state, each.attempts or "", took, scores, each.reason)
     print_table(made)
     print(f"used: {_used(machine)}")
@@ -116,8 +117,8 @@ def print_run(run: PipelineRun, workspace: Workspace) -> None:
 
 def _used(machine: PipelineMachine) -> str:
     """Time of all attempts that have ended."""
-    text = f"{span(machine.spent_seconds)} of steps"
-    hours = machine.spent_gpu_seconds / 3600
+    text = f"{span(machine.spent_ns / SECOND_NS)} of steps"
+    hours = machine.spent_gpu_ns / HOUR_NS
     return f"{text}, {hours:.3g} GPU-hours" if hours else text
 
 

@@ -13,6 +13,7 @@ from phalanx.cli.connection import connected
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.cli.plan.request_options import takes_request
+from phalanx.cli.progress import working
 from phalanx.config import ConfigError
 from phalanx.control.wire.api_types import FailureRates
 from phalanx.hardware import cluster
@@ -50,7 +51,8 @@ def plan(
         request = _completed(request, json)
         if plot is not None:
             check_path(plot)
-        proposal = propose(understand(request))
+        with working("search mappings", json):
+            proposal = propose(understand(request))
         if emit is not None:
             _write(emit, emitted(proposal, "phalanx " + " ".join(sys.argv[1:])))
         if plot is not None:
@@ -70,10 +72,10 @@ def plan(
 @takes_request
 def explain(
     request: PlanRequest,
-    most: Annotated[int, typer.Option("--most", min=1, help="Changes that are shown.")] = 3,
+    most: Annotated[int, typer.Option("--most", min=1, help="Number of changes to show.")] = 3,
     json: Json = False,
 ) -> None:
-    """Say where a step goes, what bounds it and which changes would help most."""
+    """Explain where step time goes, what bounds it and what would help most."""
     from phalanx.plan.search.explain import explain_plan
     from phalanx.plan.search.proposal import propose
 
@@ -99,7 +101,7 @@ def compare(
     other: Annotated[str, typer.Argument(help='The other side, e.g. "tp=4,pp=32" or "".')],
     json: Json = False,
 ) -> None:
-    """Two plans side by side: each the best under what is said about it."""
+    """Compare two plans, each the best under its own constraints."""
     from phalanx.plan.question.request import changed
     from phalanx.plan.search.proposal import propose
 
@@ -107,7 +109,8 @@ def compare(
         sides = []
         for text in (one, other):
             asked = _completed(changed(request, text), json)
-            sides.append((text or "as asked", propose(understand(asked))))
+            with working("search mappings", json):
+                sides.append((text or "as asked", propose(understand(asked))))
     if json:
         print_json(dict(sides))
         return
@@ -129,7 +132,7 @@ def sweep(
     ] = None,
     json: Json = False,
 ) -> None:
-    """A scaling curve: the best plan at each number of GPUs."""
+    """Compute a scaling curve: the best plan at each number of GPUs."""
     from phalanx.plan.search.sweep import counts_of
     from phalanx.plan.search.sweep import sweep as plans_at
     from phalanx.plan.show.plot import check_path
@@ -140,7 +143,8 @@ def sweep(
         if plot is not None:
             check_path(plot)
         question = understand(request)
-        result = plans_at(question, counts_of(gpus, question.cluster))
+        with working("search mappings", json):
+            result = plans_at(question, counts_of(gpus, question.cluster))
         if plot is not None:
             draw_sweep(result, plot)
     if json:
@@ -162,7 +166,10 @@ def check(
     rows: Annotated[bool, typer.Option("--rows", help="Print every row.")] = False,
     unseen: Annotated[
         bool,
-        typer.Option("--unseen", help="Fit without each project in turn, its software unnamed."),
+        typer.Option(
+            "--unseen",
+            help="Cross-validate: leave each project out in turn, its software unknown.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -175,7 +182,8 @@ def check(
             _check_unseen(_readable(runs), json)
             return
         chosen = load_constants(constants) if constants is not None else None
-        report = check_rows(_readable(runs), chosen)
+        with working("predict runs", json):
+            report = check_rows(_readable(runs), chosen)
     if json:
         print_json(report)
         return
@@ -213,16 +221,20 @@ def textbook(
     parameters: Annotated[str, typer.Option(help="Parameters of the model.")] = "1T",
     cluster_name: Annotated[str, typer.Option("--cluster", help="E.g. h100-100k.")] = "h100-100k",
     tokens: Annotated[str, typer.Option(help="Tokens to train on.")] = "15T",
-    mfu: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.4,
+    mfu: Annotated[float, typer.Option(help="Fraction of peak FLOP/s that is reached.")] = 0.4,
     tp: Annotated[int, typer.Option("--tp", help="Tensor.")] = 8,
     pp: Annotated[int, typer.Option("--pp", help="Pipeline.")] = 16,
-    micro_batches: Annotated[int, typer.Option(min=1, help="Of a replica in a step.")] = 64,
+    micro_batches: Annotated[
+        int, typer.Option(min=1, help="Micro-batches of a replica in a step.")
+    ] = 64,
     batch: Annotated[str, typer.Option(help="Tokens in a step.")] = "4M",
     sequence: Annotated[str, typer.Option(help="Tokens in a sample.")] = "8k",
-    node_mtbf_hours: Annotated[float, typer.Option(min=1, help="Of one node.")] = 5e4,
+    node_mtbf_hours: Annotated[
+        float, typer.Option(min=1, help="Mean time between failures of one node.")
+    ] = 5e4,
     json: Json = False,
 ) -> None:
-    """The back of the envelope: each formula with its numbers, and where they disagree."""
+    """Show the textbook formulas with their numbers, and where they disagree with the planner."""
     from phalanx.plan.show.textbook import TextbookCase
     from phalanx.plan.show.textbook import textbook as lines_of
 
@@ -251,7 +263,8 @@ def textbook(
 def _check_unseen(runs: Path, json: bool) -> None:
     from phalanx.plan.evidence.calibrate import calibrate as fit
 
-    calibration = fit(runs)
+    with working("fit", json):
+        calibration = fit(runs)
     if json:
         print_json(calibration.unseen)
         return
@@ -264,7 +277,8 @@ def _calibrate_to_runs(runs: Path, out: Path | None, json: bool) -> None:
     from phalanx.plan.cost.constants import constants_toml
     from phalanx.plan.evidence.calibrate import calibrate as fit
 
-    calibration = fit(runs)
+    with working("fit", json):
+        calibration = fit(runs)
     if out is not None:
         _write(out, constants_toml(calibration.constants))
     if json:
@@ -282,7 +296,8 @@ def _calibrate_to_device(out: Path | None, json: bool) -> None:
         measure_device,  # torch: only where a GPU is timed
     )
 
-    measured = measure_device()
+    with working("measure this device", json):
+        measured = measure_device()
     constants = constants_from(measured, shipped())
     if out is not None:
         _write(out, constants_toml(constants))

@@ -39,7 +39,8 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             bool,
             _option(
-                "--robust/--expected", help="Best at P90 of the error model, or best on average."
+                "--robust/--expected",
+                help="Optimise for the 90th percentile of the error model, or for the mean.",
             ),
         ],
         True,
@@ -57,7 +58,8 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "recovery_seconds": (
         Annotated[
-            float | None, _option("--recovery-seconds", help="From a failure to the next step.")
+            float | None,
+            _option("--recovery-seconds", help="Seconds from a failure to the next step."),
         ],
         None,
     ),

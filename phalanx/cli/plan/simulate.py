@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ from typer.core import TyperGroup
 from phalanx.cli.options import Json, Set
 from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.cli.plan.simulate_trace import policies, trace
+from phalanx.cli.progress import working
 from phalanx.config import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs that jobs run on.")]
 Days = Annotated[float | None, typer.Option(help="Length in days.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="One seed (default 0).")]
 Seeds = Annotated[str, typer.Option(metavar="A:B", help="Seeds A to B - 1.")]
-Processes = Annotated[int, typer.Option(min=1, help="Seeds at a time.")]
+Processes = Annotated[int, typer.Option(min=1, help="Seeds to simulate in parallel.")]
 
 
 @app.command(
@@ -65,11 +65,11 @@ def run(
         Path | None, typer.Option(help="Draw the first seed: .png, .svg or .html.")
     ] = None,
     replay: Annotated[
-        int | None, typer.Option(metavar="SEED", min=0, help="Tell the story of a seed.")
+        int | None, typer.Option(metavar="SEED", min=0, help="Print the event history of one seed.")
     ] = None,
     processes: Processes = 1,
 ) -> None:
-    """Play a scenario through the real cluster core: faults, repairs, recoveries, accounts."""
+    """Simulate a scenario with the real cluster core: faults, repairs, recoveries, GPU time."""
     from phalanx.simulate.scenario.load import load_scenario
 
     with exit_on_config_error(json):
@@ -111,7 +111,7 @@ def compare(
         typer.Option(
             "--with",
             metavar='"NAME: KEY=VALUE, …"',
-            help="A world beside the scenario (repeatable); default: those in its file.",
+            help="A variant to compare with the scenario (repeatable); default: those in its file.",
         ),
     ] = None,
     gpus: Gpus = None,
@@ -122,7 +122,7 @@ def compare(
     json: Json = False,
     processes: Processes = 1,
 ) -> None:
-    """Put policies side by side under the same faults."""
+    """Compare policies under the same faults."""
     from phalanx.simulate.scenario.load import load_scenario
 
     with exit_on_config_error(json):
@@ -139,10 +139,9 @@ def compare(
         numbers = _numbers(seed, seeds)
         reports = {}
         for name, one in chosen.items():
-            if not json:
-                print(f"{name} …", file=sys.stderr)
-            reports[name] = _run(one, numbers, processes, quiet=True)
-            refuse_what_was_refused(msgspec.structs.replace(one, name=name), reports[name])
+            named = msgspec.structs.replace(one, name=name)
+            reports[name] = _run(named, numbers, processes, quiet=json)
+            refuse_what_was_refused(named, reports[name])
     if json:
         print_json({"variants": {name: one.summary for name, one in reports.items()}})
     else:
@@ -158,7 +157,7 @@ def compare(
 
 @app.command("list")
 def list_scenarios(json: Json = False) -> None:
-    """The scenarios that come with Phalanx."""
+    """List the scenarios that come with Phalanx."""
     from phalanx.simulate.scenario.load import load_scenario, scenario_names
 
     scenarios = {name: load_scenario(name).about for name in scenario_names()}
@@ -177,7 +176,7 @@ def show(
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """A scenario as the TOML file that it is, every key with its value."""
+    """Print a scenario as TOML, every key with its value."""
     from phalanx.config import to_toml
     from phalanx.simulate.scenario.load import load_scenario
 
@@ -194,7 +193,7 @@ def keys(
     key: Annotated[str, typer.Argument(metavar="[KEY]", help="A key or a section.")] = "",
     json: Json = False,
 ) -> None:
-    """What can be set, what it means and what it is by default."""
+    """List the settings of a scenario, with meaning and default."""
     from phalanx.config import explain
     from phalanx.simulate.scenario.scenario import Scenario
 
@@ -210,7 +209,7 @@ def keys(
 
 @app.command()
 def faults(json: Json = False) -> None:
-    """The fault models, their rates and sources, and the kinds of gray faults of chaos."""
+    """List the fault models with rates and sources, and the kinds of gray faults."""
     from phalanx.simulate.scenario.fault_models import model, model_names, rate_of
 
     rows = [
@@ -289,16 +288,16 @@ def _variant(text: str) -> tuple[str, tuple[str, ...]]:
 def _run(scenario: Scenario, seeds: range, processes: int, quiet: bool) -> Any:
     from phalanx.simulate.runner import run_seeds
 
-    shown = not quiet and sys.stderr.isatty() and len(seeds) > 1
+    ended = 0
+    processes = min(processes, os.cpu_count() or 1)
+    with working(f"simulate {scenario.name}", quiet) as passed:
 
-    def done(result: SeedResult) -> None:
-        if shown:
-            print(f"\rseed {result.seed}", end="", file=sys.stderr, flush=True)
+        def done(_: SeedResult) -> None:
+            nonlocal ended
+            ended += 1
+            passed(ended / len(seeds))
 
-    report = run_seeds(scenario, seeds, min(processes, os.cpu_count() or 1), done)
-    if shown:
-        print("\r", end="", file=sys.stderr)
-    return report
+        return run_seeds(scenario, seeds, processes, done, passed)
 
 
 def refuse_what_was_refused(scenario: Scenario, report: SimulationReport) -> None:

@@ -36,7 +36,7 @@ Limits = Annotated[
 Faults = Annotated[
     str, typer.Option(metavar="MODEL", help="Nodes fail as in this model (simulate faults).")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of the failures.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the failures.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw it: .png, .svg or .html.")]
 
 
@@ -72,7 +72,7 @@ def policies(
         list[str] | None, typer.Option(help="Only this one (repeatable); default: all.")
     ] = None,
 ) -> None:
-    """Put queue policies side by side on a recorded trace, under the same failures."""
+    """Compare queue policies on a recorded trace, under the same failures."""
     from phalanx.simulate.policies.named import POLICIES
 
     with exit_on_config_error(options.json):

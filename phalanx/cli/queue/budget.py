@@ -17,17 +17,19 @@ app = typer.Typer()
 @app.command()
 def budget(
     job: JobNumber,
-    gpu_hours: Annotated[float | None, typer.Option(help="It may use so many in all.")] = None,
+    gpu_hours: Annotated[float | None, typer.Option(help="Set its budget of GPU-hours.")] = None,
     dollars: Annotated[
         float | None, typer.Option(help="The same, at the policy's price of a GPU-hour.")
     ] = None,
-    none: Annotated[bool, typer.Option("--none", help="It has no budget any more.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="It goes on above its budget.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Remove its budget.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let it continue above its budget.")
+    ] = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Show what a job may use and has used, or change it; more than it has operators give."""
+    """Show a job's budget and what it has used, or change it; only operators can raise it."""
     changes = gpu_hours is not None or dollars is not None or none
     if (gpu_hours is not None) + (dollars is not None) + none > 1:
         raise typer.BadParameter("give one of --gpu-hours, --dollars and --none")

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from phalanx.cli.queue.job_orders import order_command
 
-app = order_command("hold", "Keep jobs that wait out of the queue until they are released.")
+app = order_command("hold", "Hold queued jobs, so that they do not start until they are released.")

@@ -5,5 +5,6 @@ from __future__ import annotations
 from phalanx.cli.queue.job_orders import order_command
 
 app = order_command(
-    "release", "Let held jobs into the queue; what an operator holds only an operator releases."
+    "release",
+    "Release held jobs into the queue; only an operator can release what an operator held.",
 )

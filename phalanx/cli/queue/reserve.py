@@ -25,18 +25,23 @@ app = typer.Typer()
 class ReserveOptions:
     """What ``phalanx reserve`` is asked for."""
 
-    name: Annotated[str, typer.Argument(help="Of the reservation; none: they are listed.")] = ""
+    name: Annotated[str, typer.Argument(help="Name of the reservation; none: list all.")] = ""
     begin: Annotated[
         str, typer.Option(metavar="TIME", help="08:00, 2026-11-19T08:00, +2h; none: now.")
     ] = ""
     until: Annotated[str, typer.Option(metavar="TIME", help="When it ends.")] = ""
     length: Annotated[
-        str, typer.Option("--for", metavar="SPAN", help="Or how long it is: 90m, 4h, 2d.")
+        str, typer.Option("--for", metavar="SPAN", help="Length instead of an end: 90m, 4h, 2d.")
     ] = ""
-    gpus: Annotated[int, typer.Option(min=0, help="Any nodes with so many GPUs in all.")] = 0
-    node: Annotated[list[str] | None, typer.Option(help="Or these nodes (repeatable).")] = None
+    gpus: Annotated[
+        int, typer.Option(min=0, help="Reserve any nodes with so many GPUs in total.")
+    ] = 0
+    node: Annotated[
+        list[str] | None, typer.Option(help="Reserve these nodes instead (repeatable).")
+    ] = None
     team: Annotated[
-        list[str] | None, typer.Option(help="For whom (repeatable); none: kept empty.")
+        list[str] | None,
+        typer.Option(help="Team that may use them (repeatable); none: kept empty."),
     ] = None
     remove: Annotated[bool, typer.Option("--remove", help="End the reservation.")] = False
 
@@ -71,7 +76,7 @@ class ReserveOptions:
 def reserve(
     options: ReserveOptions, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
-    """Keep nodes for teams, or empty for maintenance, for a time; list what is kept."""
+    """Reserve nodes for teams, or keep them empty for maintenance; list reservations."""
     with connected(server, json, state) as client:
         if options.name:
             with exit_on_config_error(json):

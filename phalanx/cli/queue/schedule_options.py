@@ -17,6 +17,7 @@ from phalanx.control.server.http.submission import JobSchedule
 from phalanx.control.wire.api_types import JobRequest
 
 MICRO = 1_000_000
+MOST_INDEX = 1_000_000_000  # of an array; how many jobs it may have is the site's policy
 _AFTER = re.compile(r"(?:slurm:)?(\d+)(?::(\w+))?")
 _KINDS: dict[str, After] = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 _ARRAY = re.compile(r"(\d+)(?:-(\d+))?(?::(\d+))?(?:%(\d+))?")
@@ -33,29 +34,36 @@ class ScheduleOptions:
     ] = None
     array: Annotated[
         str,
-        typer.Option(metavar="0-99%8", help="A job for each index, so many at a time (a program)."),
+        typer.Option(
+            metavar="0-99%8",
+            help="Submit a job for each index, at most so many at a time (programs only).",
+        ),
     ] = ""
     begin: Annotated[
         str, typer.Option(metavar="TIME", help="Not before: 08:00, 2026-11-19T08:00, +2h.")
     ] = ""
     deadline: Annotated[
-        str, typer.Option(metavar="TIME", help="It must have ended then, or is stopped.")
+        str, typer.Option(metavar="TIME", help="Stop the job if it has not ended by then.")
     ] = ""
     partition: Annotated[str, typer.Option(help="Partition whose nodes it takes.")] = ""
-    project: Annotated[str, typer.Option(help="That its GPU time counts for.")] = ""
+    project: Annotated[str, typer.Option(help="Project that its GPU time is charged to.")] = ""
     budget_gpu_hours: Annotated[
-        float | None, typer.Option(help="It stops with a checkpoint when it has used them.")
+        float | None, typer.Option(help="Checkpoint and stop the job when it has used this much.")
     ] = None
     budget_dollars: Annotated[
         float | None, typer.Option(help="The same, at the policy's price of a GPU-hour.")
     ] = None
     time_min: Annotated[
-        float, typer.Option(min=0, help="Slurm: fewest minutes that it may be given.")
+        float,
+        typer.Option(
+            min=0,
+            help="Shortest time limit it accepts in order to start earlier than with --minutes.",
+        ),
     ] = 0.0
     hold: Annotated[bool, typer.Option("--hold", help="Wait for `phalanx release`.")] = False
     exclusive: Annotated[
         bool | None,
-        typer.Option("--exclusive/--share", help="Whole nodes for it alone, or what it asks for."),
+        typer.Option("--exclusive/--share", help="Give it whole nodes, or only what it asks for."),
     ] = None
     mail: Annotated[str, typer.Option(metavar="ADDRESS", help="Mail when it has ended.")] = ""
     webhook: Annotated[
@@ -98,6 +106,8 @@ def describe_schedule(spec: JobRequest) -> str:
         parts.append(f"{array.count} jobs{width}")
     parts += [f"not before {when(spec.begin_ns)}"] if spec.begin_ns else []
     parts += [f"ended by {when(spec.deadline_ns)}"] if spec.deadline_ns else []
+    if spec.time_min_ns:
+        parts.append(f"{spec.time_min_ns / 60e9:g} minutes are enough to start earlier")
     parts += [f"partition {spec.partition}"] if spec.partition else []
     parts += [f"for project {spec.project}"] if spec.project else []
     if spec.budget_gpu_seconds:
@@ -131,6 +141,7 @@ def indices(text: str) -> Array:
         (last < first, "ends before it begins", f"give {last}-{first}"),
         (step == 0, "has steps of nothing", "leave :0 out"),
         (width == 0, "lets none of its jobs run", "leave %0 out, or let some run"),
+        (max(last, width or 0) > MOST_INDEX, f"goes beyond {MOST_INDEX:,}", _ARRAY_HINT),
     ):
         if wrong:
             raise ConfigError("--array", f'"{text}"', rule, fix)

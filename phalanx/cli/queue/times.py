@@ -7,11 +7,14 @@ from datetime import datetime, timedelta
 
 from phalanx.config import ConfigError
 
+LAST_YEAR = 2100  # what is later is a slip of the hand, and no number of nanoseconds
+_LONGEST_SECONDS = 50 * 365 * 86_400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 SPAN_HINT = "e.g. 90m, 4h or 2d"
 TIME_HINT = "e.g. 08:00, 2026-11-19T08:00, or +2h from now"
+PAST_HINT = "e.g. 90m, 08:00 or 2026-11-19T08:00"
 
 
 def span_seconds(key: str, text: str) -> float:
@@ -19,7 +22,10 @@ def span_seconds(key: str, text: str) -> float:
     found = _SPAN.fullmatch(text.strip())
     if found is None or float(found[1]) <= 0:
         raise ConfigError(key, f'"{text}"', "is no length of time", SPAN_HINT)
-    return float(found[1]) * _UNITS[found[2]]
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > _LONGEST_SECONDS:
+        raise ConfigError(key, f'"{text}"', "is longer than 50 years", SPAN_HINT)
+    return seconds
 
 
 def time_ns(key: str, text: str, now: datetime) -> int:
@@ -27,7 +33,23 @@ def time_ns(key: str, text: str, now: datetime) -> int:
 
     ``now`` has a zone: times without one are in that.
     """
-    return round(_moment(key, text.strip(), now).timestamp()) * 10**9
+    found = _moment(key, text.strip(), now)
+    if found.year > LAST_YEAR:
+        raise ConfigError(key, f'"{text}"', f"is after the year {LAST_YEAR}", TIME_HINT)
+    return round(found.timestamp()) * 10**9
+
+
+def past_ns(key: str, text: str, now: datetime) -> int:
+    """A moment that has been, since 1970: so long ago (90m), a time of day, or a date."""
+    if _SPAN.fullmatch(text.strip()):
+        return round((now.timestamp() - span_seconds(key, text)) * 1e9)
+    try:
+        found = _moment(key, text.strip(), now)
+    except ConfigError:
+        raise ConfigError(key, f'"{text}"', "is no time", PAST_HINT) from None
+    if _CLOCK.fullmatch(text.strip()) and found > now:
+        found -= timedelta(days=1)
+    return round(found.timestamp() * 1e9)
 
 
 def _moment(key: str, text: str, now: datetime) -> datetime:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.completion import job_numbers
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import fail, print_json
@@ -16,12 +17,14 @@ app = typer.Typer()
 
 @app.command()
 def ledger(
-    job: Annotated[int, typer.Argument(min=0, help="A job (default: everything).")] = 0,
+    job: Annotated[
+        int, typer.Argument(min=0, help="A job (default: everything).", autocompletion=job_numbers)
+    ] = 0,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Say where GPU time went: every GPU-nanosecond in one bucket, which sum to the allocation."""
+    """Show where GPU time went: buckets of GPU-nanoseconds that sum exactly to the allocation."""
     with connected(server, json, state) as client:
         path = f"/v1/jobs/{job}/ledger" if job else "/v1/ledger/timeline"
         book = client.get(path, dict)

@@ -12,6 +12,7 @@ import typer
 from phalanx.cli.connection import connected
 from phalanx.cli.options import ServerUrl, State
 from phalanx.cli.output import print_json
+from phalanx.cli.progress import working
 from phalanx.cli.results.run_source import RunSource, Which, write_out
 from phalanx.observe.tracker.report import PARTS, Curve, ReportInput
 from phalanx.observe.tracker.report_pages import html, markdown
@@ -36,10 +37,11 @@ def report(
 ) -> None:
     """Write what happened to a run, where its time went and what to change."""
     record = RunSource(server, state, json).get(run)
-    if run.isdigit():
-        material = _from_server(run, record, server, state, json)
-    else:
-        material = _from_folder(record)
+    with working("gather what happened", json):
+        if run.isdigit():
+            material = _from_server(run, record, server, state, json)
+        else:
+            material = _from_folder(record)
     base = out or Path(f"report-{record.id.replace('/', '-')}")
     files = [base.with_suffix(".html"), base.with_suffix(".md")]
     write_out(files[0], html(material).encode())

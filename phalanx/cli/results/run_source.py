@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.completion import job_numbers
 from phalanx.cli.connection import connected
 from phalanx.observe.tracker.runs import Run, load_folder
 
 Which = Annotated[
-    str, typer.Argument(metavar="RUN", help="Number of a job, or folder of `phalanx train`.")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Number of a job, or folder of `phalanx train`.",
+        autocompletion=job_numbers,
+    ),
 ]
 RUNS = Path("runs")  # where `phalanx train` puts them
 

@@ -114,7 +114,7 @@ def _in_folder(runs: Path) -> list[Run]:
 
 @app.command("show")
 def show_run(run: Which, server: ServerUrl = "", state: State = None, json: Json = False) -> None:
-    """Show a run: where it comes from, where it ran, how it went."""
+    """Show a run: provenance, nodes, results."""
     record = RunSource(server, state, json).get(run)
     if json:
         print_json(record)
@@ -165,7 +165,7 @@ def describe(run: Run) -> list[str]:
 def diff(
     a: Which, b: Which, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
-    """Say what differs between two runs: settings, code, packages, data, versions."""
+    """Compare two runs: settings, code, packages, data, versions."""
     source = RunSource(server, state, json)
     changed = differences(source.get(a), source.get(b))
     if json:
@@ -188,7 +188,7 @@ def export(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Write everything that is known of a run, with its curves, into one JSON file."""
+    """Export a run with its metrics into one JSON file."""
     record = RunSource(server, state, json).get(run)
     whole: dict[str, Any] = {"run": record}
     if run.isdigit():
@@ -243,7 +243,9 @@ def note(
 @app.command()
 def tag(
     run: Which,
-    tags: Annotated[list[str], typer.Argument(metavar="TAG…", help="-NAME takes one away.")],
+    tags: Annotated[
+        list[str], typer.Argument(metavar="TAG…", help="Tags to add; -NAME removes one.")
+    ],
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,

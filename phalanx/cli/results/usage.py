@@ -21,35 +21,38 @@ app = typer.Typer()
 
 @app.command()
 def usage(
-    by: Annotated[Literal["team", "user", "project"], typer.Option(help="Whose it is.")] = "team",
+    by: Annotated[
+        Literal["team", "user", "project"], typer.Option(help="Group usage by this.")
+    ] = "team",
     every: Annotated[
-        Literal["day", "week", "month", "all"], typer.Option(help="A row for each (of UTC).")
+        Literal["day", "week", "month", "all"],
+        typer.Option(help="Print a row for each period (UTC)."),
     ] = "all",
     last: Annotated[
         str, typer.Option(metavar="SPAN", help="Only the last 7d, 4w; none: all.")
     ] = "",
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, for a sheet.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print as comma-separated values.")] = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Say how many GPU-hours and dollars teams, users or projects used, also over time."""
+    """Show the GPU-hours and dollars that teams, users or projects used, in total or by period."""
     with exit_on_config_error(json):
         since = datetime.now().timestamp() - span_seconds("--last", last) if last else 0.0
     with connected(server, json, state) as client:
         query = {"by": by, "every": every, "from": max(0.0, since)}
-        found = client.get("/v1/usage", UsageList, **query)
+        answer = client.get("/v1/usage", UsageList, **query)
     if json:
-        print_json(found)
+        print_json(answer)
     elif as_csv:
-        _write_csv(found.usage, by, every)
-    elif not found.usage:
+        _write_csv(answer.usage, by, every)
+    elif not answer.usage:
         print("no job has held GPUs" + (f" in the last {last}" if last else ""))
     else:
         made = table(
             *([] if every == "all" else [every.upper()]), by.upper(), "GPU-HOURS", "DOLLARS"
         )
-        for row in found.usage:
+        for row in answer.usage:
             cells = [] if every == "all" else [row.start]
             cells += [row.owner or "-", f"{row.gpu_hours:,.2f}", f"{row.dollars:,.2f}"]
             add_row(made, *cells)

@@ -72,7 +72,7 @@ def check_command(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Say whether a job can run; exit with 2 and every problem when it cannot."""
+    """Check whether a job can run; otherwise list every problem and exit with 2."""
     with exit_on_config_error(json):
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
@@ -104,7 +104,7 @@ def explain_command(
     key: Annotated[str, typer.Argument(help="A key or a section, e.g. parallel.zero.")] = "",
     json: Json = False,
 ) -> None:
-    """Say what a key means, what it accepts and what it is by default."""
+    """Explain a key: its meaning, accepted values and default."""
     with exit_on_config_error(json):
         docs = explain(key)
     if json:

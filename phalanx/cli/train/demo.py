@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-JOB = Path(phalanx.__file__).parents[1] / "examples" / "demo.toml"
+EXAMPLES = Path(phalanx.__file__).parents[1] / "examples"  # of a clone
+JOB = next(
+    path
+    for path in (EXAMPLES / "demo.toml", Path(__file__).with_name("demo.toml"))
+    if path.exists()
+)
 MORE_STEPS = 40
 FEWEST_STEPS = 12  # of a run that is worth disturbing
 
@@ -38,11 +43,17 @@ FEWEST_STEPS = 12  # of a run that is worth disturbing
 def demo(
     overrides: Set = None,
     kills: Annotated[
-        bool, typer.Option("--kills/--no-kills", help="Run it again on a cluster, and kill things.")
+        bool,
+        typer.Option(
+            "--kills/--no-kills", help="Repeat it on a local cluster, killing a worker and a node."
+        ),
     ] = True,
     keep: Annotated[
         bool | None,
-        typer.Option("--keep/--no-keep", help="Leave the page up (default: on a terminal)."),
+        typer.Option(
+            "--keep/--no-keep",
+            help="Keep the dashboard running afterwards (default: on a terminal).",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -150,7 +161,14 @@ def _what_next(job: Job, folder: RunFolder) -> str:
 
     program = "phalanx" if shutil.which("phalanx") else str(from_here(Path(sys.argv[0])))
     again = f"{program} train {from_here(JOB)}"
-    large = from_here(JOB.with_name("llama3-405b.toml"))
+    large = EXAMPLES / "llama3-405b.toml"
+    much = (
+        f"""
+  # bytes per rank of a 405B model on 16,384 GPUs, without a GPU
+  {program} train {from_here(large)} --dry-run"""
+        if large.exists()
+        else ""
+    )
     return f"""
 == Where everything is
   corpus        {job.data.path}
@@ -165,9 +183,7 @@ def _what_next(job: Job, folder: RunFolder) -> str:
     --set checkpoint.resume=auto --set train.steps={job.train.steps + MORE_STEPS}
   # the same model as four data replicas
   {again} \\
-    --set parallel.pipeline=1 --set parallel.data=4
-  # bytes per rank of a 405B model on 16,384 GPUs, without a GPU
-  {program} train {large} --dry-run
+    --set parallel.pipeline=1 --set parallel.data=4{much}
   # what the corpus holds
   {program} data inspect {job.data.path}
   # what each setting means

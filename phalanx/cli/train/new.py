@@ -21,11 +21,11 @@ def new() -> None:
 
 @app.command()
 def model(
-    name: Annotated[str, typer.Argument(help="Of the module: letters, digits and _.")],
+    name: Annotated[str, typer.Argument(help="Name of the module: letters, digits and _.")],
     into: Annotated[Path, typer.Option("--into", help="Folder that receives the files.")] = Path(),
     json: Json = False,
 ) -> None:
-    """Write a layer of one's own with its tensor-parallel plan, a job, and the test of both."""
+    """Write a custom layer with its tensor-parallel plan, a job file, and tests of both."""
     if not name.isidentifier() or not name.islower():
         fail(f'"{name}" is no name of a module: small letters, digits and _, such as my_model', 2)
     files = model_files(name)

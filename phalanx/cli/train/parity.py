@@ -24,16 +24,19 @@ def parity(
     path: JobFile,
     overrides: Set = None,
     ranks: Annotated[
-        int, typer.Option("--ranks", min=2, max=64, help="Most ranks of a mesh, on this machine.")
+        int,
+        typer.Option(
+            "--ranks", min=2, max=64, help="Largest mesh to try, in ranks on this machine."
+        ),
     ] = 4,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are compared.")] = 3,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Number of steps to compare.")] = 3,
     only: Annotated[
         list[str] | None,
         typer.Option("--mesh", metavar="NAME", help="Only this mesh, as printed (repeatable)."),
     ] = None,
     reshard: Annotated[
         bool,
-        typer.Option("--reshard", help="Also continue a checkpoint of each mesh on each other."),
+        typer.Option("--reshard", help="Also resume each mesh's checkpoint on every other mesh."),
     ] = False,
     json: Json = False,
 ) -> None:

@@ -26,27 +26,30 @@ def tune(
     overrides: Set = None,
     world_size: WorldSize = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.1, help="Time that all trials may take.")
+        float, typer.Option("--minutes", min=0.1, help="Total time for all trials.")
     ] = 10.0,
     trials: Annotated[
-        int, typer.Option("--trials", min=LEAST_TRIALS, help="Most trials, repeats included.")
+        int,
+        typer.Option(
+            "--trials", min=LEAST_TRIALS, help="Maximum number of trials, repeats included."
+        ),
     ] = 40,
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", help="Journal of the search; default: RUNS/tune-NAME."),
+        typer.Option("--folder", help="Folder for the search's journal (default: RUNS/tune-NAME)."),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Forget the trials that the folder has.")
+        bool, typer.Option("--fresh", help="Discard the trials already in the folder.")
     ] = False,
     write: Annotated[
         Path | None, typer.Option("--write", help="Write the job file with the new settings.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Search for a job's fastest settings on this machine, by real steps."""
+    """Search for a job's fastest settings on this machine by measuring real steps."""
     with exit_on_config_error(json):
         job, ranks = load(path, overrides, world_size)
-    place = folder or Path(job.runs) / f"tune-{job.name}"
+    search_folder = folder or Path(job.runs) / f"tune-{job.name}"
     keep_single_threaded()
     # Only now numpy and torch: ranks are forked from a process that has one thread.
     with left_on_signal(partial(print_stopped_early, json)), collection_paused():
@@ -58,16 +61,16 @@ def tune(
     from phalanx.cli.train.tune_tables import print_report, print_trial, write_job
 
     if fresh:
-        forget(place)
+        forget(search_folder)
     budget = TuningBudget(trials=trials, seconds=60 * minutes)
-    request = TuneRequest(job=job, ranks=ranks, folder=place, budget=budget)
+    request = TuneRequest(job=job, ranks=ranks, folder=search_folder, budget=budget)
     try:
         with exit_on_config_error(json):
             report = search(request, (lambda trial: None) if json else print_trial)
             if write is not None:
                 write_job(path, write, job, report)
     except (Interrupted, KeyboardInterrupt):
-        fail(f"stopped; the same command goes on with the trials in {place}", 130)
+        fail(f"stopped; the same command goes on with the trials in {search_folder}", 130)
     if json:
         print_json(report)
         return

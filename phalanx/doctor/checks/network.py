@@ -261,7 +261,7 @@ def _lossless(text: str) -> list[str]:
 )
 def port_errors(evidence: NodeEvidence) -> Judgement:
     counted = 0
-    found: Measured = {}
+    counters: Measured = {}
     folders = {
         card.name: f"{_port_folder(card)}/counters" for card in read_rdma(evidence.reader, [])
     }
@@ -273,9 +273,9 @@ def port_errors(evidence: NodeEvidence) -> Judgement:
             text = evidence.optional(f"{folder}/{counter}")
             counted += text.isdigit()
             if text.isdigit() and int(text):
-                found[f"{name} {counter}"] = int(text)
+                counters[f"{name} {counter}"] = int(text)
     if not counted:
         raise NotThereError(f"{RDMA}/*/ports/*/counters and {INTERFACES}/*/statistics")
-    if not found:
+    if not counters:
         return good(counters=counted)
-    return bad(found, advice="see whether they grow; clean or replace cable and transceiver")
+    return bad(counters, advice="see whether they grow; clean or replace cable and transceiver")

@@ -67,7 +67,7 @@ class PairMeasurements:
             say(self._group, f"round {outcome.rounds}: {len(outcome.undecided)} open suspects")
 
     def _measured(self, slots: Sequence[Slot]) -> list[PairTiming]:
-        found = []
+        measurements = []
         for slot in slots:
             self._group.barrier()
             for first, second in slot:
@@ -75,9 +75,9 @@ class PairMeasurements:
                     peer = second if self._group.node == first else first
                     seconds, latency = self._group.exchange(peer, self._size)
                     edge = (first, second, self._group.rail)
-                    found.append(PairTiming(edge, seconds, latency))
+                    measurements.append(PairTiming(edge, seconds, latency))
                     self.sent_bytes += self._size * (PAIR_REPEATS + 1) + LATENCY_REPEATS
-        return found
+        return measurements
 
     def _taken(self, told: list[PairTiming]) -> list[Measurement]:
         """Both ends tell of an exchange: the slower one saw the end of it."""

@@ -109,21 +109,21 @@ def part_in_words(part: Part, names: list[str]) -> str:
 
 def problems_of(report: FabricReport, card: str = "") -> list[FabricProblem]:
     """What is wrong with a fabric; ``card``: of the catalogue, whose rate it should reach."""
-    names, found = report.nodes, []
+    names, problems = report.nodes, []
     if report.outcome is not None:
         for one in report.outcome.accused:
             words = part_in_words(one.part, names)
             text = f"{words}: {one.level:.0%} of the usual rate, {one.measurements} times measured"
-            found.append(
+            problems.append(
                 FabricProblem(text=text, nodes=tuple(names[node] for node in one.part.nodes))
             )
     if card:
-        found += _below_floor(report, floor_of(card))
+        problems += _below_floor(report, floor_of(card))
     for each in report.transports:
         if each.rdma_bytes >= 0 and each.path == "sockets":
             text = f"{each.node} has RDMA cards, and what it sent went through sockets"
-            found.append(FabricProblem(text=text, nodes=(each.node,)))
-    return found
+            problems.append(FabricProblem(text=text, nodes=(each.node,)))
+    return problems
 
 
 FLOOR_SHARE = 0.8  # of the card's payload rate, below which something is wrong
@@ -139,20 +139,22 @@ def floor_of(card: str) -> float:
 
 def _below_floor(report: FabricReport, floor: float) -> list[FabricProblem]:
     """Everybody may be slow alike, which only the catalogue tells."""
-    found = []
+    problems = []
     usual = report.outcome.usual if report.outcome is not None else {}
     for tier, rate in usual.items():
         if rate < floor:
             text = f"pairs ({tier}) usually reach {rate / 1e9:.3g} GB/s, below {floor / 1e9:.3g}"
-            found.append(FabricProblem(text=text))
+            problems.append(FabricProblem(text=text))
     # Rings of a collective use all rails of a node; an all-to-all sends from each rank by its own.
     for name in COLLECTIVES:
         rows = [row for row in report.sweep if row.collective == name and not row.problem]
         wanted = floor if name == "all_to_all" else floor * report.rails
         if rows and rows[-1].busbw < wanted:
             text = f"{name} has a busbw of {rows[-1].busbw / 1e9:.3g} GB/s, below "
-            found.append(FabricProblem(text=f"{text}{wanted / 1e9:.3g} ({rows[-1].bytes} bytes)"))
-    return found
+            problems.append(
+                FabricProblem(text=f"{text}{wanted / 1e9:.3g} ({rows[-1].bytes} bytes)")
+            )
+    return problems
 
 
 def find_report(output: bytes) -> FabricReport | None:

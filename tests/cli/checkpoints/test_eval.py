@@ -44,6 +44,7 @@ def test_domains_are_scored_into_a_table_json_and_a_file(runs: Path, tmp_path: P
         (["runs/none", "--perplexity", "a=corpus"], "runs/none"),
         (["runs/try", "--perplexity", "a=nowhere"], "perplexity.a"),
         (["runs/try", "--perplexity", "a=corpus", "--ranks", "2", "--tensor", "3"], "divisor"),
+        (["runs/try", "--perplexity", "a=corpus", "--ema"], "holds no average of the weights"),
         (["runs/try", "--perplexity", "a=corpus", "--ranks", "3", "--tensor", "3"], "nearest"),
     ],
 )

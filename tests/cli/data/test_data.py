@@ -58,7 +58,7 @@ def test_a_wrong_text_key_is_refused_with_counts_and_the_keys_that_exist(tmp_pat
 def test_verify_ends_with_the_bad_block_and_code_2(tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", 500)
     code, text, _ = run("verify", tmp_path / "c")
-    assert code == 0 and "500 tokens in 1 blocks of 1 files; checksums match" in text
+    assert code == 0 and "500 tokens in 1 block of 1 file; checksums match" in text
     shard = tmp_path / "c" / "shard-00000.bin"
     shard.write_bytes(b"\xff" + shard.read_bytes()[1:])
     code, _, error = run("verify", tmp_path / "c")

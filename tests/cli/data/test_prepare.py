@@ -48,6 +48,13 @@ def test_mistakes_end_with_two_and_a_sentence(tmp_path: Path) -> None:
     assert code == 2 and msgspec.json.decode(text)["problems"][0]["key"] == "read.inputs"
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    write_raw(tmp_path / "raw")
+    (tmp_path / "file").touch()
+    code, _, error = run("prepare", recipe_file(tmp_path), "--set", f"out={tmp_path}/file/out")
+    assert code == 1 and error.startswith("error: ") and f"{tmp_path}/file" in error
+
+
 def test_rules_are_listed_with_thresholds_and_sources() -> None:
     code, text, _ = run("rules")
     assert code == 0 and all(name in text for name in RULES)

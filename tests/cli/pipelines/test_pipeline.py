@@ -113,7 +113,7 @@ def test_the_last_validation_loss_of_a_run_becomes_scores() -> None:
     folder = Path("run/metrics")
     folder.mkdir(parents=True)
     missing = call("pipeline", "scores", "run", "--out", "scores.json")
-    assert missing.exit_code == 1 and "has validated nothing" in missing.output
+    assert missing.exit_code == 1 and "has no validation loss" in missing.output
     lines = [{"step": step, "loss": loss} for step, loss in ((5, 4.0), (10, 3.5))]
     (folder / "validation.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     call("pipeline", "scores", "run", "--out", "scores.json")

@@ -41,6 +41,7 @@ def test_an_array_is_a_range_of_indices(text: str, expected: Array) -> None:
         ("1,3,5", "is a list, and an array is a range"),
         ("0-9%0", "lets none of its jobs run"),
         ("0-9:0", "has steps of nothing"),
+        ("0-99999999999999999999", "goes beyond 1,000,000,000"),
         ("-3", "is no range of indices"),
         ("a-b", "e.g. 0-99"),
     ],

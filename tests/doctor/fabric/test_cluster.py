@@ -15,6 +15,7 @@ from phalanx.config import ConfigError
 from phalanx.doctor.fabric.report import COLLECTIVES, FabricReport
 from phalanx.testing.local_cluster import TrialCluster
 from tests.commands import run_phalanx
+from tests.shared_folder import network
 
 MEGABIT = 1_000_000
 
@@ -71,26 +72,27 @@ def test_a_job_that_cannot_measure_says_why(cluster: TrialCluster) -> None:
 def test_a_node_with_half_the_rate_is_named(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give nodes networks of their own")
-    cluster = TrialCluster(tmp_path, nodes=4, namespaces=True)
-    try:
-        cluster.__enter__()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    try:
-        assert cluster.network is not None
-        for node in cluster.local.nodes:
-            try:
-                cluster.network.limit(node.name, 200 * MEGABIT)
-            except ConfigError as error:
-                pytest.skip(str(error))
-        cluster.network.limit("node-2", 100 * MEGABIT)
-        arguments = ("--json", "--pair-mib", "2", "--collective", "none", "--slower", "20")
-        answer = doctor_fabric(cluster, *arguments)
-        report, problems = report_of(answer), json.loads(answer.stdout)["problems"]
-        assert [problem["nodes"] for problem in problems] == [["node-2"]], problems
-        assert answer.returncode == 1
-        assert report.outcome is not None
-        assert report.outcome.accused[0].level == pytest.approx(0.5, abs=0.15)
-        assert {each.path for each in report.transports} == {"sockets"}
-    finally:
-        cluster.__exit__()
+    with network(changes=True):
+        cluster = TrialCluster(tmp_path, nodes=4, namespaces=True)
+        try:
+            cluster.__enter__()
+        except ConfigError as error:
+            pytest.skip(str(error))
+        try:
+            assert cluster.network is not None
+            for node in cluster.local.nodes:
+                try:
+                    cluster.network.limit(node.name, 200 * MEGABIT)
+                except ConfigError as error:
+                    pytest.skip(str(error))
+            cluster.network.limit("node-2", 100 * MEGABIT)
+            arguments = ("--json", "--pair-mib", "2", "--collective", "none", "--slower", "20")
+            answer = doctor_fabric(cluster, *arguments)
+            report, problems = report_of(answer), json.loads(answer.stdout)["problems"]
+            assert [problem["nodes"] for problem in problems] == [["node-2"]], problems
+            assert answer.returncode == 1
+            assert report.outcome is not None
+            assert report.outcome.accused[0].level == pytest.approx(0.5, abs=0.15)
+            assert {each.path for each in report.transports} == {"sockets"}
+        finally:
+            cluster.__exit__()
