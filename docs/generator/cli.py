@@ -15,11 +15,9 @@ import typer
 from typer.utils import get_params_from_function
 
 from docs.generator.markdown import anchor, code, paragraphs, prose, table
-from phalanx.cli.app import COMMANDS, PANELS
+from phalanx.cli.app import COMMANDS, OF_THE_ROOT, PANELS
 
 WORDS = {int: "integer", float: "number", str: "text", Path: "path", bool: "flag"}
-# Of Typer, at every group alike.
-COMPLETION = {"install_completion", "show_completion"}
 
 
 def index() -> list[str]:
@@ -56,12 +54,16 @@ def _described(command: Any, path: str, level: int) -> Iterator[str]:
     yield "```"
     yield ""
     yield from paragraphs(inspect.cleandoc(command.help or ""))
-    rows = list(_rows(command))
-    if rows:
-        yield from table(("argument or option", "value", "default", "meaning"), rows)
-        yield ""
+    yield from parameters(command)
     for name, below in sorted(getattr(command, "commands", {}).items()):
         yield from _described(below, f"{path} {name}", level + 1)
+
+
+def parameters(command: Any) -> list[str]:
+    """The table of its arguments and options, where it has some."""
+    rows = list(_rows(command))
+    head = ("argument or option", "value", "default", "meaning")
+    return [*table(head, rows), ""] if rows else []
 
 
 def usage(command: Any, path: str) -> str:
@@ -96,7 +98,7 @@ def _rows(command: Any) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _hidden(parameter: Any) -> bool:
-    return bool(parameter.hidden) or parameter.name in COMPLETION or parameter.name == "help"
+    return bool(parameter.hidden) or parameter.name in (*OF_THE_ROOT, "help")
 
 
 def _is_option(parameter: Any) -> bool:

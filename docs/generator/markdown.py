@@ -48,3 +48,8 @@ def anchor(heading: str) -> str:
     """What a link to a heading says, as GitHub makes it."""
     kept = re.sub(r"[^\w\- ]", "", re.sub(r"`([^`]*)`", r"\1", heading).strip().lower())
     return kept.replace(" ", "-")
+
+
+def slug(heading: str, _separator: str) -> str:
+    """The same for the site's generator, which has taken the marks of code away."""
+    return anchor(heading)

@@ -87,7 +87,7 @@ def duration(nanoseconds: int) -> str:
 
 def _keys(struct: type[msgspec.Struct], prefix: str) -> Iterator[KeyDoc]:
     hints = typing.get_type_hints(struct, include_extras=True)
-    meanings = _comments(struct.__module__)[struct.__name__]
+    meanings = field_comments(struct.__module__)[struct.__name__]
     for field in msgspec.structs.fields(struct):
         key, hint = prefix + field.encode_name, hints[field.name]
         inner, below = _struct_below(hint, key)
@@ -118,7 +118,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 @cache
-def _comments(module: str) -> dict[str, dict[str, str]]:
+def field_comments(module: str) -> dict[str, dict[str, str]]:
     """The comment beside or above each field, by class and field."""
     source = inspect.getsource(sys.modules[module])
     comments = {

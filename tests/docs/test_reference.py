@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import pytest
 import typer
 
 import docs.generator.pages as generated
-from docs.generator import cli, http_api, settings
+from docs.generator import cli, events, http_api, server, settings
+from docs.generator.__main__ import DEMO, PACKED_DEMO
 from phalanx.cli.app import COMMANDS, PANELS
 from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.commands import CommandBody
+from phalanx.cluster.protocol.events import EventBody
 from phalanx.config.tree import paths
 from phalanx.control.agent.config import AgentConfig
 
@@ -25,6 +29,11 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_pages_are_what_the_code_gives() -> None:
     assert generated.stale() == [], "run `python -m docs.generator` (or `make docs`)"
+
+
+def test_the_demo_among_the_examples_is_the_one_that_is_packed() -> None:
+    assert not DEMO.is_symlink(), "links are lost where a checkout or an archive has none"
+    assert DEMO.read_bytes() == PACKED_DEMO.read_bytes(), "run `python -m docs.generator`"
 
 
 def test_width_of_the_terminal_and_order_of_hashes_change_nothing() -> None:
@@ -100,6 +109,19 @@ def test_every_path_and_type_of_the_api_is_there() -> None:
             assert f"### `{method.upper()} {path}`\n" in operations
     for name in document["components"]["schemas"]:
         assert f"## {name}\n" in types
+
+
+def test_every_event_and_command_is_there_with_its_meaning() -> None:
+    text = "\n".join(events.lines())
+    bodies = (*get_args(EventBody), *get_args(CommandBody))
+    assert [each.__name__ for each in bodies if f"### `{each.__name__}`\n" not in text] == []
+    assert [each.__name__ for each in bodies if not each.__doc__] == []
+
+
+def test_variables_that_find_a_server_are_all_there() -> None:
+    source = (ROOT / "phalanx" / "control" / "client" / "client.py").read_text(encoding="utf-8")
+    named = set(re.findall(r'"(PHALANX_[A-Z_]+)"', source))
+    assert named <= set(server.VARIABLES) and len(named) == 4
 
 
 class Inner(msgspec.Struct, frozen=True):

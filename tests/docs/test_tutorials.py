@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
+import signal
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,87 +13,137 @@ import pytest
 
 from phalanx.config import check
 from phalanx.config.load import job_from_table
+from tests.docs.reader import SAVED, Reader, blocks, missing
+from tests.ports import free_port
 
-ROOT = Path(__file__).parents[2]
-TUTORIALS = ROOT / "docs" / "tutorials"
-BLOCK = re.compile(r"```console\n\$ (?P<command>[^\n]+)\n(?P<shown>.*?)```", re.DOTALL)
-RUN = re.compile(r"(?P<name>\w+)/(?P<id>\d{8}-\d{6}-[0-9a-f]{6})")
-REFUSED = "error: "
-
-
-def steps(name: str) -> list[tuple[str, str]]:
-    """Commands of a tutorial and what it shows below each."""
-    text = (TUTORIALS / name).read_text(encoding="utf-8")
-    return [(each["command"], each["shown"]) for each in BLOCK.finditer(text)]
-
-
-def missing(shown: str, printed: str) -> list[str]:
-    """Lines that are shown and were not printed, whatever their numbers and blanks."""
-    lines = [form(line) for line in printed.splitlines()]
-    return [
-        line
-        for line in shown.splitlines()
-        if line.strip() not in ("", "…") and form(line) not in lines
-    ]
-
-
-def form(line: str) -> str:
-    """A line without what differs from run to run."""
-    line = re.sub(r"\(held up [^)]*\)", "(held up)", RUN.sub(r"\g<name>/ID", line))
-    return re.sub(r"[\s─]+", " ", re.sub(r"\d[\d,.:]*", "N", line)).strip()
-
-
-def with_own_runs(command: str, folder: Path, seen: dict[str, str]) -> str:
-    """The command with the ids of the runs that were made here, in the order of the tutorial's."""
-    for run in RUN.finditer(command):
-        made = sorted(path.name for path in (folder / "runs" / run["name"]).iterdir())
-        seen.setdefault(run["id"], made[len(seen)])
-        command = command.replace(run["id"], seen[run["id"]])
-    return command
+DOCS = Path(__file__).parents[2] / "docs"
+TUTORIALS = DOCS / "tutorials"
 
 
 def jobs(name: str) -> Iterator[tuple[str, str]]:
     """Files that the reader is told to save."""
-    text = (TUTORIALS / name).read_text(encoding="utf-8")
-    yield from re.findall(r"Save this as `([\w.]+)`.*?```toml\n(.*?)```", text, re.DOTALL)
+    yield from SAVED.findall((TUTORIALS / name).read_text(encoding="utf-8"))
+
+
+def passed_over(_: str) -> str:
+    """Of what is done already where a test runs."""
+    return ""
+
+
+ELSEWHERE = {
+    "git clone": passed_over,  # benchmarks/first_picture.py
+    "pip install 'phalanx[eval]'": passed_over,  # tests/train/evaluate
+    "phalanx submit --world-size 1 --slot-gpus 1 --name scores": passed_over,
+}
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["first-run.md", "first-corpus.md", "../how-to/evaluate.md"])
-def test_a_tutorial_shows_what_its_commands_print(name: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    for file, text in jobs(name):
-        (tmp_path / file).write_text(text)
-    program = tmp_path / "bin" / "phalanx"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m phalanx "$@"\n')
-    program.chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "HOME": str(tmp_path),
-        "COLUMNS": "200",
-        "NO_COLOR": "1",
-    }
-    seen: dict[str, str] = {}
-    for command, shown in steps(name):
-        done = subprocess.run(
-            with_own_runs(command, tmp_path, seen),
-            shell=True,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tutorials/first-run.md",
+        "tutorials/first-corpus.md",
+        "tutorials/survive-a-kill.md",
+        "how-to/evaluate.md",
+    ],
+)
+def test_a_page_shows_what_its_commands_print(name: str, tmp_path: Path) -> None:
+    with Reader(tmp_path) as reader:
+        reader.follow(DOCS / name, instead=ELSEWHERE)
+
+
+@pytest.mark.soak
+def test_the_tutorial_on_plans_shows_what_its_commands_print(tmp_path: Path) -> None:
+    with Reader(tmp_path, columns=96) as reader:  # as docs/refresh.py has it
+        reader.follow(TUTORIALS / "plan-a-70b.md")
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("slurmctld", path="/usr/sbin:/usr/bin") is None, reason="no Slurm")
+def test_the_tutorial_on_slurm_shows_what_its_commands_print(tmp_path: Path) -> None:
+    def inside(command: str) -> str:
+        reader.wait(lambda: "inside:" in reader.type(command), "its server")
+        return reader.type(command)
+
+    def ended(command: str) -> str:
+        reader.wait(lambda: not reader.type("squeue --noheader"), "the job to end")
+        return reader.type(command)
+
+    def alike(line: str) -> str:
+        return re.sub(r"/\S*/(?=runs/|phalanx-slurm)|phalanx-slurm-\w+", "", line)
+
+    with Reader(tmp_path) as reader:
+        try:
+            reader.follow(
+                TUTORIALS / "slurm-site.md",
+                instead={"phalanx why slurm:1": inside, "phalanx show slurm:1": ended},
+                alike=alike,
+            )
+        except BaseException:
+            reader.type("phalanx slurm sandbox down")
+            raise
+
+
+@pytest.mark.soak
+def test_the_tutorial_on_a_cluster_shows_what_its_commands_print(tmp_path: Path) -> None:
+    """Machines are agents with names and homes of their own here, and share the network."""
+    address = f"127.0.0.1:{free_port()}"
+    machines: dict[str, int] = {}
+
+    def join(command: str) -> str:
+        (fingerprint,) = re.findall(r"sha256:\w+", (reader.folder / ".started-0").read_text())
+        command = re.sub(r"sha256:\S+", fingerprint, command.replace("a:7070", address))
+        for name in ("b", "c", "d"):
+            (tmp_path / name).mkdir()
+            machines[name] = len(reader.running)
+            own = f" --name {name} --address 127.0.0.1 --as-agent"
+            reader.start(command + own, HOME=str(tmp_path / name))
+        reader.wait(lambda: reader.type("phalanx nodes").count("healthy") == 3, "three nodes")
+        return ""
+
+    def shown(command: str) -> str:
+        """The reader looks when it has made some steps, and again when it goes on."""
+        text = "generation 2, running" if lost else "generation 1, running"
+        reader.wait(lambda: text in reader.type(command), text)
+        reader.wait(lambda: not re.search(r"step: +\d of", reader.type(command)), "ten steps")
+        return reader.type(command)
+
+    lost: list[str] = []
+
+    def take_away(command: str) -> str:
+        (name,) = re.findall(r"nodes: +(\w), \w\n", reader.type("phalanx show 1"))
+        lost.append(name)
+        reader.running[machines[name]].send_signal(signal.SIGINT)
+        shown("phalanx show 1")
+        return reader.type(command)
+
+    def done(command: str) -> str:
+        reader.wait(lambda: "did all its steps" in reader.type(command), "the job to end")
+        return reader.type(command)
+
+    def alike(line: str) -> str:
+        line = re.sub(r"\b[bcd]\b", "X", re.sub(r"sha256:\S+", "sha256", line))
+        return re.sub(r"a:7070|127.0.0.1:\d+", "a", re.sub(r"\S*/\.phalanx", "~/.phalanx", line))
+
+    with Reader(tmp_path) as reader:
+        reader.follow(
+            TUTORIALS / "first-cluster.md",
+            instead={
+                "phalanx up": lambda command: reader.start(
+                    command.replace("a:7070", address) + f" --port {address[10:]}"
+                ),
+                "PHALANX_TOKEN_FILE": join,
+                "phalanx show": shown,
+                "phalanx events": take_away,
+                "phalanx ps --all": done,
+            },
+            alike=alike,
         )
-        assert (done.returncode != 0) == shown.startswith(REFUSED), f"{command}: {done.stderr}"
-        assert missing(shown, done.stdout + done.stderr) == [], command
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in TUTORIALS.glob("*.md")))
 def test_a_tutorial_shows_output_and_its_jobs_are_accepted(name: str) -> None:
-    assert len(steps(name)) >= 5
+    assert sum(bool(block.shown) for block in blocks(TUTORIALS / name)) >= 5
     for _, text in jobs(name):
         check(job_from_table(tomllib.loads(text)), 2)
 
