@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+TRAIN_STAMP := $(VENV)/.installed-train
 STAMP  := $(VENV)/.installed
 SOAK_STAMP := $(VENV)/.installed-soak
+DOCS_STAMP := $(VENV)/.installed-docs
 
 # One compute thread a rank: several ranks share a machine in tests and in the demo.
 export OMP_NUM_THREADS = 1
@@ -18,10 +20,14 @@ FAST := tests/test_architecture.py tests/cluster tests/config tests/hardware tes
 # Rooms with properties, which a soak tries on examples of its own.
 PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate tests/security/test_fuzz_messages.py
 
-.PHONY: demo test test-fast test-k8s lint style types suite docs soak proof proof-quick proof-gpu clean postgres chromium slurm mpi prometheus
+.PHONY: demo install test test-fast test-k8s lint style types suite docs docs-version soak proof proof-quick proof-gpu clean postgres chromium slurm mpi prometheus
 
-demo: $(STAMP)
+demo: $(TRAIN_STAMP)
 	$(BIN)/phalanx demo
+
+# What trains, and nothing of what only tests need.
+install: $(TRAIN_STAMP)
+	@echo ". $(BIN)/activate"
 
 test: style postgres chromium slurm
 	@$(MAKE) --no-print-directory -j2 types suite
@@ -89,9 +95,16 @@ style: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy --strict
 
-# What docs/reference repeats of the code; a test fails while it is stale.
-docs: $(STAMP)
+# What docs/reference and docs/stories repeat of the code (a test fails while it is stale); then the
+# site in build/site, in which a dead link is an error.
+docs: $(DOCS_STAMP)
 	$(BIN)/python -m docs.generator
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+# The same beside the sites of other versions, in build/versions.
+docs-version: docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m docs.versions
 
 soak: $(SOAK_STAMP) postgres chromium slurm mpi prometheus
 	$(BIN)/pytest -m soak --hypothesis-profile=explore --timeout=1800 -rs
@@ -109,14 +122,23 @@ proof-quick: $(STAMP)
 proof-gpu: $(STAMP)
 	$(BIN)/python -m proof --gpu
 
+$(TRAIN_STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -e '.[train]'
+	touch $@
+
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $(TRAIN_STAMP) $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet -e '.[dev,docs]'
 	touch $@
 
 # Trackers and other training libraries are heavy, and only the long proof runs them.
 $(SOAK_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet -e '.[dev,eval,frameworks,mlflow,peers,ray,wandb]'
+	$(BIN)/python -m pip install --quiet -e '.[dev,docs,eval,frameworks,mlflow,peers,ray,wandb]'
 	touch $@
 
 clean:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from phalanx import __version__
-from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.node import Node
 from phalanx.cluster.protocol.commands import Form, Restore, Stop
 from phalanx.cluster.protocol.messages import (
     Applied,

@@ -26,7 +26,6 @@ from phalanx.train.trainer import Trainer
 
 WINDOW_STEPS = 4
 BATCH, SEQUENCE = 4, 8192
-MOST_ADDED_SECONDS, MOST_SLOWER = 0.06, 1.05
 PEER_ROUNDS = 1  # of DCP, which takes a minute and adds seconds
 
 

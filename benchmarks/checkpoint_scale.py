@@ -39,8 +39,8 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.shard import Sidecar, build_header
 from phalanx.checkpoint.format.source import FolderSource
+from phalanx.checkpoint.retention import RetentionPolicy
 from phalanx.checkpoint.write.commit import SaveOrder, try_commit
-from phalanx.checkpoint.write.retention import RetentionPolicy
 from phalanx.data import Cursor
 from phalanx.data.corpus.checksum import crc32c
 from proof.report import report

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
+from phalanx.cluster.node import Node, NodeState
 from phalanx.cluster.policy import Policy, QueuePolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Check, Command, Drain, Form, Restore
 from phalanx.cluster.protocol.events import (

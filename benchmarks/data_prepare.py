@@ -1,6 +1,8 @@
 """Near-duplicates: how many planted ones are found, how fast beside datatrove, in what memory.
 
-    python -m benchmarks.data_prepare
+    python -m venv build/datatrove
+    build/datatrove/bin/pip install 'datatrove[processing]' spacy orjson
+    PHALANX_DATATROVE=build/datatrove/bin/python python -m benchmarks.data_prepare
 
 Quality: documents with a variant of each, whose Jaccard similarity is computed from their sets of
 word 5-grams. Those of 0.8 and more must be removed (recall), all others kept (precision: of what

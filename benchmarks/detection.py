@@ -25,8 +25,8 @@ import numpy as np
 from phalanx.cluster.detectors import told_wrong, vote
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.protocol.events import EventBody, SlowRank
-from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.protocol.step_watch import GangRecord, StepWatch
+from phalanx.cluster.protocol.timeouts import fixed_limits
 from proof.report import report
 
 SHAPE = GangShape(replicas=768, tensor=8, pipeline=16, slot_gpus=8)

@@ -22,10 +22,11 @@ from msgspec import Struct, structs
 from benchmarks.queue_decisions import Load
 from phalanx.cluster.forecast.why import explain, explainer
 from phalanx.cluster.job_relations import Array, Dependency
-from phalanx.cluster.jobs.job import HOUR_NS, GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, JobSpec
 from phalanx.cluster.policy import Qos
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.events import Event, SetQuota, Submit
+from phalanx.cluster.units import HOUR_NS
 from phalanx.simulate.draws import SeedDraws
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.scenario import Scenario
@@ -34,7 +35,6 @@ from phalanx.simulate.world.world import World
 from proof.report import report
 
 MINUTE_NS = 60 * 10**9
-AT_ONCE_NS = MINUTE_NS
 CEILING_TEAMS = ("team-0", "team-1")
 LIMITED = "batch"
 
@@ -127,7 +127,7 @@ def chained(load: Load, count: int) -> int:
     for _ in range(count):
         number = len(jobs) + 1
         spec = JobSpec(name="j", gang=GangShape(slot_gpus=1), time_limit_ns=HOUR_NS)
-        jobs[number] = Job(
+        jobs[number] = ClusterJob(
             id=number, spec=spec, submitted_ns=now, eligible=False, waiting_for={last: None}
         )
         last = number
@@ -138,7 +138,7 @@ def behind_all(load: Load) -> int:
     """One job that waits for every other one that is in the queue."""
     jobs, spec = load.view.jobs, JobSpec(name="j", gang=GangShape(slot_gpus=1))
     number = len(jobs) + 1
-    jobs[number] = Job(
+    jobs[number] = ClusterJob(
         id=number, spec=spec, submitted_ns=0, eligible=False, waiting_for=dict(load.view.pending)
     )
     return number

@@ -25,8 +25,8 @@ import numpy as np
 
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.policy import PricePolicy
-from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.protocol.step_watch import StepWatch
+from phalanx.cluster.protocol.timeouts import fixed_limits
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.wire import agent_messages as wire
 from phalanx.observe.node.node_messages import NodeRecords

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.played_fleet import play
+from benchmarks.played_runs import play_runs
 from proof.report import report
 
 NODES, EVENTS = 12_500, 60_000
+RUNS, RUN_STEPS = 1_000, 40
 ROUNDS = 7
 READY = "name => document.documentElement.dataset.ready === name"
 PAN = """async (seconds) => {
@@ -149,6 +151,18 @@ def measure(running: Any, url: str, state: Path) -> dict[str, Any]:
     }
 
 
+def measure_runs(running: Any, folder: Path, nodes: int) -> dict[str, float]:
+    """Seconds until a view is there, of a server that keeps a thousand runs."""
+    state = folder / "runs"
+    play_runs(state, RUNS, RUN_STEPS, nodes=nodes)
+    with served(state) as url:
+        page = visitor(running, url, state, (1440, 900))
+        return {
+            view: round(statistics.median(opened(page, url, view) for _ in range(ROUNDS)), 3)
+            for view in ("runs", "submit", "alerts")
+        }
+
+
 def fetched(url: str, state: Path, path: str) -> tuple[float, Any]:
     """Seconds of a request, and its answer."""
     token = (state / "admin.token").read_text().strip()
@@ -173,10 +187,13 @@ def main() -> int:
             figures["load_average"] = round(os.getloadavg()[0], 1)
             print(json.dumps(figures, indent=1))
             if chosen.images is not None:
-                from benchmarks.page_images import of_fleet, of_slow_rank
+                from benchmarks.page_images import of_fleet, of_runs, of_slow_rank
 
                 of_fleet(running, url, state, chosen.images)
                 of_slow_rank(running, Path(name), chosen.images)
+                of_runs(running, Path(name), chosen.images)
+        figures["seconds_with_1000_runs"] = measure_runs(running, Path(name), chosen.nodes)
+        print(json.dumps(figures["seconds_with_1000_runs"]))
     if chosen.images is not None:
         from benchmarks.page_images import of_run
 
@@ -185,6 +202,7 @@ def main() -> int:
     claimed = {
         "fleet_view_seconds": views["fleet"],
         "jobs_view_seconds": views["jobs"],
+        "runs_view_seconds": figures["seconds_with_1000_runs"]["runs"],
         "frame_ms": figures["pan_all"]["median"],
         "fleet_ms": figures["fleet_ms"],
         "past_ms": figures["past_ms"],

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.page import chromium, opened, served, visitor
 from benchmarks.played_job import play_slow_rank
+from benchmarks.played_runs import play_runs
 from phalanx.cli.train.demo import JOB
 from phalanx.config import load_job, resolve, to_toml
 from phalanx.testing.local_cluster import TrialCluster
@@ -47,6 +48,24 @@ def of_fleet(running: Any, url: str, state: Path, folder: Path) -> None:
         opened(page, url, view)
         picture(page, folder, name)
         page.context.close()
+
+
+def of_runs(running: Any, root: Path, folder: Path) -> None:
+    """Runs over each other, and a job file that is being written."""
+    state = root / "runs-shown"
+    play_runs(state, 14, 120)
+    with served(state) as url:
+        for name, view, dark in (
+            ("runs", "runs?jobs=5,12,13&smooth=0.6", False),
+            ("submit", "submit", False),
+        ):
+            page = visitor(running, url, state, (1440, 1250 if name == "runs" else 900), dark)
+            opened(page, url, view)
+            if name == "submit":
+                page.wait_for_selector(".drafting .card:not(.pale) .figure")
+                page.wait_for_function("() => !document.querySelector('.submit button').disabled")
+            picture(page, folder, name)
+            page.context.close()
 
 
 def of_slow_rank(running: Any, root: Path, folder: Path) -> None:

@@ -26,11 +26,12 @@ import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.fleet.node import Held, Node
 from phalanx.cluster.jobs.job import GangShape, Placement
+from phalanx.cluster.node import Held, Node
 from phalanx.cluster.placement.choose import PlacementRequest, place
 from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
-from phalanx.cluster.policy import MILLION, FabricPolicy
+from phalanx.cluster.policy import FabricPolicy
+from phalanx.cluster.units import MILLION
 from phalanx.config import PRESETS, resolve_model
 from phalanx.hardware import cluster
 from phalanx.plan import Mapping, Workload

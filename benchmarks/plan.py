@@ -41,13 +41,21 @@ def held_out() -> dict[str, float]:
         figures[f"{kind}_error"] = sum(e["mape"] * e["n"] for e in found) / runs
         print(f"{kind} runs of projects left out: {figures[f'{kind}_error']:.1%} of {runs:.0f}")
         unseen = calibration.unseen[kind]
+        figures[f"unnamed_{kind}_error"] = unseen["mape"]
+        figures[f"unnamed_{kind}_covered"] = unseen["coverage80"]
         print(f"  unnamed too: {unseen['mape']:.1%}, {unseen['coverage80']:.0%} in the interval")
     for name, ordering in (("", calibration.ordering), (", unnamed", calibration.unseen_ordering)):
         assert ordering is not None
+        figures["pairs_in_order"] = min(ordering.right, figures.get("pairs_in_order", 1.0))
+        figures["regret"] = max(ordering.regret, figures.get("regret", 0.0))
         print(
             f"order of measured mappings{name}: {ordering.right:.0%} of {ordering.pairs} pairs, "
             f"regret {ordering.regret:.1%}"
         )
+    memory = calibration.unseen_memory
+    assert memory is not None
+    figures["false_oom"] = memory.false_oom / memory.ran
+    print(f"  unnamed: {figures['false_oom']:.1%} of {memory.ran} runs that ran do not fit")
     return figures
 
 

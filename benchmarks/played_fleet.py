@@ -14,7 +14,7 @@ from phalanx import __version__
 from phalanx.cluster.core import Core
 from phalanx.control.server.history.fleet_history import FleetHistory
 from phalanx.control.server.policy_file import read_policy
-from phalanx.control.server.shell_memory import Memory
+from phalanx.control.server.shell_memory import ShellMemory
 from phalanx.control.server.store.interface import StoredSnapshot, command_row, event_row
 from phalanx.control.server.store.sqlite import SqliteStore
 
@@ -37,7 +37,7 @@ def play(state: Path, nodes: int, events: int, seed: int = 0) -> Core:
     (state / "policy.toml").write_text(POLICY)
     began_ns = time.time_ns() - events * EVENT_NS
     core = Core(fleet_of(nodes), read_policy(state / "policy.toml"), now_ns=began_ns)
-    load, memory = Load(core, seed), Memory()
+    load, memory = Load(core, seed), ShellMemory()
     _start_at(load, began_ns)
     history = FleetHistory(state / "history.sqlite")
     rows, given, framed = [], [], 0

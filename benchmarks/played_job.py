@@ -17,7 +17,7 @@ from benchmarks.cluster_load import fleet_of
 from benchmarks.played_fleet import POLICY
 from phalanx import __version__
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import ClusterJob, Expected, GangShape, JobSpec
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.events import (
     Event,
@@ -29,11 +29,11 @@ from phalanx.cluster.protocol.events import (
     Submit,
     Tick,
 )
-from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.protocol.step_watch import StepWatch
+from phalanx.cluster.protocol.timeouts import fixed_limits
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.policy_file import read_policy
-from phalanx.control.server.shell_memory import Memory
+from phalanx.control.server.shell_memory import ShellMemory
 from phalanx.control.server.store.interface import StoredSnapshot, command_row, event_row
 from phalanx.control.server.store.sqlite import SqliteStore
 from phalanx.observe.node.node_messages import NodeRecords
@@ -61,7 +61,7 @@ class World:
 
     def __init__(self, nodes: int, now_ns: int, policy: Policy) -> None:
         self.core = Core(fleet_of(nodes), policy, now_ns=now_ns)
-        self.memory = Memory()
+        self.memory = ShellMemory()
         self.now_ns = now_ns
         self.rows: list[tuple[int, int, bytes]] = []
         self.given: list[tuple[int, bytes]] = []
@@ -75,7 +75,7 @@ class World:
         if commands:
             self.given.append(command_row(event.sequence, commands))
 
-    def start(self, nodes: int) -> Job:
+    def start(self, nodes: int) -> ClusterJob:
         """A job on every node, running."""
         gang = GangShape(replicas=nodes, tensor=GPUS, slot_gpus=GPUS)
         expected = Expected(steps=100_000, step_ns=int(STEP_SECONDS * 1e9))
@@ -142,7 +142,7 @@ def play_slow_rank(
     return Slowed(rank=rank, node=names[rank // GPUS], since=since, named_at=named_at)
 
 
-def _progress(job: Job, steps: range, now_ns: int) -> Progress:
+def _progress(job: ClusterJob, steps: range, now_ns: int) -> Progress:
     """What the gang's coordinator says of its steps."""
     return Progress(
         job=job.id,
@@ -155,7 +155,7 @@ def _progress(job: Job, steps: range, now_ns: int) -> Progress:
 
 
 def _message(
-    job: Job,
+    job: ClusterJob,
     node: int,
     slot: int,
     steps: range,
@@ -182,7 +182,7 @@ def _message(
     )
 
 
-def _head(job: Job, step: int) -> StepRecord:
+def _head(job: ClusterJob, step: int) -> StepRecord:
     """What rank 0 says of a step."""
     seconds, tokens = STEP_SECONDS * 1.2, 16 << 20
     return StepRecord(

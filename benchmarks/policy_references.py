@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from msgspec import Struct, structs
 
 from phalanx.cluster.fleet.fleet import Fleet
-from phalanx.cluster.jobs.job import Job, JobSpec, Placement
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec, Placement
 from phalanx.cluster.placement.choose import place
 from phalanx.cluster.placement.free_index import Nodes, set_of_nodes
 from phalanx.cluster.placement.request import PlacementRequest, held_by, request_of
@@ -68,7 +68,7 @@ class Reference:
         gpus = job.played.gpus
         self._jobs[job.number] = job
         if gpus not in self._requests:
-            asking = Job(id=job.number, spec=job.spec, submitted_ns=0, queued_ns=0)
+            asking = ClusterJob(id=job.number, spec=job.spec, submitted_ns=0, queued_ns=0)
             self._requests[gpus] = request_of(asking, 0, Policy())
         insort(self._waiting.setdefault(gpus, []), (self.order(job), job.number))
         insort(self._bounds.setdefault(gpus, []), job.bound)

@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 
 from benchmarks.placement import SITES, fleet_of
-from phalanx.cluster.jobs.job import HOUR_NS, GangShape, Job, JobSpec, JobState
+from phalanx.cluster.jobs.job import ClusterJob, GangShape, JobSpec, JobState
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
 from phalanx.cluster.queue.decisions import Preempt, QueueState, Resize, Start
 from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.state import View
+from phalanx.cluster.units import HOUR_NS
 from proof.report import report
 
 TEAMS = 40
@@ -55,7 +56,9 @@ class Load:
             priority=self.rng.choice([0, 0, 0, 10]),
             time_limit_ns=self.rng.choice([0, 1, 4, 24]) * HOUR_NS,
         )
-        job = Job(id=number, spec=spec, submitted_ns=self.view.now_ns, queued_ns=self.view.now_ns)
+        job = ClusterJob(
+            id=number, spec=spec, submitted_ns=self.view.now_ns, queued_ns=self.view.now_ns
+        )
         self.view.jobs[number] = job
         self.view.pending[number] = None
         start = time.process_time()

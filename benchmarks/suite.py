@@ -1,9 +1,10 @@
 """The test suite's own duration, and how many tests passed.
 
-    python -m benchmarks.suite [--gpu]
+    python -m benchmarks.suite [--gpu [--alone]]
 
-`--gpu` runs the tests of a CUDA device instead: files side by side, each in a process of its own,
-but for tests that measure time there, which have the device to themselves.
+`--gpu` runs the tests of a CUDA device instead: files side by side, each in a process of its own;
+with `--alone` those that measure time there, which have the device to themselves. What each
+process printed is kept whole below runs/suite/.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from proof.report import report
 
 COUNT = re.compile(r"([\d,]+) (passed|failed|errors?|skipped)")
 GPU_TESTS = Path(__file__).parent.parent / "tests" / "gpu"
-SIDE_BY_SIDE = 5  # processes that share a device: each holds a context and a small model
+LOGS = Path("runs") / "suite"
+SIDE_BY_SIDE = 8  # processes that share a device: each holds a context and a small model
 NOTHING_CHOSEN = 5  # pytest's exit code
 SHOWN_LINES = 80
 
@@ -32,6 +34,9 @@ def counted(runner: str, *options: str) -> Counter[str]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode == NOTHING_CHOSEN:
         return Counter()
+    LOGS.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"\W+", "-", " ".join(options[-2:])) or runner
+    (LOGS / f"{name}.log").write_text(done.stdout)
     print("\n".join(done.stdout.splitlines()[-SHOWN_LINES:]), flush=True)
     lines = [line for line in done.stdout.splitlines() if COUNT.search(line)]
     if not lines:
@@ -41,13 +46,12 @@ def counted(runner: str, *options: str) -> Counter[str]:
     return Counter(passed=counts.get("passed", 0), failed=failed)
 
 
-def gpu_suite() -> Counter[str]:
-    """The tests of a CUDA device."""
+def gpu_suite(*, alone: bool) -> Counter[str]:
+    """The tests of a CUDA device: those that need it alone, or all others."""
     files = sorted(map(str, GPU_TESTS.glob("test_*.py")))
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        shared = list(pool.map(lambda f: counted("pytest", "-m", "gpu and not alone", f), files))
-    alone = [counted("pytest", "-m", "gpu and alone", file) for file in files]
-    return sum([*shared, *alone], Counter())
+    chosen = "gpu and alone" if alone else "gpu and not alone"
+    with ThreadPoolExecutor(1 if alone else SIDE_BY_SIDE) as pool:
+        return sum(pool.map(lambda file: counted("pytest", "-m", chosen, file), files), Counter())
 
 
 def main() -> int:
@@ -55,12 +59,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gpu", action="store_true", help="the tests of a CUDA device")
+    parser.add_argument("--alone", action="store_true", help="of those, what measures time there")
     asked = parser.parse_args()
     began = time.monotonic()
-    counts = gpu_suite() if asked.gpu else counted("tests.run")
+    counts = gpu_suite(alone=asked.alone) if asked.gpu else counted("tests.run")
     minutes = (time.monotonic() - began) / 60
     figures = {"passed": counts["passed"], "failed": counts["failed"], "minutes": minutes}
-    return report("gpu-tests" if asked.gpu else "suite", figures)
+    claim = ("gpu-tests-alone" if asked.alone else "gpu-tests") if asked.gpu else "suite"
+    return report(claim, figures)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`phalanx tune` on the demo's job from bad settings, against settings tuned by hand.
 
     python -m benchmarks.tune
-    python -m benchmarks.tune --job my.toml --hand train.micro_batch=8 --hand memory.recompute=none
+    python -m benchmarks.tune --job examples/llama3-1b.toml --bad train.compile=off \\
+        --hand train.micro_batch=4 --minutes 4 --rounds 1
 
 The search starts from micro-batch 1, full recompute and GPipe. Then what it found, what a person
 would choose and the bad settings run in turn, a trial each, several times; medians count.
@@ -29,7 +30,6 @@ SYNTHETIC = (
 BAD = ("train.micro_batch=1", "memory.recompute=full")
 BAD_DEMO = ("parallel.schedule=gpipe", "data.prefetch=0")
 HAND = ("train.micro_batch=4", "memory.recompute=none", "parallel.schedule=1f1b", "data.prefetch=4")
-ROUNDS = 3
 STEPS = 16
 
 
@@ -53,13 +53,14 @@ def step_seconds(job: Path, values: tuple[str, ...], runs: Path) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--job", type=Path, help="another job than the demo's")
-    parser.add_argument("--bad", action="append", help="a bad setting to start from")
+    parser.add_argument("--bad", action="append", default=[], help="a bad setting more")
     parser.add_argument("--hand", action="append", help="a setting tuned by hand")
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     job = options.job or DEMO
     shared = () if options.job else SYNTHETIC
-    bad = (*shared, *(options.bad or (BAD if options.job else BAD + BAD_DEMO)))
+    bad = (*shared, *BAD, *(options.bad if options.job else BAD_DEMO))
     hand = (*shared, *(options.hand or HAND))
     with tempfile.TemporaryDirectory() as folder:
         runs, tuned = Path(folder) / "runs", Path(folder) / "tuned.toml"
@@ -70,7 +71,7 @@ def main() -> int:
         found = json.loads(done.stdout)
         sides = {"bad": (job, bad), "tuned": (tuned, ()), "hand": (job, hand)}
         taken: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(ROUNDS):
+        for _ in range(options.rounds):
             for name, (path, values) in sides.items():
                 taken[name].append(step_seconds(path, values, runs))
     seconds = {name: statistics.median(times) for name, times in taken.items()}
@@ -81,7 +82,7 @@ def main() -> int:
         "trials": len(found["trials"]),
         "minutes": found["spent_seconds"] / 60,
     }
-    return report("tune", figures)
+    return report("tune-gpu" if options.job else "tune", figures)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ class Need(Enum):
     FILES = "`ulimit -n` of 13,000"
     CUDA = "a CUDA device"
     TITAN = "torchtitan (PHALANX_TITAN)"
+    PEFT = "peft and transformers"
     DATATROVE = "datatrove and spaCy (PHALANX_DATATROVE, their Python)"
     TRACE = "a recorded trace (PHALANX_TRACE)"
 

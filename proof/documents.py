@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from proof import evidence
+from proof import evidence, headlines
 from proof.claims import CLAIMS
 from proof.history import ROOT, Measurement, newest
 
@@ -61,6 +61,7 @@ def write(measurements: list[Measurement]) -> None:
     for path in pages():
         text = path.read_text(encoding="utf-8")
         renewed = LINK.sub(lambda link: _renewed(link, shown), text)
+        renewed = headlines.with_table(renewed, shown)
         if renewed != text:
             path.write_text(renewed, encoding="utf-8")
 
@@ -123,12 +124,22 @@ def other_figures() -> dict[str, set[str]]:
 
 def figures_of(path: Path) -> Iterator[Stray]:
     """Every number with a unit outside code and links of a page."""
-    in_code = False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    in_code, text = False, path.read_text(encoding="utf-8")
+    written = _table_lines(text)
+    for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             in_code = not in_code
-        elif not in_code:
+        elif not in_code and number not in written:
             prose = re.sub(r"`[^`]*`", "``", LINK.sub("", line))
             for match in FIGURE.finditer(prose):
                 page = str(path.relative_to(ROOT))
                 yield Stray(page, number, " ".join(match.group(0).split()))
+
+
+def _table_lines(text: str) -> range:
+    """Lines of README's table, which is written from the store, bars and all."""
+    found = headlines.TABLE.search(text)
+    if found is None:
+        return range(0)
+    first = text.count("\n", 0, found.start()) + 1
+    return range(first, first + found.group(0).count("\n") + 1)

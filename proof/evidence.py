@@ -20,10 +20,12 @@ make proof-quick     # the short ones, a few minutes; `make test` runs them too
 make proof           # all that this machine can measure; use quiet cores
 make proof-gpu       # those that need a CUDA device
 .venv/bin/python -m proof first-step queue      # some of them
+.venv/bin/python -m proof --gpu --minutes 30    # the most outdated ones that fit into that time
 ```
 
-"Age" counts the commits since the one that was measured, when this page was written. Figures in
-brackets were measured while others used the cores; nobody should trust them.
+"Age" counts the commits since the one that was measured, when this page was written; it is unknown
+where this history does not contain that commit. Figures in brackets were measured while others used
+the cores; nobody should trust them.
 """
 
 
@@ -44,7 +46,7 @@ def _section(claim: Claim, measurement: Measurement | None, ages: dict[str, int 
     lines += ["| figure | bar | measured |", "|---|---|---|"]
     for figure in claim.figures:
         lines.append(f"| {figure.says} | {figure.bar} | {_cell(figure, measurement)} |")
-    lines += ["", _origin(measurement, ages), ""]
+    lines += ["", _origin(claim, measurement, ages), ""]
     return "\n".join(lines)
 
 
@@ -55,12 +57,15 @@ def _cell(figure: Figure, measurement: Measurement | None) -> str:
     return f"({words})" if figure.timed and not measurement.trusted else words
 
 
-def _origin(measurement: Measurement | None, ages: dict[str, int | None]) -> str:
+def _origin(claim: Claim, measurement: Measurement | None, ages: dict[str, int | None]) -> str:
     if measurement is None:
         return "Not measured yet."
     age = ages[measurement.commit]
-    since = "age unknown" if age is None else f"age {age} commits"
-    return (
+    since = "age unknown, not in this history" if age is None else f"age {age} commits"
+    origin = (
         f"{measurement.date}, commit {measurement.commit} ({since}), {measurement.machine}, "
         f"{measurement.seconds:.0f} s."
     )
+    if measurement.by_other_command(claim.command):
+        return f"{origin} The command was another one then: `{measurement.command}`."
+    return origin

@@ -28,6 +28,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     seconds: float
     figures: dict[str, float]
     pace: float = 0.0  # seconds that a fixed piece of work took beside it; 0: not measured
+    command: str = ""  # what measured it; "": stored before commands were
+
+    def by_other_command(self, command: str) -> bool:
+        """Whether the claim's command is another one by now."""
+        return bool(self.command) and self.command != command
 
 
 def read(path: Path = HISTORY) -> list[Measurement]:
@@ -87,8 +92,15 @@ def this_commit() -> str:
 
 
 def commits_since(commit: str) -> int | None:
-    """Commits from that one to HEAD; nothing where it cannot be said."""
-    count = _git("rev-list", "--count", f"{commit.rstrip('+')}..HEAD")
+    """Commits from that one to HEAD; nothing where HEAD does not come from it.
+
+    Git counts those since the common ancestor then, which are fewer: of commits that were rewritten
+    a clone may still have the old ones.
+    """
+    measured = commit.rstrip("+")
+    if _git("merge-base", measured, "HEAD") != _git("rev-parse", f"{measured}^{{commit}}"):
+        return None
+    count = _git("rev-list", "--count", f"{measured}..HEAD")
     return int(count) if count.isdigit() else None
 
 

@@ -110,6 +110,7 @@ _HAS: dict[Need, Callable[[], bool]] = {
     Need.FILES: lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 13_000,
     Need.CUDA: lambda: bool(gpu_name()),
     Need.TITAN: _has_titan,
+    Need.PEFT: lambda: importlib.util.find_spec("peft") is not None,
     Need.DATATROVE: lambda: "PHALANX_DATATROVE" in os.environ,
     Need.TRACE: lambda: Path(os.environ.get("PHALANX_TRACE", "")).is_file(),
 }

@@ -96,7 +96,7 @@ rule_files: [{folder}/alerts.yml]
 
     def asked(self, path: str) -> dict[str, Any]:
         """What it answers."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
             return dict(json.load(answer)["data"])
 
     def series(self, query: str) -> list[dict[str, Any]]:

@@ -20,7 +20,11 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.config import job_from_table, resolve
 from phalanx.testing.fork_server import fork_server
+from phalanx.train.rank.threads import require_single_thread
+from tests.forked_programs import let_zygotes_run_programs
+from tests.huge_pages import use_huge_pages
 from tests.shared_folder import VARIABLE
 from tests.side_by_side import SideBySide
 
@@ -51,10 +55,37 @@ def cpu_by_room(by_file: dict[str, float], total: float) -> str:
     return f"{total:,.0f} s of CPU: {named}, shared {total - rooms.total():,.0f}"
 
 
+def cpu_of_files(by_file: dict[str, float], count: int = 15) -> str:
+    """Which files used most; of the ranks of clusters only the total knows."""
+    most = sorted(by_file.items(), key=lambda entry: -entry[1])[:count]
+    return "\n".join(f"{seconds:6.1f} s of CPU {path}" for path, seconds in most if seconds >= 1)
+
+
 def own_cpu_seconds() -> float:
     """Of this process and of all that it waited for."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def warm_up() -> None:
+    """Train for two steps here: what torch prepares on first use, ranks of all tests inherit.
+
+    Not where there are GPUs: autograd would start threads for them, which no fork survives.
+    """
+    import torch
+
+    from phalanx.train.parity.prove import train
+
+    if torch.cuda.device_count():
+        return
+    table = {
+        "model": {"dim": 16, "layers": 2, "heads": 2, "ffn": 32, "vocab": 64},
+        "data": {"sequence": 16, "prefetch": 0},
+        "precision": {"compute": "float32"},
+        "train": {"steps": 2, "global_batch": 2, "device": "cpu"},
+    }
+    train(resolve(job_from_table(table), 1))
+    require_single_thread()
 
 
 def main(arguments: list[str]) -> int:
@@ -67,7 +98,10 @@ def main(arguments: list[str]) -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     began = time.monotonic()
-    plugin = SideBySide(own.processes, stored_seconds())
+    plugin = SideBySide(own.processes, stored_seconds(), most=2 * own.processes)
+    let_zygotes_run_programs()
+    warm_up()
+    use_huge_pages()  # the fork server has them too
     with tempfile.TemporaryDirectory(prefix="phx-") as folder, fork_server(Path(folder)):
         os.environ[VARIABLE] = folder
         code = pytest.main(options, plugins=[plugin])
@@ -76,8 +110,9 @@ def main(arguments: list[str]) -> int:
     spent = sum(plugin.measured.values())
     print(
         f"{spent:,.0f} s of tests in {time.monotonic() - began:,.0f} s, "
-        f"{own.processes} files at a time"
+        f"{own.processes} files at a time, more where cores were idle"
     )
+    print(cpu_of_files(plugin.cpu))
     print(cpu_by_room(plugin.cpu, own_cpu_seconds()))
     return int(code)
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -22,10 +23,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
 
 import pytest
 
+from tests.huge_pages import use_huge_pages
+from tests.idle_cores import IdleCores
+
+POLL_SECONDS = 0.05  # for a file that has ended
 END = {"end": True}  # what a child writes last
 
 
@@ -43,10 +49,13 @@ class File:
 
 
 class SideBySide:
-    """Runs the files that take longest first, ``processes`` at a time."""
+    """Runs the files that take longest first, ``processes`` at a time.
 
-    def __init__(self, processes: int, seconds: dict[str, float]) -> None:
-        self.processes = processes
+    While those mostly wait, and so leave cores idle, up to ``most`` run.
+    """
+
+    def __init__(self, processes: int, seconds: dict[str, float], most: int = 0) -> None:
+        self.processes, self.most = processes, most
         self.expected = seconds  # by the path of a file from the root
         self.measured: dict[str, float] = {}
         self.cpu: dict[str, float] = {}  # seconds, with all processes that its tests waited for
@@ -84,17 +93,24 @@ class SideBySide:
     def _run(self, session: pytest.Session, waiting: list[File], failed: list[Path]) -> None:
         """Run all; ``failed`` becomes the folders of files with tests that failed."""
         running: dict[int, File] = {}
+        idle = IdleCores()
         gc.collect()
         gc.freeze()  # what all children share is not looked at, and so not copied, in each
+        use_huge_pages()
         try:
             while waiting or running:
-                while waiting and len(running) < self.processes and not session.shouldfail:
+                while waiting and not session.shouldfail:
+                    few = len(running) < self.processes
+                    if not few and not (len(running) < self.most and idle.left()):
+                        break
                     file = waiting.pop()
                     running[_fork(session, file)] = file
                 if session.shouldfail and not running:
                     raise session.Failed(session.shouldfail)
-                pid, status, usage = os.wait4(-1, 0)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
                 if pid not in running:
+                    if not pid:
+                        time.sleep(POLL_SECONDS)
                     continue
                 file = running.pop(pid)
                 name = str(file.path.relative_to(session.config.rootpath))
@@ -171,6 +187,7 @@ def _fork(session: pytest.Session, file: File) -> int:
 
 
 def _child(session: pytest.Session, file: File) -> None:
+    sys.modules["__main__"] = ModuleType("__main__")  # or spawned processes would import the runner
     config = session.config
     config._tmp_path_factory._basetemp = file.folder  # type: ignore[attr-defined]
     capture = config.pluginmanager.getplugin("capturemanager")

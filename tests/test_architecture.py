@@ -50,16 +50,11 @@ LOADS_TORCH = {  # modules of other rooms that load torch when they are imported
 CORE = "the core's parts share one state; narrow protocols would end it"
 STRUCTS = "structs that lie with what fills them"
 KNOTS: dict[str, dict[str, str]] = {
-    "checkpoint": {
-        "format -> write": "folders and tiers know alignment, quota and retention",
-        "write -> keeper": "a save in the background is a hand-over to the keeper",
-    },
     "cluster": {
         **dict.fromkeys(
             [
-                *("context -> fleet", "context -> jobs", "context -> ledger", "context -> queue"),
-                *("policy -> jobs", "state -> fleet", "state -> jobs", "gang -> jobs"),
-                *("protocol -> fleet", "protocol -> jobs"),
+                *("context -> jobs", "context -> ledger", "context -> queue"),
+                *("state -> fleet", "state -> jobs", "gang -> jobs", "protocol -> jobs"),
             ],
             STRUCTS,
         ),
@@ -70,9 +65,6 @@ KNOTS: dict[str, dict[str, str]] = {
             ],
             CORE,
         ),
-    },
-    "data": {
-        "corpus -> order": "opening a corpus holds samples out and reads its curriculum",
     },
     "plan": {
         "show -> search": STRUCTS,
@@ -223,6 +215,21 @@ def test_the_map_counts_the_files_of_its_walks() -> None:
 def test_the_map_shows_every_room_in_order() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(ROOMS)
+
+
+def test_the_map_shows_every_sub_package() -> None:
+    """In the pictures of rooms, and none that is not there."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    section = text[text.index("The two large rooms inside:") : text.index("## Walks")]
+    drawn, room = set(), ""
+    for line in "".join(re.findall(r"```\n(.*?)```", section, re.DOTALL)).splitlines():
+        if line[0] != " ":
+            room, line = line.split("/", 1)
+        names = re.match(r" *((?:[\w.]+/? )*(?:[\w.]+/?))(?:  |$)", line)
+        if names is not None and not line.startswith(" " * 20):
+            drawn |= {(room, name[:-1]) for name in names[1].split() if name[-1] == "/"}
+    packages = {(path.parts[-3], path.parts[-2]) for path in ROOT.glob("phalanx/*/*/__init__.py")}
+    assert drawn - {("observe", "monitoring")} == packages  # which has files for other programs
 
 
 # The checkers themselves, on trees made up for them.

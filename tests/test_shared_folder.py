@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from tests.shared_folder import VARIABLE, made_once
+from tests.checkpoint.waiting import eventually
+from tests.shared_folder import VARIABLE, made_once, network
 
 
 def test_what_has_a_name_is_made_once_where_files_share_a_folder(
@@ -28,3 +31,34 @@ def test_what_has_a_name_is_made_once_where_files_share_a_folder(
     assert made_once("other", Path("elsewhere"), make) != first
     monkeypatch.delenv(VARIABLE)
     assert made_once("one", tmp_path / "alone", make) == tmp_path / "alone" / "it"
+
+
+def test_who_changes_the_network_waits_for_all_that_must_not_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_free(kind: int, name: str = "network") -> bool:
+        with (tmp_path / name).open("w") as lock:
+            try:
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    def change() -> None:
+        with network(changes=True):
+            pass
+
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with network(), network():
+        assert is_free(fcntl.LOCK_SH) and not is_free(fcntl.LOCK_EX)
+    with network(changes=True):
+        assert not is_free(fcntl.LOCK_SH)
+    assert is_free(fcntl.LOCK_EX)
+    with network():
+        waits = Thread(target=change)
+        waits.start()
+        assert eventually(lambda: not is_free(fcntl.LOCK_SH, "network-gate"))  # nobody goes first
+    waits.join()
+    monkeypatch.delenv(VARIABLE)
+    with network(changes=True), network(changes=True):
+        assert is_free(fcntl.LOCK_EX)

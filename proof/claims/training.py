@@ -30,8 +30,7 @@ TRAINING = (
                 timed=False,
             ),
         ),
-        minutes=2,
-        quick=True,
+        minutes=2,  # with every change: tests/parallel/test_parity.py, on more meshes
     ),
     Claim(
         name="virtual-replicas",
@@ -46,6 +45,24 @@ TRAINING = (
             Figure("speed_zero3", "four replicas, weights sharded", "x", at_least=0.8),
         ),
         minutes=3,
+        needs=QUIET,
+    ),
+    Claim(
+        name="muon",
+        says="On four ranks, each of which orthogonalises a part of the matrices, a step with Muon "
+        "of the demo's model costs little more than one with AdamW.",
+        command="python -m benchmarks.muon",
+        figures=(
+            Figure("step_demo", "a step with Muon, of AdamW's, demo", "x", at_most=1.25),
+            Figure("step_zero0", "four replicas, nothing sharded", "x", at_most=1.25),
+            Figure("step_zero2", "four replicas, gradients sharded", "x", at_most=1.25),
+            Figure("step_zero3", "four replicas, weights sharded", "x", at_most=1.25),
+            Figure("processor_demo", "processor time of a step, of AdamW's, demo", "x"),
+            Figure("processor_zero0", "processor time, nothing sharded", "x"),
+            Figure("processor_zero2", "processor time, gradients sharded", "x"),
+            Figure("processor_zero3", "processor time, weights sharded", "x"),
+        ),
+        minutes=2,
         needs=QUIET,
     ),
     Claim(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proof import documents, evidence, history
+from proof import documents, evidence, headlines, history
 from proof.claims import CLAIMS
 from tests.proof.test_history import measured
 
@@ -35,6 +35,15 @@ def test_every_link_says_what_was_measured_last() -> None:
 def test_the_page_of_evidence_is_what_the_store_gives() -> None:
     page = documents.EVIDENCE.read_text(encoding="utf-8")
     assert AGE.sub("", page) == AGE.sub("", evidence.page(history.read()))
+
+
+def test_the_page_says_what_a_measurement_does_not_show_any_more() -> None:
+    queue = CLAIMS["queue"]
+    today = evidence.page([measured("queue", commit="0123456789", command=queue.command)])
+    assert "commit 0123456789 (age unknown, not in this history)" in today
+    assert "The command was another one" not in today
+    before = evidence.page([measured("queue", command="python -m benchmarks.old")])
+    assert "The command was another one then: `python -m benchmarks.old`." in before
 
 
 def test_every_stored_claim_is_known() -> None:
@@ -77,3 +86,12 @@ def test_links_are_renewed_and_wrong_ones_named(
     assert documents.wrong_links(store) == []
     page.write_text(link.format("1", "nonsense"))
     assert "claimed nowhere" in documents.wrong_links(store)[0]
+
+
+def test_the_table_of_readme_is_what_the_store_gives_and_its_bars_are_no_strays() -> None:
+    readme = (documents.ROOT / "README.md").read_text(encoding="utf-8")
+    shown = history.newest(history.read())
+    assert headlines.with_table(readme, shown) == readme
+    assert all(f"`{CLAIMS[name].command}`" in readme for name in headlines.HEADLINES)
+    nothing = headlines.with_table(readme, {})
+    assert "not measured (bar" in nothing and "evidence.md#recovery" not in nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -52,3 +53,31 @@ def test_a_trusted_measurement_is_shown_before_a_newer_doubtful_one() -> None:
     assert history.newest([measured(), doubtful])["queue"] == measured()
     assert history.newest([doubtful])["queue"] == doubtful
     assert history.newest([doubtful, measured()])["queue"] == measured()
+
+
+def test_the_age_of_a_commit_that_left_the_history_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        ran = subprocess.run(
+            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        return ran.stdout.strip()
+
+    def commit(subject: str) -> str:
+        git("commit", "--quiet", "--allow-empty", "-m", subject)
+        return git("rev-parse", "--short=10", "HEAD")
+
+    monkeypatch.setattr(history, "ROOT", tmp_path)
+    git("init", "--quiet")
+    first = commit("first")
+    squashed = [commit(f"to be squashed {number}") for number in range(3)]
+    git("reset", "--quiet", "--hard", first)
+    commit("one instead of three")
+    head = commit("newest")
+    assert history.commits_since(first) == history.commits_since(first + "+") == 2
+    assert history.commits_since(head) == 0
+    assert [history.commits_since(each) for each in squashed] == [None] * 3  # git has them still
+    assert history.commits_since("0123456789") is None
+    assert history.commits_since("unknown") is None

@@ -46,6 +46,7 @@ def test_reported_figures_are_measured(counter: Path) -> None:
     assert outcome.measurement is not None
     assert outcome.measurement.figures == {"rate": 200.0}
     assert outcome.measurement.machine == machine_name()
+    assert "bench.py" in outcome.measurement.command
     assert counter.read_text() == "1"
 
 
@@ -54,6 +55,12 @@ def test_a_missed_bar_is_measured_again_and_then_fails(counter: Path) -> None:
     assert outcome.failed
     assert counter.read_text() == str(1 + runner.AGAIN)
     assert f"measured number {1 + runner.AGAIN}" in outcome.output  # what it said is shown then
+
+
+def test_a_gpu_is_not_asked_again(counter: Path) -> None:
+    dear = dataclasses.replace(claim(counter, '{"rate": 50.0}'), needs=(Need.CUDA,))
+    assert runner.Prover([]).prove(dear).failed
+    assert counter.read_text() == "1"
 
 
 def test_noise_that_passes_is_no_failure(counter: Path) -> None:
