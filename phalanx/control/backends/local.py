@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
 
 from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
-from phalanx.control.agent.spawn.zygote_client import ZygoteClient
+from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.trust.certificates import CERTIFICATE_FILE
 from phalanx.control.trust.tls import CA_VARIABLE
 from phalanx.control.wire.zygote_messages import Spawn
@@ -104,6 +105,8 @@ class LocalCluster:
         path = make_runtime_folder(node.state) / "zygote.sock"
         if _listened(path):
             return
+        # One that was just killed may not have been reaped: it is not to pass for its successor.
+        self._parent_zygote.signal(node.name, signal.SIGKILL)
         path.unlink(missing_ok=True)
         log_file = node.state / "zygote.log"
         space = ""
@@ -117,8 +120,10 @@ class LocalCluster:
             namespace=space,
             environment=self._environment(),
         )
-        await self._parent_zygote.spawn(order)
+        child = await self._parent_zygote.spawn(order)
         while not path.exists():
+            if self._parent_zygote.children.get(node.name) != child:
+                raise ZygoteError(f"the zygote of {node.name} ended at its start: see {log_file}")
             await asyncio.sleep(0.005)
 
     def _environment(self) -> dict[str, str]:
@@ -177,10 +182,8 @@ class LocalCluster:
             self.start_agent(node)
 
     def kill_node(self, node: LocalNode) -> None:
-        """End everything of a node at once, as if its power failed."""
-        for pid in processes_of(node):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """End everything of a node at once, as if its power failed; returns when it has ended."""
+        kill_and_wait(processes_of(node))
         if node.agent is not None:
             node.agent.kill()
             node.agent.wait()
@@ -233,6 +236,23 @@ def _config(node: LocalNode) -> Path:
 def processes_of(node: LocalNode) -> list[int]:
     """The processes of a node: whoever has its folder in the command line or environment."""
     return [pid for pid in all_processes() if _belongs(pid, node)]
+
+
+def kill_and_wait(pids: Sequence[int]) -> None:
+    """SIGKILL to all, then wait until each has ended, reaped or not: sockets are closed then."""
+    with ExitStack() as opened:
+        ends = []
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                end = os.pidfd_open(pid)
+                opened.callback(os.close, end)
+                signal.pidfd_send_signal(end, signal.SIGKILL)
+                ends.append(end)
+        deadline = time.monotonic() + END_SECONDS
+        for end in ends:
+            waiting = select.poll()
+            waiting.register(end, select.POLLIN)
+            waiting.poll(1000 * max(0.0, deadline - time.monotonic()))
 
 
 def program_of(pid: int, node: LocalNode) -> tuple[int, int] | None:
