@@ -4,6 +4,9 @@ This process collects all tests, and so imports everything once; a child then st
 milliseconds, has one thread (as tests that fork ranks need) and leaves nothing behind for the next
 file. A child writes its reports to a file; they are replayed here when it ends, so that pytest's
 summary, its slowest tests and `-x` are those of one process.
+
+A few tests that failed beside others may be tried once more, alone, at the end: one that passes
+then is unsteady. It fails nothing, and the summary names it with what went wrong at first.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from tests.idle_cores import IdleCores
 
 POLL_SECONDS = 0.05  # for a file that has ended
 END = {"end": True}  # what a child writes last
+Reports = list[pytest.TestReport]  # of one test: its setup, call and teardown
 
 
 @dataclass
@@ -51,11 +55,16 @@ class File:
 class SideBySide:
     """Runs the files that take longest first, ``processes`` at a time.
 
-    While those mostly wait, and so leave cores idle, up to ``most`` run.
+    While those mostly wait, and so leave cores idle, up to ``most`` run. Where no more than
+    ``most_again`` tests fail, they are tried again.
     """
 
-    def __init__(self, processes: int, seconds: dict[str, float], most: int = 0) -> None:
-        self.processes, self.most = processes, most
+    def __init__(
+        self, processes: int, seconds: dict[str, float], most: int = 0, most_again: int = 0
+    ) -> None:
+        self.processes, self.most, self.most_again = processes, most, most_again
+        self.unsteady: dict[str, str] = {}  # what went wrong at first, by test
+        self._set_aside: dict[str, Reports] = {}  # of tests that failed, until all have run
         self.expected = seconds  # by the path of a file from the root
         self.measured: dict[str, float] = {}
         self.cpu: dict[str, float] = {}  # seconds, with all processes that its tests waited for
@@ -68,6 +77,7 @@ class SideBySide:
             failed: list[Path] = []
             try:
                 self._run(session, self._files(session, Path(root)), failed)
+                self._try_again(session, Path(root) / "again")
             finally:
                 if failed:
                     kept = Path(tempfile.mkdtemp(prefix="phx-failed-"))
@@ -115,9 +125,8 @@ class SideBySide:
                 file = running.pop(pid)
                 name = str(file.path.relative_to(session.config.rootpath))
                 self.cpu[name] = usage.ru_utime + usage.ru_stime
-                before = session.testsfailed
-                self._replay(session, file, os.waitstatus_to_exitcode(status))
-                if session.testsfailed > before and file.folder.exists():
+                passed = self._replay(session, file, os.waitstatus_to_exitcode(status))
+                if not passed and file.folder.exists():
                     failed.append(file.folder)
                 else:
                     shutil.rmtree(file.folder, ignore_errors=True)
@@ -125,35 +134,83 @@ class SideBySide:
             for pid in running:
                 os.waitpid(pid, 0)
 
-    def _replay(self, session: pytest.Session, file: File, code: int) -> None:
-        """Tell pytest of the reports of a file as if the tests had run here."""
-        hook = session.config.hook
+    def _replay(self, session: pytest.Session, file: File, code: int) -> bool:
+        """Tell pytest of the reports of a file as if the tests had run here.
+
+        Whether all passed; the reports of those that did not may be set aside.
+        """
         name = str(file.path.relative_to(session.config.rootpath))
-        self.measured[name] = 0.0
-        ended: set[str] = set()
+        by_test = self._reports(session, file, code)
+        self.measured[name] = sum(each.duration for told in by_test.values() for each in told)
+        passed = True
+        for test, reports in by_test.items():
+            if any(report.failed for report in reports):
+                passed = False
+                if self.most_again and not session.config.option.maxfail:
+                    self._set_aside[test] = reports
+                    continue
+            _tell(session, reports)
+        return passed
+
+    def _reports(self, session: pytest.Session, file: File, code: int) -> dict[str, Reports]:
+        """What a file's process reported, by test; warnings are passed on at once."""
+        hook = session.config.hook
+        by_test: dict[str, Reports] = {}
         whole = False
         for entry in _entries(file.reports):
             whole = entry == END
-            if whole:
-                continue
             if "warning" in entry:
                 hook.pytest_warning_recorded.call_historic(kwargs=_warning(entry["warning"]))
-                continue
-            report = hook.pytest_report_from_serializable(config=session.config, data=entry)
-            if report.when == "setup":
-                hook.pytest_runtest_logstart(nodeid=report.nodeid, location=report.location)
-            hook.pytest_runtest_logreport(report=report)
-            self.measured[name] += report.duration
-            if report.when == "teardown":
-                hook.pytest_runtest_logfinish(nodeid=report.nodeid, location=report.location)
-                ended.add(report.nodeid)
+            elif not whole:
+                report = hook.pytest_report_from_serializable(config=session.config, data=entry)
+                by_test.setdefault(report.nodeid, []).append(report)
         if not whole:
             ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             output = file.reports.with_suffix(".err")
             said = output.read_text() if output.exists() else ""
             words = f"the process of its file ended ({ending}) before its end\n{said}"
-            for item in (item for item in file.items if item.nodeid not in ended):
-                hook.pytest_runtest_logreport(report=_lost(item, words))
+            for item in file.items:
+                reports = by_test.setdefault(item.nodeid, [])
+                if not reports or reports[-1].when != "teardown":
+                    reports.append(_lost(item, words))
+        return by_test
+
+    def _try_again(self, session: pytest.Session, folder: Path) -> None:
+        """Whatever failed beside others, if it is little, is run alone, each in its own process."""
+        again = len(self._set_aside) <= self.most_again
+        items = {item.nodeid: item for item in session.items}
+        folder.mkdir()
+        for number, (test, first) in enumerate(self._set_aside.items()):
+            reports = first
+            if again:
+                file = File(items[test].path, [items[test]], folder / str(number))
+                _, status = os.waitpid(_fork(session, file), 0)
+                second = self._reports(session, file, os.waitstatus_to_exitcode(status))[test]
+                if not any(report.failed for report in second):
+                    reports = second
+                    self.unsteady[test] = "\n".join(
+                        report.longreprtext for report in first if report.failed
+                    )
+            _tell(session, reports)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Names the tests that failed at first, with what went wrong."""
+        if not self.unsteady:
+            return
+        terminalreporter.section("unsteady: failed beside others, passed alone", yellow=True)
+        for test, problem in self.unsteady.items():
+            terminalreporter.line(f"{problem}\nUNSTEADY {test}")
+
+
+def _tell(session: pytest.Session, reports: Reports) -> None:
+    """Tell pytest what became of one test."""
+    hook, first = session.config.hook, reports[0]
+    if first.when == "setup":
+        hook.pytest_runtest_logstart(nodeid=first.nodeid, location=first.location)
+    for report in reports:
+        hook.pytest_runtest_logreport(report=report)
+    if reports[-1].when == "teardown":
+        hook.pytest_runtest_logfinish(nodeid=first.nodeid, location=first.location)
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:

@@ -44,7 +44,8 @@ import json, os, sys, pytest
 from tests.side_by_side import SideBySide
 os.chdir(sys.argv[1])
 os.environ["STARTER"] = str(os.getpid())
-plugin = SideBySide(int(sys.argv[2]), {"test_c.py": 9.0, "test_b.py": 1.0})
+again = int(os.environ.get("AGAIN", "0"))
+plugin = SideBySide(int(sys.argv[2]), {"test_c.py": 9.0, "test_b.py": 1.0}, most_again=again)
 code = pytest.main(["--rootdir=.", "-p", "no:cacheprovider", *sys.argv[3:]], plugins=[plugin])
 print("measured", list(plugin.measured))
 print("cpu", json.dumps(plugin.cpu))
@@ -52,7 +53,7 @@ sys.exit(code)
 """
 
 
-def run(folder: Path, processes: int, *options: str) -> tuple[int, str]:
+def run(folder: Path, processes: int, *options: str, again: int = 0) -> tuple[int, str]:
     for name, text in FILES.items():
         (folder / name).write_text(text)
     command = [sys.executable, "-c", START, str(folder), str(processes), *options]
@@ -60,7 +61,7 @@ def run(folder: Path, processes: int, *options: str) -> tuple[int, str]:
     done = subprocess.run(
         command,
         cwd=Path(__file__).parent.parent,
-        env=os.environ | {"TMPDIR": str(temporary)},
+        env=os.environ | {"TMPDIR": str(temporary), "AGAIN": str(again)},
         capture_output=True,
         text=True,
         check=False,
@@ -124,6 +125,44 @@ def test_the_cpu_time_of_a_file_counts_the_processes_it_waited_for(tmp_path: Pat
     (line,) = [line for line in output.splitlines() if line.startswith("cpu ")]
     seconds = json.loads(line.removeprefix("cpu "))
     assert seconds["test_busy.py"] >= 0.5 > seconds["test_idle.py"]
+
+
+UNSTEADY = """
+from pathlib import Path
+def test_steady(): pass
+def test_unsteady():
+    print("said at first")
+    tried = Path("tried")
+    if not tried.exists():
+        tried.touch()
+        raise AssertionError("the first time")
+"""
+
+
+def test_what_passes_alone_is_named_and_does_not_fail_the_run(tmp_path: Path) -> None:
+    (tmp_path / "test_d.py").write_text(UNSTEADY)
+    code, output = run(tmp_path, 2, "test_d.py", "test_c.py", again=1)
+    assert code == 0 and "4 passed" in output
+    assert "UNSTEADY test_d.py::test_unsteady" in output and "the first time" in output
+
+
+def test_what_fails_twice_has_failed_and_is_counted_once(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 2, "test_a.py", "test_c.py", again=3)
+    assert code == 1 and "1 failed, 3 passed, 1 skipped" in output
+    assert "assert 1 == 2" in output and "UNSTEADY" not in output
+
+
+def test_many_failures_are_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "test_d.py").write_text(UNSTEADY)
+    code, output = run(tmp_path, 2, again=3)
+    assert code == 1 and "4 failed" in output and "UNSTEADY" not in output
+    assert (tmp_path / "tried").exists()
+
+
+def test_without_a_second_try_an_unsteady_test_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "test_d.py").write_text(UNSTEADY)
+    code, output = run(tmp_path, 2, "test_d.py")
+    assert code == 1 and "1 failed, 1 passed" in output
 
 
 def test_cpu_time_is_told_by_room() -> None:
