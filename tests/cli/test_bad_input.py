@@ -69,6 +69,13 @@ MISSING = [
     "runs show {0}",
     "runs ls --runs {0}",
     "up --policy {0}.toml",
+    "sweep plan {0}.toml",
+    "sweep run {0}.toml",
+    "pipeline run {0}.toml",
+    "pipeline plan {0}.toml",
+    "tune {0}.toml",
+    "parity {0}.toml",
+    "profile {0}.toml",
 ]
 
 
@@ -95,6 +102,12 @@ def test_what_is_not_known_comes_with_what_to_type_next(
     monkeypatch.setenv("PHALANX_STATE", str(tmp_path))
     result = CliRunner().invoke(app, command.split(), env={"COLUMNS": "300"})
     assert result.exit_code in (1, 2) and next_one in result.stderr
+
+
+def test_an_option_that_changes_nothing_is_refused(tmp_path: Path) -> None:
+    words = ["ckpt", "export", str(tmp_path), str(tmp_path / "out"), "--to", "dcp", "--ema"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and "leave --ema out" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["--help", "config explain", "submit --dry-run -- sleep 1"])

@@ -167,6 +167,11 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a checkpoint in another form, one tensor in memory at a time."""
+    if ema and to is ForeignFormat.dcp:
+        raise typer.BadParameter(
+            "with --to dcp everything is written, the average too (as ema.*): leave --ema out",
+            param_hint="--ema",
+        )
     with reported(json, folder), torch_imported():
         import torch
 

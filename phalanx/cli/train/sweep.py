@@ -109,6 +109,7 @@ def run(
 ) -> None:
     """Run all trials, or continue an interrupted sweep."""
     with _reported(json):
+        check_sweep(path)  # what is wrong with the file needs no server to be said
         client = Client(server, state)
         planned = check_sweep(path, client.node_gpus())
         if _needs_price(planned):
