@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phalanx.model.post_training.adapters import MARK
-from tests.gpu.test_trainer import group, job_with, losses, make_trainer
+from tests.gpu.small_jobs import group, job_with, losses, make_trainer
 
 __all__ = ["group"]
 
