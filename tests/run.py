@@ -90,6 +90,14 @@ def warm_up() -> None:
     }
     train(resolve(job_from_table(table), 1))
     require_single_thread()
+    os.register_at_fork(after_in_child=remake_thread_pool)
+
+
+def remake_thread_pool() -> None:
+    """Torch's own, in a forked child: threads that are the first to need it break it together."""
+    import torch
+
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def main(arguments: list[str]) -> int:

@@ -49,3 +49,38 @@ def test_a_command_of_somebody_else_is_started_as_it_is(tmp_path: Path) -> None:
     process = start_in_background(command, tmp_path / "log", {"GIVEN": "word"})
     assert isinstance(process, subprocess.Popen)
     assert process.wait(60) == 0 and (tmp_path / "log").read_text() == "word\n"
+
+
+USES_TORCH_IN_THREADS = """
+import os, threading, torch
+from tests.run import remake_thread_pool
+
+torch.ones(1 << 18).add_(1)
+torch.set_num_threads(1)  # torch's pool is made, and a fork leaves it broken
+os.register_at_fork(after_in_child=remake_thread_pool)
+failed = 0
+for _ in range(60):
+    if not (pid := os.fork()):
+        errors, barrier = [], threading.Barrier(8)
+
+        def work():
+            barrier.wait()
+            try:
+                torch.ones(1 << 18).add_(1)
+            except RuntimeError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+        os._exit(len(errors))
+    failed += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+print(failed, "failed")
+"""
+
+
+def test_threads_of_a_forked_process_may_begin_to_use_torch_at_once() -> None:
+    """A seventh of such processes failed where the pool was not made anew."""
+    ran = subprocess.run(
+        [sys.executable, "-c", USES_TORCH_IN_THREADS], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "0 failed\n", ran.stderr

@@ -49,6 +49,8 @@ def choose_device(job: Job, local_rank: int) -> torch.device:
     if local_rank >= visible:
         rule = f"needs one CUDA device a rank, {visible} are visible"
         raise ConfigError("train.device", wanted, rule, 'start fewer ranks or use "cpu"')
+    # Threads that are the first to need torch's pool in a forked process would break it.
+    torch.set_num_threads(torch.get_num_threads())
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
