@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from phalanx.hardware.clusters import Cluster, ClusterFile, cluster, make_cluster, parse_count
-from phalanx.hardware.devices import available_memory, count_cuda
 from phalanx.hardware.gpus import Gpu, catalogue, gpu, gpus_by_key, lookup
 from phalanx.hardware.links import (
     Fabric,
@@ -15,6 +14,7 @@ from phalanx.hardware.links import (
     pcie_bandwidth,
 )
 from phalanx.hardware.nodes import Drives, NodeType, nodes
+from phalanx.hardware.this_machine import available_memory, count_cuda
 
 __all__ = [
     "Cluster",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from phalanx.control.client.client import ClientError
-from phalanx.control.trust.signed_certificate import verify_certificate
+from phalanx.control.trust.acceptance_signature import verify_certificate
 from phalanx.testing.local_cluster import TrialCluster
 from tests.commands import run_phalanx
 from tests.control.test_described_fleet import make_tree

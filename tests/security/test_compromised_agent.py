@@ -17,8 +17,8 @@ from msgspec import Struct, structs
 from phalanx.cluster.node import Node
 from phalanx.cluster.protocol import messages as m
 from phalanx.cluster.protocol.keeper_state import KeptSteps
+from phalanx.control.trust.acceptance_signature import sign_certificate
 from phalanx.control.trust.node_key import NodeKey
-from phalanx.control.trust.signed_certificate import sign_certificate
 from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire.shell_messages import ShellOutput
 from phalanx.doctor.acceptance.certificate import make_certificate

@@ -167,8 +167,8 @@ def _show_ranking(certificates: list[Certificate]) -> None:
 def _verify(path: Path, key: str, json: bool) -> None:
     from datetime import UTC, datetime
 
+    from phalanx.control.trust.acceptance_signature import verify_certificate
     from phalanx.control.trust.node_key import fingerprint
-    from phalanx.control.trust.signed_certificate import verify_certificate
     from phalanx.doctor.acceptance.certificate import InvalidCertificateError, read_signed
 
     with exit_on(InvalidCertificateError, OSError):

@@ -18,8 +18,8 @@ import msgspec
 
 from phalanx.control.agent.description import NodeDescriber
 from phalanx.control.agent.tasks import Tasks
+from phalanx.control.trust.acceptance_signature import sign_certificate
 from phalanx.control.trust.node_key import fingerprint, node_key
-from phalanx.control.trust.signed_certificate import sign_certificate
 from phalanx.control.wire.agent_messages import (
     AcceptanceNews,
     SetUp,

@@ -15,8 +15,8 @@ from msgspec import structs
 from phalanx.control.agent.cold_start import node_here, state_folder
 from phalanx.control.agent.description import DescriptionSources, ToldNode
 from phalanx.control.client.client import Client, ClientError
+from phalanx.control.trust.acceptance_signature import sign_certificate
 from phalanx.control.trust.node_key import fingerprint, node_key
-from phalanx.control.trust.signed_certificate import sign_certificate
 from phalanx.control.wire.api_types import (
     AcceptanceIn,
     AcceptanceOut,

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phalanx.control.trust.signed_certificate import verify_certificate
+from phalanx.control.trust.acceptance_signature import verify_certificate
 from phalanx.doctor.acceptance.certificate import InvalidCertificateError
 from phalanx.doctor.acceptance.program import find_measured
 from phalanx.doctor.acceptance.report import AcceptanceRequest

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from phalanx.control.server.history.node_facts import NodeFactHistory, measured
-from phalanx.control.trust.signed_certificate import verify_certificate
+from phalanx.control.trust.acceptance_signature import verify_certificate
 from phalanx.control.wire.agent_messages import (
     AcceptanceNews,
     StartAcceptance,

@@ -14,8 +14,8 @@ from phalanx.control.client.acceptance import accept_nodes, rank_nodes
 from phalanx.control.client.client import ClientError
 from phalanx.control.server.agent_link.acceptances import Acceptances
 from phalanx.control.server.history.node_facts import NodeFactHistory
+from phalanx.control.trust.acceptance_signature import sign_certificate
 from phalanx.control.trust.node_key import NodeKey
-from phalanx.control.trust.signed_certificate import sign_certificate
 from phalanx.control.wire.agent_messages import AcceptanceNews, StartAcceptance
 from phalanx.control.wire.api_types import AcceptanceOut
 from phalanx.doctor.acceptance.certificate import (
