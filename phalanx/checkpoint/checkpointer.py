@@ -177,7 +177,7 @@ class Checkpointer(Loader):
         generation: int,
         step: int,
         device: torch.device,
-        slots: int = 2,
+        buffers: int = 2,
         lease_seconds: float = 300.0,
         home: Path | None = None,
         replicate: bool = False,
@@ -199,7 +199,7 @@ class Checkpointer(Loader):
             self._open(generation, step)
         self._arranged = arrange(self._ranks, self.folder, tensors)
         home = home or home_of(str(self.folder))
-        keeping = KeeperOptions(home, lease_seconds, slots, device, overlap)
+        keeping = KeeperOptions(home, lease_seconds, buffers, device, overlap)
         lock = -1 if self._lock is None else self._lock.descriptor
         shard_bytes = self._arranged.snapshot.bytes
         self._attachment = Attachment(self._ranks, self.folder, keeping, shard_bytes, lock)

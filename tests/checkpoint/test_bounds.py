@@ -77,7 +77,7 @@ def test_one_buffer_takes_no_more_host_memory_than_a_tenth_above_the_shard(
     tensors = {"model.w": torch.ones(40_000_000)}
     checkpointer = Checkpointer(tmp_path)
     assert checkpointer.prepare_background(
-        tensors, generation=0, step=0, device=CPU, slots=1, lease_seconds=60.0
+        tensors, generation=0, step=0, device=CPU, buffers=1, lease_seconds=60.0
     )
     keeper = newest_child()
     processes = [psutil.Process(), keeper]

@@ -36,7 +36,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
         return np.frombuffer(self.sums, "<u4")
 
 
-class Slot(msgspec.Struct, frozen=True):
+class StoredTensor(msgspec.Struct, frozen=True):
     """Where a tensor's part lies in a shard file."""
 
     dtype: str
@@ -71,14 +71,14 @@ class _Field(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def parse_header(head: bytes | memoryview) -> dict[str, Slot]:
+def parse_header(head: bytes | memoryview) -> dict[str, StoredTensor]:
     """The parts in a shard file, by tensor."""
     fields = msgspec.json.decode(head[LENGTH_BYTES:], type=dict[str, msgspec.Raw])
     note = msgspec.json.decode(fields.pop("__metadata__"), type=dict[str, str])
     offsets = msgspec.json.decode(note["offsets"], type=dict[str, tuple[int, ...]])
-    slots = {}
+    stored = {}
     for name, raw in fields.items():
         field = msgspec.json.decode(raw, type=_Field)
         start = len(head) + field.data_offsets[0]
-        slots[name] = Slot(field.dtype, offsets[name], field.shape, start)
-    return slots
+        stored[name] = StoredTensor(field.dtype, offsets[name], field.shape, start)
+    return stored

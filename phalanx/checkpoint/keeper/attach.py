@@ -40,7 +40,7 @@ class KeeperOptions(NamedTuple):
 
     home: Path
     lease_seconds: float
-    slots: int
+    buffers: int
     device: torch.device
     overlap: bool
 
@@ -114,7 +114,7 @@ class Attachment:
             address,
             current_rank(),
             self._shard_bytes,
-            self.keeping.slots,
+            self.keeping.buffers,
             cuda=self.keeping.device.type == "cuda",
             lock=self._lock,
             step=step,

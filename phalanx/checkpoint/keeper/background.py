@@ -47,7 +47,7 @@ class Background:
     ) -> None:
         self._folder, self._kept, self._snapshot = folder, kept, snapshot
         self._overlap = overlap
-        self._buffers: dict[int, list[Tensor]] = {}  # of the pieces, by slot
+        self._buffers: dict[int, list[Tensor]] = {}  # of the pieces, by its number
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
         self._events: list[torch.cuda.Event] = []  # of a copy's marks; making them is slow
@@ -71,26 +71,26 @@ class Background:
             found = self._memory_for(order, patient)
             if found is None:
                 return
-            slot, buffer = found
+            number, buffer = found
             self._failed = None
-            self._kept.hand_over(slot, order)
-            if slot not in self._buffers:
-                self._buffers[slot] = self._snapshot.buffers(buffer)
+            self._kept.hand_over(number, order)
+            if number not in self._buffers:
+                self._buffers[number] = self._snapshot.buffers(buffer)
             if self._stream is None:
-                self._copy_from_host(slot, tensors)
+                self._copy_from_host(number, tensors)
             else:
-                self._copy_from_device(slot, tensors, self._stream)
+                self._copy_from_device(number, tensors, self._stream)
             self._finish_copy(wait=False)
             if self._kept.behind:
                 self._finish_copy(wait=True)
                 self._kept.catch_up()
 
-    def _copy_from_host(self, slot: int, tensors: dict[str, Tensor]) -> None:
+    def _copy_from_host(self, number: int, tensors: dict[str, Tensor]) -> None:
         """The keeper seals and writes while we copy: it is told how far we are."""
-        told = partial(self._kept.filled, slot)
+        told = partial(self._kept.filled, number)
 
         def copy() -> None:
-            self._snapshot.copy_into(self._buffers[slot], tensors, told)
+            self._snapshot.copy_into(self._buffers[number], tensors, told)
             told(self._snapshot.bytes)
 
         if self._overlap and self._snapshot.bytes >= OVERLAP_BYTES:
@@ -99,7 +99,7 @@ class Background:
             copy()
 
     def _copy_from_device(
-        self, slot: int, tensors: dict[str, Tensor], stream: torch.cuda.Stream
+        self, number: int, tensors: dict[str, Tensor], stream: torch.cuda.Stream
     ) -> None:
         """The device copies behind the step; a thread tells the keeper how far it is."""
         marks: list[tuple[int, torch.cuda.Event]] = []
@@ -111,7 +111,7 @@ class Background:
 
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._snapshot.copy_into(self._buffers[slot], tensors, mark)
+            self._snapshot.copy_into(self._buffers[number], tensors, mark)
             mark(self._snapshot.bytes)
         self._copied = marks[-1][1]
         if not self._overlap:
@@ -120,7 +120,7 @@ class Background:
         def follow() -> None:
             for count, event in marks:
                 event.synchronize()
-                self._kept.filled(slot, count)
+                self._kept.filled(number, count)
 
         self._copying = self._copier.submit(follow)
 
@@ -134,20 +134,20 @@ class Background:
 
     def _memory_for(self, order: SaveOrder, patient: bool) -> tuple[int, Tensor] | None:
         if not order.prompt:
-            return self._kept.slot()
+            return self._kept.buffer()
         for_disk = order.write or order.local is not None
-        slot = self._kept.prompt_slot(for_disk=for_disk, patient=patient)
-        if slot is None and self._kept.late:
+        number = self._kept.prompt_buffer(for_disk=for_disk, patient=patient)
+        if number is None and self._kept.late:
             seconds, step = self._kept.deadline_seconds, order.draft.step
             problem = f"a keeper has not answered for the snapshot deadline of {seconds:.0f} s"
             self._kept.give_up(order, problem)
             if not self._late:
                 log.warning("step %d has no snapshot: %s; training goes on", step, problem)
             self._late = True
-        elif self._late and slot is not None:
+        elif self._late and number is not None:
             self._late = False
             log.warning("keepers answer again: step %d has a snapshot", order.draft.step)
-        return slot
+        return number
 
     def forget(self, step: int) -> None:
         """This save is tried again elsewhere."""

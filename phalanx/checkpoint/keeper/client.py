@@ -22,7 +22,7 @@ from phalanx.checkpoint.keeper.messages import (
     Durable,
     Failed,
     Filled,
-    FlushSlot,
+    FlushBuffer,
     FromKeeper,
     Hello,
     MemoryGranted,
@@ -53,8 +53,8 @@ class KeeperClient:
         self,
         address: str,
         rank: int,
-        slot_bytes: int,
-        slots: int,
+        buffer_bytes: int,
+        buffers: int,
         cuda: bool,
         lock: int = -1,
         step: int = -1,
@@ -62,18 +62,22 @@ class KeeperClient:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(address)
         self._stream = KeeperStream(self._connection)
-        send(self._connection, Hello(rank, slot_bytes, slots, step), *([lock] if lock >= 0 else []))
+        send(
+            self._connection,
+            Hello(rank, buffer_bytes, buffers, step),
+            *([lock] if lock >= 0 else []),
+        )
         answer, files = self._stream.welcome()
         if not isinstance(answer, MemoryGranted) or not files:
             self._connection.close()
             if isinstance(answer, Refused):
                 raise NoKeeperError(answer.problem)
             raise ConnectionError("the keeper ended")
-        size = slots * aligned(slot_bytes)
+        size = buffers * aligned(buffer_bytes)
         self._map = mmap.mmap(files[0], size)
         os.close(files[0])
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._slots = list(whole.split(aligned(slot_bytes)))
+        self._buffers = list(whole.split(aligned(buffer_bytes)))
         _make_resident(whole)
         # CUDA remembers the addresses of pinned memory: what is mapped there next would be taken
         # for it.
@@ -81,11 +85,11 @@ class KeeperClient:
         self._unpin.atexit = False
         self.port = answer.port
         self.token = b"" if answer.shared else answer.token  # as the other ranks are told
-        # First in, first out: with two slots the newest sealed snapshot is never the one filled.
-        self._free = answer.slots
-        self._newest: list[int] = []  # slots of the two last prompt snapshots
+        # First in, first out: with two buffers the newest sealed snapshot is never the one filled.
+        self._free = answer.buffers
+        self._newest: list[int] = []  # buffers of the two last prompt snapshots
         self._unacknowledged: dict[int, float] = {}  # their steps, and when they were handed over
-        self._deadline = SnapshotDeadline(slot_bytes)
+        self._deadline = SnapshotDeadline(buffer_bytes)
         self._left_out = False  # the newest step has no snapshot: its keeper did not answer
         self._outcomes: list[SaveOutcome] = []
         self._handed: dict[int, str] = {}  # steps to be written without an outcome, and where
@@ -104,13 +108,13 @@ class KeeperClient:
         """Have the keeper send a replica of every snapshot to another one."""
         send(self._connection, Pair(host, port, token, spare))
 
-    def slot(self) -> tuple[int, Tensor]:
+    def buffer(self) -> tuple[int, Tensor]:
         """Memory for a snapshot; waits where all of it is still being written."""
         while not self._free:
             self._take(self._stream.read(None))
-        return self._free[0], self._slots[self._free[0]]
+        return self._free[0], self._buffers[self._free[0]]
 
-    def prompt_slot(self, *, for_disk: bool, patient: bool) -> tuple[int, Tensor] | None:
+    def prompt_buffer(self, *, for_disk: bool, patient: bool) -> tuple[int, Tensor] | None:
         """Memory for a snapshot that does not cost either of the two newest.
 
         Other ranks may be one step behind or have lost their newest, so both may be needed. None
@@ -121,9 +125,9 @@ class KeeperClient:
             if not self.wait_acknowledged(patient=patient):
                 self._left_out = True
                 return None
-            usable = [slot for slot in self._free if slot not in self._newest]
+            usable = [buffer for buffer in self._free if buffer not in self._newest]
             if usable:
-                return usable[0], self._slots[usable[0]]
+                return usable[0], self._buffers[usable[0]]
             if not for_disk:
                 return None
             self._take(self._stream.read(None))
@@ -168,25 +172,25 @@ class KeeperClient:
         since = min(self._unacknowledged.values())
         return since + self._deadline.seconds - time.monotonic()
 
-    def hand_over(self, slot: int, order: SaveOrder) -> None:
-        """The slot is about to be filled: from now on the keeper sees to it."""
-        send(self._connection, FlushSlot(slot, order))
-        self._free.remove(slot)
+    def hand_over(self, buffer: int, order: SaveOrder) -> None:
+        """The buffer is about to be filled: from now on the keeper sees to it."""
+        send(self._connection, FlushBuffer(buffer, order))
+        self._free.remove(buffer)
         if order.write:
             self._handed[order.draft.step] = order.path
         if order.prompt:
-            self._newest = [*self._newest[-1:], slot]
+            self._newest = [*self._newest[-1:], buffer]
             self._unacknowledged[order.draft.step] = time.monotonic()
         if order.archive is not None:
             self.archiving.append(order.draft.step)
 
-    def filled(self, slot: int, count: int) -> None:
-        """So many bytes of a slot are there."""
-        send(self._connection, Filled(slot, count))
+    def filled(self, buffer: int, count: int) -> None:
+        """So many bytes of a buffer are there."""
+        send(self._connection, Filled(buffer, count))
 
     def outcomes(self, timeout_seconds: float | None = 0.0) -> list[SaveOutcome]:
         """What became known since the last call."""
-        if self._handed or self.archiving or len(self._free) < len(self._slots):
+        if self._handed or self.archiving or len(self._free) < len(self._buffers):
             self._take(self._stream.read(timeout_seconds))
         found, self._outcomes = self._outcomes, []
         return found
@@ -209,7 +213,7 @@ class KeeperClient:
 
     def wait_durable(self) -> None:
         """Until every shard that was handed over is on disk or has failed."""
-        while len(self._free) < len(self._slots):
+        while len(self._free) < len(self._buffers):
             self._take(self._stream.read(None))
 
     def close(self) -> None:
@@ -230,7 +234,7 @@ class KeeperClient:
         for message in messages:
             match message:
                 case Durable():
-                    self._free.append(message.slot)
+                    self._free.append(message.buffer)
                     self.flush_seconds = message.seconds
                 case Committed():
                     self._resolve(message)
@@ -238,8 +242,8 @@ class KeeperClient:
                     self._handed.pop(message.step, None)
                 case Failed():
                     self._unacknowledged.pop(message.step, None)
-                    if message.slot >= 0:
-                        self._free.append(message.slot)
+                    if message.buffer >= 0:
+                        self._free.append(message.buffer)
                         self.archiving = [s for s in self.archiving if s != message.step]
                     self._resolve(message)
                 case Acknowledged():

@@ -1,6 +1,7 @@
 """Messages between workers and keepers, and of keepers among themselves.
 
-A tag that differs from its class's name is what keepers of earlier versions know it by.
+A tag that differs from its class's name is what keepers of earlier versions know it by; likewise
+the names in ``WIRE_NAMES``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import msgspec
 
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.write.commit import SaveOrder
+
+WIRE_NAMES = {"buffer": "slot", "buffers": "slots", "buffer_bytes": "slot_bytes"}  # on the wire
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,33 +44,33 @@ def header_of(order: SaveOrder, replica: bool) -> Header:
     )
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A worker asks for memory: ``slots`` snapshots of ``slot_bytes`` each.
+class Hello(msgspec.Struct, frozen=True, tag=True, rename=WIRE_NAMES):
+    """A worker asks for memory: ``buffers`` snapshots of ``buffer_bytes`` each.
 
     Memory that a killed worker of this rank left behind is taken over. A descriptor that comes
     along is the lock of the checkpoint's folder, held until the work is done.
     """
 
     rank: int
-    slot_bytes: int
-    slots: int
+    buffer_bytes: int
+    buffers: int
     step: int = -1  # that the worker restored: later ones of older generations never happened
 
 
-class FlushSlot(msgspec.Struct, frozen=True, tag="Flush"):
-    """A slot is about to be filled; it is the keeper's until it answers.
+class FlushBuffer(msgspec.Struct, frozen=True, tag="Flush", rename=WIRE_NAMES):
+    """A buffer is about to be filled; it is the keeper's until it answers.
 
-    What is there is written at once; only a slot that became full counts.
+    What is there is written at once; only a buffer that became full counts.
     """
 
-    slot: int
+    buffer: int
     order: SaveOrder
 
 
-class Filled(msgspec.Struct, frozen=True, tag=True):
-    """So many bytes of a slot are there."""
+class Filled(msgspec.Struct, frozen=True, tag=True, rename=WIRE_NAMES):
+    """So many bytes of a buffer are there."""
 
-    slot: int
+    buffer: int
     bytes: int
 
 
@@ -154,10 +157,10 @@ class Put(msgspec.Struct, frozen=True, tag=True):
     sidecar: Sidecar  # with checksums
 
 
-class MemoryGranted(msgspec.Struct, frozen=True, tag="Welcome"):
+class MemoryGranted(msgspec.Struct, frozen=True, tag="Welcome", rename=WIRE_NAMES):
     """The memory asked for comes as a file descriptor with this message."""
 
-    slots: list[int]  # in the order of their use: the newest sealed one last
+    buffers: list[int]  # in the order of their use: the newest sealed one last
     port: int  # where other keepers reach this one
     token: bytes  # which they must know
     shared: bool = False  # they do: the job's keepers were all given it
@@ -169,10 +172,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-class Durable(msgspec.Struct, frozen=True, tag=True):
-    """A slot is free: its shard is on disk (or was to stay in memory), its replica sent."""
+class Durable(msgspec.Struct, frozen=True, tag=True, rename=WIRE_NAMES):
+    """A buffer is free: its shard is on disk (or was to stay in memory), its replica sent."""
 
-    slot: int
+    buffer: int
     step: int
     seconds: float
 
@@ -197,10 +200,10 @@ class Superseded(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
-class Failed(SaveOutcome, frozen=True, kw_only=True, tag=True):
-    """A snapshot could not be written or committed; ``slot`` is free, or -1."""
+class Failed(SaveOutcome, frozen=True, kw_only=True, tag=True, rename=WIRE_NAMES):
+    """A snapshot could not be written or committed; ``buffer`` is free, or -1."""
 
-    slot: int = -1
+    buffer: int = -1
 
 
 class Trouble(msgspec.Struct, frozen=True, tag=True):
@@ -285,7 +288,7 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 
 ToKeeper = (
-    Hello | FlushSlot | Filled | Pair | FenceReplicas | Bye | Release | AskSnapshots | Watch
+    Hello | FlushBuffer | Filled | Pair | FenceReplicas | Bye | Release | AskSnapshots | Watch
     | Save | Shelve | Detail | Fetch | Put | Condemn | Ping
 )  # fmt: skip
 FromKeeper = (

@@ -25,7 +25,7 @@ from phalanx.checkpoint.keeper.messages import (
     Failed,
     FenceReplicas,
     Filled,
-    FlushSlot,
+    FlushBuffer,
     Hello,
     MemoryGranted,
     Pair,
@@ -128,17 +128,17 @@ class WorkerPeer(KeeperPeer):
         match message:
             case Hello():
                 self._welcome(message, files)
-            case FlushSlot():
+            case FlushBuffer():
                 assert self._region is not None
-                held = self._region.begin(message.slot, message.order)
-                self._filling[message.slot] = held
+                held = self._region.begin(message.buffer, message.order)
+                self._filling[message.buffer] = held
                 self.keeper.took(prompt=message.order.prompt)
-                self._work.put((message.slot, held))
+                self._work.put((message.buffer, held))
             case Filled():
-                held = self._filling[message.slot]
+                held = self._filling[message.buffer]
                 held.fill(message.bytes)
                 if message.bytes >= held.order.sidecar.shard_bytes:
-                    del self._filling[message.slot]
+                    del self._filling[message.buffer]
             case Pair():
                 self._buddy = message
                 self._leave_buddy()
@@ -163,7 +163,7 @@ class WorkerPeer(KeeperPeer):
         for lock in files:
             self.keeper.hold(lock)
         try:
-            self._region = self.snapshots.own(hello.rank, hello.slot_bytes, hello.slots)
+            self._region = self.snapshots.own(hello.rank, hello.buffer_bytes, hello.buffers)
         except MemoryError as error:
             self.tell(Refused(str(error)))
             return
@@ -176,26 +176,26 @@ class WorkerPeer(KeeperPeer):
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
-            slot, held = work
+            buffer, held = work
             try:
                 if held.order.prompt:
-                    self._seal_promptly(slot, held)
+                    self._seal_promptly(buffer, held)
                 else:
-                    committed = self._keep(slot, held)
+                    committed = self._keep(buffer, held)
                     self.keeper.finished(self, held.order, not committed)
             except Exception as error:  # a full disk must not end the keeper
-                self._give_up(slot, held, error)
+                self._give_up(buffer, held, error)
         self._later.put(None)
 
-    def _give_up(self, slot: int, held: HeldSnapshot, error: Exception) -> None:
+    def _give_up(self, buffer: int, held: HeldSnapshot, error: Exception) -> None:
         step = held.order.draft.step
         if not isinstance(error, WorkerGoneError):
             log.error("step %d is not saved: %s", step, problem_of(error))
         withdraw(held.order)
-        self.tell(failed(slot, held.order, error))
+        self.tell(failed(buffer, held.order, error))
         self.keeper.finished(self, held.order, waits_for_others=False)
 
-    def _seal_promptly(self, slot: int, held: HeldSnapshot) -> None:
+    def _seal_promptly(self, buffer: int, held: HeldSnapshot) -> None:
         """Make a snapshot safe in memory; where it is to be written too, that comes later."""
         step, began = held.order.draft.step, time.monotonic()
         held.seal(sums_of(held))
@@ -204,9 +204,9 @@ class WorkerPeer(KeeperPeer):
             self.keeper.note(held)
         if held.order.write or held.order.local is not None:
             self.tell(Acknowledged(step, safe))
-            self._later.put((slot, held))
+            self._later.put((buffer, held))
             return
-        free = Durable(slot, step, time.monotonic() - began)
+        free = Durable(buffer, step, time.monotonic() - began)
         self.tell_all(Acknowledged(step, safe), free)
         self.keeper.finished(self, held.order, waits_for_others=False)
 
@@ -214,19 +214,19 @@ class WorkerPeer(KeeperPeer):
         assert self._region is not None
         writing = self._region.writing
         while (work := self._later.get()) is not None:
-            slot, held = work
-            writing[slot] = writing.get(slot, 0) + 1
+            buffer, held = work
+            writing[buffer] = writing.get(buffer, 0) + 1
             try:
-                self._write_sealed(slot, held)
+                self._write_sealed(buffer, held)
             except Exception as error:
-                self._give_up(slot, held, error)
+                self._give_up(buffer, held, error)
             finally:
-                writing.pop(slot, None)
+                writing.pop(buffer, None)
         self._leave_buddy()
         self.keeper.left(self._as_planned)
         self.keeper.disconnected()
 
-    def _write_sealed(self, slot: int, held: HeldSnapshot) -> None:
+    def _write_sealed(self, buffer: int, held: HeldSnapshot) -> None:
         """Write a snapshot that is sealed; what changed under the writing is not published."""
         order, began = held.order, time.monotonic()
         assert held.sidecar is not None
@@ -236,11 +236,11 @@ class WorkerPeer(KeeperPeer):
                 raise OSError("the next worker used its memory before it was written")
             publish_sidecar(Path(order.path), held.sidecar)
             self._archive(held)
-        self.tell(Durable(slot, order.draft.step, time.monotonic() - began))
+        self.tell(Durable(buffer, order.draft.step, time.monotonic() - began))
         self.keeper.finished(self, order, waits_for_others=not self._commit(held))
 
-    def _keep(self, slot: int, held: HeldSnapshot) -> bool:
-        """Write, replicate, give the slot back, commit; whether nothing is left to wait for.
+    def _keep(self, buffer: int, held: HeldSnapshot) -> bool:
+        """Write, replicate, give the buffer back, commit; whether nothing is left to wait for.
 
         Where the disk fails, memory and the other node still hold the snapshot.
         """
@@ -264,7 +264,7 @@ class WorkerPeer(KeeperPeer):
         replica.join()
         if failure is not None:
             raise failure
-        self.tell(Durable(slot, order.draft.step, time.monotonic() - began))
+        self.tell(Durable(buffer, order.draft.step, time.monotonic() - began))
         return self._commit(held)
 
     def _write_local(self, held: HeldSnapshot) -> bytes:
@@ -379,11 +379,11 @@ def save_held(snapshots: SnapshotStore, wanted: Save) -> Saved:
     return Saved(str(path))
 
 
-def failed(slot: int, order: SaveOrder, error: Exception) -> Failed:
+def failed(buffer: int, order: SaveOrder, error: Exception) -> Failed:
     """What a worker is told of a save that failed."""
     number = error.errno or 0 if isinstance(error, OSError | CheckpointError) else 0
     return Failed(
-        slot=slot,
+        buffer=buffer,
         step=order.draft.step,
         path=order.path,
         problem=problem_of(error),

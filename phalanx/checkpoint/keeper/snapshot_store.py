@@ -24,7 +24,7 @@ MEMORY_SHARE = 0.9  # of the memory that is free; more would have the kernel kil
 
 
 class WorkerGoneError(Exception):
-    """A worker ended while it filled a slot."""
+    """A worker ended while it filled a buffer."""
 
 
 class HeldSnapshot:
@@ -80,11 +80,11 @@ class HeldSnapshot:
 
 
 class Region:
-    """Shared memory of one rank, in slots; what lies in them survives the worker."""
+    """Shared memory of one rank, in buffers; what lies in them survives the worker."""
 
-    def __init__(self, slot_bytes: int, slots: int) -> None:
-        self.slot_bytes, self.slots = aligned(slot_bytes), slots
-        size = self.slot_bytes * slots
+    def __init__(self, buffer_bytes: int, buffers: int) -> None:
+        self.buffer_bytes, self.buffers = aligned(buffer_bytes), buffers
+        size = self.buffer_bytes * buffers
         if problem := refuse_memory(size):
             raise MemoryError(problem)
         self.file = os.memfd_create("phalanx-snapshot", os.MFD_CLOEXEC)
@@ -95,41 +95,41 @@ class Region:
             os.close(self.file)
             raise MemoryError(f"{size / 1e9:.1f} GB of shared memory: {error}") from error
         self.held: dict[int, HeldSnapshot] = {}
-        self.writing: dict[int, int] = {}  # slots that are being written to disk: how often
+        self.writing: dict[int, int] = {}  # buffers that are being written to disk: how often
 
-    def begin(self, slot: int, order: SaveOrder, *, replica: bool = False) -> HeldSnapshot:
-        """A slot is filled anew; what was in it is gone."""
-        start = slot * self.slot_bytes
-        held = HeldSnapshot(order, self._memory[start : start + self.slot_bytes], replica=replica)
-        self.held[slot] = held
+    def begin(self, buffer: int, order: SaveOrder, *, replica: bool = False) -> HeldSnapshot:
+        """A buffer is filled anew; what was in it is gone."""
+        start = buffer * self.buffer_bytes
+        held = HeldSnapshot(order, self._memory[start : start + self.buffer_bytes], replica=replica)
+        self.held[buffer] = held
         return held
 
     def go_back(self, generation: int, step: int) -> None:
         """A generation comes to a step again: it restored twice, its later ones never happened."""
-        for slot, held in list(self.held.items()):
+        for buffer, held in list(self.held.items()):
             draft = held.order.draft
             if draft.generation == generation and draft.step > step:
-                del self.held[slot]
+                del self.held[buffer]
 
     def in_order_of_use(self, generation: int = -1, step: int = -1) -> list[int]:
-        """Slots, those without a sealed snapshot first, the newest sealed one last.
+        """Buffers, those without a sealed snapshot first, the newest sealed one last.
 
         With the ``step`` that a ``generation`` continues from, later steps of older ones are worth
         nothing: they never happened.
         """
 
-        def age(slot: int) -> tuple[bool, int, int, int]:
-            held = self.held.get(slot)
+        def age(buffer: int) -> tuple[bool, int, int, int]:
+            held = self.held.get(buffer)
             if held is None or not held.sealed:
-                return (slot in self.writing, 0, 0, 0)
+                return (buffer in self.writing, 0, 0, 0)
             draft = held.order.draft
             dead = 0 <= step < draft.step and (generation < 0 or draft.generation < generation)
-            return (slot in self.writing, 0 if dead else 1, draft.generation, draft.step)
+            return (buffer in self.writing, 0 if dead else 1, draft.generation, draft.step)
 
-        return sorted(range(self.slots), key=age)
+        return sorted(range(self.buffers), key=age)
 
-    def fits(self, slot_bytes: int, slots: int) -> bool:
-        return self.slot_bytes == aligned(slot_bytes) and self.slots == slots
+    def fits(self, buffer_bytes: int, buffers: int) -> bool:
+        return self.buffer_bytes == aligned(buffer_bytes) and self.buffers == buffers
 
 
 class SnapshotStore:
@@ -141,10 +141,10 @@ class SnapshotStore:
         self._own: dict[int, Region] = {}
         self._replicas: dict[int, Region] = {}
 
-    def own(self, rank: int, slot_bytes: int, slots: int) -> Region:
+    def own(self, rank: int, buffer_bytes: int, buffers: int) -> Region:
         """The memory of a rank of this node, taken over from its last worker if it fits."""
         with self._lock:
-            return self._region(self._own, rank, slot_bytes, slots)
+            return self._region(self._own, rank, buffer_bytes, buffers)
 
     def fence(self, generation: int) -> None:
         """Replicas of older generations come too late."""
@@ -161,8 +161,8 @@ class SnapshotStore:
             region = self._region(self._replicas, side.rank, side.shard_bytes, 2)
             draft = order.draft
             region.go_back(draft.generation, draft.step)
-            slot = region.in_order_of_use(draft.generation, draft.step)[0]
-            return region.begin(slot, order, replica=True)
+            buffer = region.in_order_of_use(draft.generation, draft.step)[0]
+            return region.begin(buffer, order, replica=True)
 
     def sealed(self) -> list[HeldSnapshot]:
         """Every snapshot that may be restored."""
@@ -195,11 +195,13 @@ class SnapshotStore:
                 return held
         return None
 
-    def _region(self, regions: dict[int, Region], rank: int, slot_bytes: int, slots: int) -> Region:
+    def _region(
+        self, regions: dict[int, Region], rank: int, buffer_bytes: int, buffers: int
+    ) -> Region:
         region = regions.get(rank)
-        if region is None or not region.fits(slot_bytes, slots):
+        if region is None or not region.fits(buffer_bytes, buffers):
             regions.pop(rank, None)
-            region = regions[rank] = Region(slot_bytes, slots)
+            region = regions[rank] = Region(buffer_bytes, buffers)
         return region
 
 

@@ -16,7 +16,7 @@ from phalanx.checkpoint.format.direct import CHUNK_BYTES, aligned_buffer, chunk_
 from phalanx.checkpoint.format.geometry import ITEM_BYTES, Geometry, PartHolder
 from phalanx.checkpoint.format.layout import TensorBlock
 from phalanx.checkpoint.format.manifest import BadCheckpointError, CheckpointError, shard_name
-from phalanx.checkpoint.format.shard import Sidecar, Slot, parse_header
+from phalanx.checkpoint.format.shard import Sidecar, StoredTensor, parse_header
 from phalanx.checkpoint.format.source import CheckpointSource, ShardReader
 
 READ_BYTES = 4 << 20  # read at a time by one thread: proved and handed out while in the caches
@@ -195,11 +195,11 @@ class _File:
             return False
         if chunk_sums(buffer[:count]) != self._sums[:chunks].tolist():
             return False
-        slots = parse_header(bytes(buffer[:size]))
+        stored = parse_header(bytes(buffer[:size]))
         for share, target in shares:
-            slot = slots[share.name]
+            tensor = stored[share.name]
             box = share.wanted.within(share.written)
-            self.spans += _spans(share.name, slot, box, target)
+            self.spans += _spans(share.name, tensor, box, target)
         self.spans.sort(key=lambda span: span.start)
         return True
 
@@ -252,21 +252,23 @@ class _File:
         return f"{self.name} is corrupt in bytes {low} to {high}: {_named(hit)}"
 
 
-def _spans(name: str, slot: Slot, box: TensorBlock, target: Tensor) -> Iterator[Span]:
+def _spans(name: str, tensor: StoredTensor, box: TensorBlock, target: Tensor) -> Iterator[Span]:
     """A box of a stored part as stretches of its file, each of at most READ_BYTES or a row.
 
     Where rows are longer than a chunk and only some columns are wanted, row by row.
     """
-    sizes, item = slot.sizes, ITEM_BYTES[slot.dtype]
+    sizes, item = tensor.sizes, ITEM_BYTES[tensor.dtype]
     if box.sizes[1:] == sizes[1:] and target.is_contiguous():
         first = box.offset[0] * math.prod(sizes[1:]) if sizes else 0
-        yield from _flat_spans(name, slot, slot.start + first * item, target.view(-1))
+        yield from _flat_spans(name, tensor, tensor.start + first * item, target.view(-1))
         return
 
     def walk(dim: int, first: int, taken: tuple[slice, ...]) -> Iterator[Span]:
         if dim == len(sizes):
             fixed = (1,) * dim
-            yield Span(slot.start + first * item, item, slot.dtype, fixed, (), name, target[taken])
+            yield Span(
+                tensor.start + first * item, item, tensor.dtype, fixed, (), name, target[taken]
+            )
             return
         inner = math.prod(sizes[dim + 1 :])
         row_bytes = inner * item
@@ -281,23 +283,23 @@ def _spans(name: str, slot: Slot, box: TensorBlock, target: Tensor) -> Iterator[
         for i in range(0, count, step):
             rows = min(step, count - i)
             shape = (*(1,) * dim, rows, *sizes[dim + 1 :])
-            start = slot.start + (first + (low + i) * inner) * item
+            start = tensor.start + (first + (low + i) * inner) * item
             take = (*(slice(None),) * (dim + 1), *rest)
             into = target[(*taken, slice(i, i + rows))]
-            yield Span(start, rows * row_bytes, slot.dtype, shape, take, name, into)
+            yield Span(start, rows * row_bytes, tensor.dtype, shape, take, name, into)
 
     yield from walk(0, 0, ())
 
 
-def _flat_spans(name: str, slot: Slot, start: int, target: Tensor) -> Iterator[Span]:
+def _flat_spans(name: str, tensor: StoredTensor, start: int, target: Tensor) -> Iterator[Span]:
     """A contiguous stretch in pieces that end where reads do: no chunk is read for two of them."""
-    item, done = ITEM_BYTES[slot.dtype], 0
+    item, done = ITEM_BYTES[tensor.dtype], 0
     while done < len(target):
         at = start + done * item
         # Types lie in the order of their widths, so an element never crosses such a border.
         count = min(len(target) - done, (READ_BYTES - at % READ_BYTES) // item)
         into = target[done : done + count]
-        yield Span(at, count * item, slot.dtype, (count,), (), name, into)
+        yield Span(at, count * item, tensor.dtype, (count,), (), name, into)
         done += count
 
 

@@ -139,10 +139,16 @@ def _tensors_in(reader: ShardReader, header_bytes: int, low: int, high: int) -> 
     buffer = aligned_buffer(header_bytes)
     reader.read(buffer[:header_bytes], 0)
     try:
-        slots = sorted(parse_header(bytes(buffer[:header_bytes])).items(), key=lambda s: s[1].start)
+        stored = sorted(
+            parse_header(bytes(buffer[:header_bytes])).items(), key=lambda s: s[1].start
+        )
     except (msgspec.DecodeError, KeyError, UnicodeDecodeError):
         return "its header"
-    ends = [slot.start for _, slot in slots[1:]] + [reader.bytes]
-    hit = [n for (n, slot), end in zip(slots, ends, strict=True) if slot.start < high and end > low]
+    ends = [tensor.start for _, tensor in stored[1:]] + [reader.bytes]
+    hit = [
+        n
+        for (n, tensor), end in zip(stored, ends, strict=True)
+        if tensor.start < high and end > low
+    ]
     more = [f"and {len(hit) - 4} more"] * (len(hit) > 4)
     return ", ".join([*(["its header"] if low < header_bytes else []), *hit[:4], *more])

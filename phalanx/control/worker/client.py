@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from phalanx.checkpoint import Checkpointer
     from phalanx.train.measure.waits import PeerWaits
 
-SLOTS = 4
+BUFFERS = 4
 # torchrun and those like it, Open MPI, MPICH and Intel's.
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -215,7 +215,7 @@ class WorkerClient:
                 generation=self._generation,
                 step=step - 1,
                 device=next(iter(state.values())).device,
-                slots=SLOTS,
+                buffers=BUFFERS,
                 replicate=shift > 0 or bool(spare),
                 buddy_shift=shift,
                 spare=spare,

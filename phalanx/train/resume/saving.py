@@ -17,7 +17,7 @@ from phalanx.train.resume.parent import archive_root
 if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer
 
-PROMPT_SLOTS = 4  # two newest snapshots, one being filled, one being written to disk
+PROMPT_BUFFERS = 4  # two newest snapshots, one being filled, one being written to disk
 
 
 def open_checkpointer(job: Job, folder: RunFolder, *, exclusive: bool = True) -> Checkpointer:
@@ -96,7 +96,7 @@ def prepare_saves(job: Job, trainer: Trainer, checkpointer: Checkpointer) -> Non
         generation=trainer.generation,
         step=trainer.step,
         device=trainer.device,
-        slots=settings.buffers,
+        buffers=settings.buffers,
         lease_seconds=settings.keeper_lease,
         home=keepers_home(job),
         replicate=settings.replicas > 0,
@@ -117,7 +117,7 @@ def seal(
         generation=trainer.generation,
         step=trainer.step,
         device=trainer.device,
-        slots=PROMPT_SLOTS,
+        buffers=PROMPT_BUFFERS,
         lease_seconds=settings.keeper_lease,
         home=keepers_home(job),
         replicate=buddy_shift > 0 or bool(spare),

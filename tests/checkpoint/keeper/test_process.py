@@ -107,7 +107,7 @@ def test_a_keeper_writes_what_only_memory_holds_when_no_worker_is_left(
 
         def train() -> None:
             tensors = state(7.0)
-            checkpointer = prepared(tmp_path / "own", tensors, slots=4, prompt=True)
+            checkpointer = prepared(tmp_path / "own", tensors, buffers=4, prompt=True)
             for step in (1, 2):
                 checkpointer.save(step, tensors, extra(), write=False)
             checkpointer.wait_acknowledged()
@@ -234,7 +234,7 @@ def test_a_killed_keeper_that_somebody_supervises_is_an_error(
 
 def test_with_one_buffer_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     tensors = state(1.0)
-    checkpointer = prepared(tmp_path, tensors, slots=1)
+    checkpointer = prepared(tmp_path, tensors, buffers=1)
     for step in (1, 2, 3):
         checkpointer.save(step, tensors, extra())
     outcomes = checkpointer.finish()
@@ -247,7 +247,7 @@ def test_without_memory_saves_are_synchronous(tmp_path: Path) -> None:
     tensors = {"model.w": torch.ones(16)}
     checkpointer = Checkpointer(tmp_path)
     made = checkpointer.prepare_background(
-        tensors, generation=0, step=0, device=CPU, slots=1 << 40, lease_seconds=1.0
+        tensors, generation=0, step=0, device=CPU, buffers=1 << 40, lease_seconds=1.0
     )
     assert not made and not checkpointer.in_background
     assert checkpointer.save(1, tensors, extra()) == latest(tmp_path)

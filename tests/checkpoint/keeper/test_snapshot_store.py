@@ -51,7 +51,7 @@ def test_a_generation_that_restored_again_keeps_nothing_of_its_first_branch() ->
         store.receive(replica(step)).seal(b"")
         assert 20 not in kept(store)
     store.receive(replica(12))
-    assert kept(store) == {11}  # the slot of the given up step is used, not that of the newest
+    assert kept(store) == {11}  # the buffer of the given up step is used, not that of the newest
 
 
 def test_the_next_generation_may_begin_before_the_steps_of_the_last() -> None:

@@ -269,7 +269,7 @@ def test_without_its_spare_a_gang_on_one_node_has_its_snapshots_safe_on_that_one
             generation=0,
             step=0,
             device=CPU,
-            slots=4,
+            buffers=4,
             lease_seconds=60.0,
             home=home_of(str(tmp_path)),
             replicate=True,

@@ -44,7 +44,7 @@ def prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checkpoi
         generation=1,
         step=0,
         device=torch.device("cpu"),
-        slots=4,
+        buffers=4,
         lease_seconds=1.0,
         prompt=True,
     )
