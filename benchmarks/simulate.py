@@ -5,7 +5,7 @@
 Prints seconds of wall and CPU time a seed beside the bars; exits with 1 when the CPU time (what the
 wall time is on an idle core) is above one. ``--quick``: two days of the largest fleet alone, which
 show a loop over pairs of its nodes. ``--many-jobs``: eleven months of Meta's RSC-1 at its full size
-alone, some 290,000 jobs of a node and more; ten minutes.
+alone, some 277,000 jobs of a node and more; ten minutes.
 """
 
 from __future__ import annotations
