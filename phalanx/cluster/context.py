@@ -10,7 +10,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from phalanx.cluster.jobs.job import ClusterJob
-from phalanx.cluster.ledger.accounts import Ledger
+from phalanx.cluster.ledger.ledger import Ledger
 from phalanx.cluster.node import Node
 from phalanx.cluster.pipelines.machine import PipelineMachine
 from phalanx.cluster.policy import Policy

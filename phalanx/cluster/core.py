@@ -16,7 +16,7 @@ from phalanx.cluster.gang import node_rates
 from phalanx.cluster.gang.seen_failures import SeenFailures, seen
 from phalanx.cluster.handlers import ABOUT_NODES, HANDLERS, take_over
 from phalanx.cluster.jobs.feasibility import policy_problems
-from phalanx.cluster.ledger.accounts import Ledger
+from phalanx.cluster.ledger.ledger import Ledger
 from phalanx.cluster.pipeline_runs import follow_jobs
 from phalanx.cluster.pipelines.machine import PipelineMachine
 from phalanx.cluster.policy import Policy

@@ -9,7 +9,7 @@ from phalanx.cluster.context import Context, FlushState, HealthState, Question, 
 from phalanx.cluster.fleet.fleet import Fleet, FleetState
 from phalanx.cluster.jobs.dependencies import remember, remember_trial
 from phalanx.cluster.jobs.job import ClusterJob
-from phalanx.cluster.ledger.accounts import Ledger, LedgerState
+from phalanx.cluster.ledger.ledger import Ledger, LedgerState
 from phalanx.cluster.pipeline_runs import rebuild
 from phalanx.cluster.policy import Policy, Quota
 from phalanx.cluster.queue.decisions import QueueState

@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context, Question
 from phalanx.cluster.detectors import score
-from phalanx.cluster.fleet import returns
+from phalanx.cluster.fleet import time_away
 from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Ask, Check
@@ -184,7 +184,7 @@ def tested(ctx: Context, node: int, *, passed: bool, detail: str) -> None:
 def readmit(ctx: Context, node: int, why: Reason) -> None:
     """A node may work again, unless a person wants it empty."""
     heard(ctx, node)
-    returns.came_back(ctx, node)
+    time_away.came_back(ctx, node)
     ctx.health.testing.pop(node, None)
     ctx.fleet.set_rails_down(node, 0)
     ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, why)

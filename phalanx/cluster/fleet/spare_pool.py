@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet import returns
+from phalanx.cluster.fleet import time_away
 from phalanx.cluster.fleet.spares import is_full, spare_nodes, wanted_spares
 from phalanx.cluster.gang import node_rates
 from phalanx.cluster.gang.orders import stop_on
@@ -45,7 +45,7 @@ def follow_rate(ctx: Context) -> None:
     if ctx.policy.spares.nodes >= 0 or ctx.policy.spares.down_ppm:
         return
     before = wanted_spares(ctx.fleet, _policy(ctx))
-    away_ns = returns.usual_ns(ctx)
+    away_ns = time_away.usual_ns(ctx)
     ctx.health.down_ppm = node_rates.down_ppm(ctx, away_ns)
     now = wanted_spares(ctx.fleet, _policy(ctx))
     if now != before:

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from phalanx.cluster.ledger.account import Account
-from phalanx.cluster.ledger.accounts import Ledger
 from phalanx.cluster.ledger.buckets import (
     BUCKETS,
     ESTIMATED,
@@ -23,6 +21,8 @@ from phalanx.cluster.ledger.buckets import (
     Buckets,
     add,
 )
+from phalanx.cluster.ledger.job_account import Account
+from phalanx.cluster.ledger.ledger import Ledger
 from phalanx.cluster.policy import PricePolicy
 from phalanx.cluster.units import HOUR_NS, MILLION
 

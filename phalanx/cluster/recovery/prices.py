@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet import returns
+from phalanx.cluster.fleet import time_away
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.node_rates import RatedNodes, by_node, rated
@@ -93,7 +93,7 @@ def missing_ns(ctx: Context, job: ClusterJob, gone: tuple[int, ...], count: int)
     across nodes needs its own ones back: others are in other NVLink domains.
     """
     if tensor_slots(job.spec.gang) > 1:
-        return returns.expected_ns(ctx, gone, count)
+        return time_away.expected_ns(ctx, gone, count)
     request = request_of(job, 0, ctx.policy)
     suiting = free_index_of(ctx.fleet).suiting(
         request.shape, request.constraint, request.partition, request.barred
@@ -101,10 +101,10 @@ def missing_ns(ctx: Context, job: ClusterJob, gone: tuple[int, ...], count: int)
     kinds = ctx.fleet.columns.node_class
     away = [
         node
-        for node in returns.away(ctx)
+        for node in time_away.away(ctx)
         if kinds[node] in suiting and all(number == job.id for number in ctx.fleet.held[node])
     ]
-    back_ns = returns.expected_ns(ctx, away, count)
+    back_ns = time_away.expected_ns(ctx, away, count)
     free_ns = ctx.queue.free_ns(ctx.view, job, count)
     ends = [] if free_ns is None else [max(0, free_ns - ctx.now_ns)]
     return min(ends + ([] if back_ns is None else [back_ns]), default=None)

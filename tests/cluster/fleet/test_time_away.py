@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet import returns
+from phalanx.cluster.fleet import time_away
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.events import NodeRepaired, NodeSilent, Tick
 from phalanx.cluster.protocol.messages import CheckResult
@@ -29,9 +29,9 @@ def test_until_some_came_back_a_node_is_expected_when_the_policy_says():
     drive = Drive(8, Policy(recovery=RecoveryPolicy(repair_ns=12 * HOUR)))
     goes(drive, 0)
     ctx = drive.core._ctx
-    assert returns.away(ctx) == [0]
-    assert returns.expected_ns(ctx, (0,), 1) == 12 * HOUR
-    assert returns.expected_ns(ctx, (0,), 2) is None
+    assert time_away.away(ctx) == [0]
+    assert time_away.expected_ns(ctx, (0,), 1) == 12 * HOUR
+    assert time_away.expected_ns(ctx, (0,), 2) is None
 
 
 def test_what_was_seen_of_a_cause_replaces_the_policy():
@@ -41,7 +41,7 @@ def test_what_was_seen_of_a_cause_replaces_the_policy():
         drive.wait(HOUR)
         comes_back(drive, node)
     goes(drive, 7)
-    expected = returns.expected_ns(drive.core._ctx, (7,), 1)
+    expected = time_away.expected_ns(drive.core._ctx, (7,), 1)
     assert expected == pytest.approx(HOUR + 61 * SECOND, rel=0.01)
 
 
@@ -53,7 +53,7 @@ def test_nodes_that_are_not_back_yet_make_the_wait_longer():
         comes_back(drive, node)
     goes(drive, 7)
     drive.tell(Tick(), 30 * HOUR)
-    expected = returns.expected_ns(drive.core._ctx, (7,), 1)
+    expected = time_away.expected_ns(drive.core._ctx, (7,), 1)
     assert expected == pytest.approx(11 * HOUR, rel=0.02)
 
 
@@ -62,9 +62,9 @@ def test_of_many_that_are_away_the_first_is_back_the_sooner():
     ctx = drive.core._ctx
     for node in range(4):
         goes(drive, node)
-    one = returns.expected_ns(ctx, (0,), 1)
-    assert returns.expected_ns(ctx, returns.away(ctx), 1) == one // 4
-    assert returns.expected_ns(ctx, returns.away(ctx), 2) == one // 2
+    one = time_away.expected_ns(ctx, (0,), 1)
+    assert time_away.expected_ns(ctx, time_away.away(ctx), 1) == one // 4
+    assert time_away.expected_ns(ctx, time_away.away(ctx), 2) == one // 2
 
 
 def test_what_was_seen_is_in_a_snapshot():

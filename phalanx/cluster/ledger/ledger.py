@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.jobs.measured import waiting_parts_ns
-from phalanx.cluster.ledger.account import Account, Open
 from phalanx.cluster.ledger.buckets import (
     IDLE_BUCKETS,
     LOST,
@@ -22,6 +21,7 @@ from phalanx.cluster.ledger.buckets import (
     Buckets,
     add,
 )
+from phalanx.cluster.ledger.job_account import Account, Open
 from phalanx.cluster.ledger.usage import Usage, UsageRow, owner_of
 from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.protocol.messages import StepsPrinted

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.ledger.accounts import LedgerError
 from phalanx.cluster.ledger.buckets import BUCKETS
+from phalanx.cluster.ledger.ledger import LedgerError
 from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import Policy, PricePolicy
 from phalanx.cluster.protocol.events import (
