@@ -199,7 +199,7 @@ CLUSTER = (
                 "longest_of_easy",
                 "the longest wait, of EASY's longest",
                 "x",
-                at_most=1.5,
+                at_most=2.0,  # what docs/concepts/queue.md says that the default costs
                 timed=False,
             ),
             Figure("whole_seconds", "all jobs on 512 GPUs, CPU time", "s", at_most=60.0),
