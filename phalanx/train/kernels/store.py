@@ -14,7 +14,7 @@ import secrets
 import tarfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
@@ -51,6 +51,19 @@ class KernelStore:
 
         A damaged one is removed: its kernels are compiled again.
         """
+        with self._proved(name) as archive:
+            names = [_put(archive, member, target) for member in archive]
+        with suppress(OSError):
+            os.utime(self.folder / name)  # the least recently used ones go first
+        return names
+
+    def held(self, name: str) -> list[str]:
+        """What a bundle holds; a damaged one is removed."""
+        with self._proved(name) as archive:
+            return archive.getnames()
+
+    @contextmanager
+    def _proved(self, name: str) -> Iterator[tarfile.TarFile]:
         path = self.folder / name
         with _open(path) as file:
             if _digest(file) != name.removesuffix(ENDING):
@@ -58,15 +71,7 @@ class KernelStore:
                 raise DamagedBundleError(f"{path} is damaged and was removed")
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:gz") as archive:
-                found = [_put(archive, member, target) for member in archive]
-        with suppress(OSError):
-            os.utime(path)  # the least recently used ones go first
-        return found
-
-    def held(self, name: str) -> list[str]:
-        """What a bundle holds."""
-        with _open(self.folder / name) as file, tarfile.open(fileobj=file, mode="r:gz") as archive:
-            return archive.getnames()
+                yield archive
 
     def publish(self, files: Iterable[str], source: Path) -> int:
         """Make a bundle of these files; returns its bytes, 0 where it is larger than all may be."""

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from phalanx.train.kernels.place import locked, make_private, try_lock
@@ -56,7 +57,8 @@ class KernelWorkspace:
             if not alone or not fresh or self._compiling():
                 return 0
             for name in set(self.store.names()) - known:
-                known |= {name, *self.store.held(name)}
+                with suppress(OSError):  # damaged, or removed meanwhile
+                    known |= {name, *self.store.held(name)}
             fresh = [name for name in fresh if name not in known]
             size = self.store.publish(fresh, self.folder) if fresh else 0
             self._know(known | set(fresh))

@@ -54,6 +54,20 @@ def has(place: KernelWorkspace, name: str) -> bool:
     return (place.folder / name).exists()
 
 
+def test_a_bundle_of_another_node_that_is_cut_off_costs_nothing_else(node: Node) -> None:
+    first = node.start()
+    other = KernelStore(node.store, "key", 1 << 20)
+    compile_(first, "a")
+    other.publish(["a"], first.folder)
+    (name,) = other.names()
+    damaged = other.folder / name
+    damaged.write_bytes(damaged.read_bytes()[:30])
+    compile_(first, "b")
+    assert first.share() > 0
+    (kept,) = other.names()
+    assert sorted(other.held(kept)) == ["a", "b"] and kept != damaged.name
+
+
 def test_a_restart_finds_what_was_shared_and_nothing_else(node: Node) -> None:
     first = node.start()
     compile_(first, "a/whole.so")
