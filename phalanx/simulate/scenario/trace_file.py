@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 
@@ -71,7 +72,7 @@ def read_trace(path: Path, key: str = "workload.file") -> TraceFile:
             separator = max("|\t;,", key=header.count)
             file.seek(0)
             # sacct -P does not quote: a quotation mark is part of the name of a job.
-            quoting = csv.QUOTE_NONE if separator == "|" else csv.QUOTE_MINIMAL
+            quoting: Literal[0, 3] = csv.QUOTE_NONE if separator == "|" else csv.QUOTE_MINIMAL
             rows = csv.DictReader(file, delimiter=separator, quoting=quoting)
             return _rows(path, rows, key)
     except FileNotFoundError:
