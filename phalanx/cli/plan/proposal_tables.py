@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from phalanx.cli.tables import counted
 from phalanx.plan.cost.failures import DAY_SECONDS, LEAST_RECOVERY_SECONDS, FailureOutlook
 from phalanx.plan.cost.money import Range
 from phalanx.plan.cost.predict import Prediction
-from phalanx.plan.question.quantities import duration, short, size
+from phalanx.plan.question.quantities import duration, energy, mass, short, size
 from phalanx.plan.search.behind import EvidenceBehind
 from phalanx.plan.search.explain import WORDS, Explanation, PlanChange
 from phalanx.plan.search.proposal import PlanProposal, describe, not_run
@@ -84,7 +85,7 @@ def _facts(proposal: PlanProposal) -> Iterable[tuple[str, str]]:
     )
     yield (
         "checkpoint",
-        f"every {duration(ahead.interval_seconds)} ({proposal.checkpoint_steps} steps), "
+        f"every {duration(ahead.interval_seconds)} ({counted(proposal.checkpoint_steps, 'step')}), "
         f"{size(ahead.checkpoint_bytes)} in {duration(ahead.flush_seconds)}",
     )
     yield "goodput", _goodput(ahead)
@@ -103,10 +104,8 @@ def _facts(proposal: PlanProposal) -> Iterable[tuple[str, str]]:
         f"${proposal.cluster.price_per_gpu_hour:.2f}, "
         f"${cost.dollars_per_million_tokens:.3g} per million tokens",
     )
-    yield (
-        "energy",
-        f"{cost.megawatt_hours.mid / 1e3:,.3g} GWh, {cost.tonnes_co2.mid:,.0f} t of CO2",
-    )
+    used, emitted = energy(cost.megawatt_hours.mid), mass(cost.tonnes_co2.mid)
+    yield "energy", f"{used}, {emitted} of CO2"
 
 
 def _goodput(ahead: FailureOutlook) -> str:
@@ -285,7 +284,7 @@ def _figures(proposal: PlanProposal) -> list[tuple[str, tuple[float, str]]]:
         ("goodput", (ahead.goodput, f"{ahead.goodput:.1%}")),
         ("days", (cost.days.mid, f"{cost.days.mid:,.3g}")),
         ("dollars", (cost.dollars.mid, f"${short(cost.dollars.mid)}")),
-        ("CO2", (cost.tonnes_co2.mid, f"{short(cost.tonnes_co2.mid)} t")),
+        ("CO2", (cost.tonnes_co2.mid, mass(cost.tonnes_co2.mid))),
     ]
     for name, words in WORDS.items():
         seconds = prediction.parts.get(name, 0.0)

@@ -46,6 +46,21 @@ def size(number_of_bytes: float) -> str:
     return f"{number_of_bytes:.0f} B"
 
 
+def energy(megawatt_hours: float) -> str:
+    """Megawatt-hours in the unit that a person would choose: ``32.5 kWh``, ``3.24 MWh``."""
+    for unit, name in ((1e3, "GWh"), (1.0, "MWh")):
+        if megawatt_hours >= unit:
+            return f"{megawatt_hours / unit:.3g} {name}"
+    return f"{megawatt_hours * 1e3:.3g} kWh"
+
+
+def mass(tonnes: float) -> str:
+    """Tonnes, or kilograms where it is less than one: ``11,177 t``, ``12.7 kg``."""
+    if tonnes >= 100:
+        return f"{tonnes:,.0f} t"
+    return f"{tonnes:.3g} t" if tonnes >= 1 else f"{tonnes * 1e3:.3g} kg"
+
+
 def duration(seconds: float) -> str:
     """Seconds in the unit that a person would choose: ``3.1 h``, ``14 min``, ``26 days``."""
     if not math.isfinite(seconds):

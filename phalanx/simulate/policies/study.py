@@ -15,6 +15,7 @@ from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import DAY_NS, QueuePolicy
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import Event
+from phalanx.config import ConfigError
 from phalanx.simulate.policies.named import policy_named
 from phalanx.simulate.policies.outcome import PlayedJob, PolicyOutcome, outcome_of
 from phalanx.simulate.scenario.load import scenario_of
@@ -206,6 +207,9 @@ def asked_trace(asked: TraceAsked) -> tuple[Scenario, Trace]:
         ],
     )
     file = read_trace(Path(asked.file), "FILE")
+    if file.jobs and asked.skip >= len(file.jobs):
+        rule = f"leaves none of the {len(file.jobs):,} rows of {asked.file}"
+        raise ConfigError("skip", str(asked.skip), rule, "skip fewer")
     file.jobs.sort(key=lambda job: (job.submit, job.line))
     file.jobs = file.jobs[asked.skip : asked.skip + asked.jobs if asked.jobs else None]
-    return scenario, played_of(scenario, file)
+    return scenario, played_of(scenario, file, "FILE")

@@ -21,6 +21,13 @@ SMALL = "ask for fewer than workload.least_gpus"
 LARGE = "ask for more GPUs than the fleet has"
 LATE = "come after the last day"
 UNREADABLE = "cannot be read"
+# What would have rows played that are left out for these reasons.
+WAYS_OUT = {
+    UNREADABLE: "give seconds or ISO dates, and numbers",
+    LARGE: "give the fleet more GPUs",
+    SMALL: "set workload.least_gpus",
+    LATE: "set days",
+}
 
 
 class Trace(Struct):
@@ -38,8 +45,10 @@ def recorded(scenario: Scenario) -> Trace:
     return played_of(scenario, read_trace(Path(scenario.workload.file)))
 
 
-def played_of(scenario: Scenario, file: TraceFile) -> Trace:
-    """The rows of a file as submissions, the first of them at time 0."""
+def played_of(scenario: Scenario, file: TraceFile, key: str = "workload.file") -> Trace:
+    """The rows of a file as submissions, the first of them at time 0; none is refused under
+    ``key``.
+    """
     first = min((job.submit for job in file.jobs), default=0.0)
     trace = Trace([], dict(file.skipped), file.unreadable)
     if file.unreadable:
@@ -54,10 +63,9 @@ def played_of(scenario: Scenario, file: TraceFile) -> Trace:
         told = "; ".join(f"{count} {why}" for why, count in trace.left_out.items())
         shown = "".join(f"; {one}" for one in file.unreadable[:UNREADABLE_SHOWN])
         rule = f"has no GPU job that can be played ({told or 'it has no rows'}{shown})"
-        fix = "set fleet.gpus, days or workload.least_gpus"
-        if file.unreadable and len(trace.left_out) == 1:
-            fix = "give seconds or ISO dates, and numbers"
-        raise ConfigError("workload.file", file.path, rule, fix)
+        ways_out = [way for why, way in WAYS_OUT.items() if why in trace.left_out]
+        fix = ", or ".join(ways_out) or "give a file of jobs that ran on GPUs"
+        raise ConfigError(key, file.path, rule, fix)
     trace.jobs.sort(key=lambda entry: entry[0])
     return trace
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 
@@ -33,9 +34,11 @@ COLUMNS = {
     "job": ("job_id", "jobid", "jobidraw"),
 }
 MOST_GPUS = 10**7  # of a row; more is a slip of the hand
+MOST_STAMP = 1e11  # seconds: the year 5138; a time since 1970 in milliseconds is more
 UNKNOWN = ("", "unknown", "none", "n/a", "null")  # in place of a time that never came
 NO_LIMIT = (*UNKNOWN, "unlimited", "partition_limit", "invalid")
 STEPS = "are steps of a job"
+REPEATED = "repeat an earlier row, its job's number included"
 CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")  # [days-][hours:]minutes:seconds
 GPUS_OF_TRES = re.compile(r"gres/gpu(:[^=,]+)?=(\d+)")
 
@@ -66,9 +69,12 @@ def read_trace(path: Path, key: str = "workload.file") -> TraceFile:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = file.readline()
-            separator = max("|\t,", key=header.count)
+            separator = max("|\t;,", key=header.count)
             file.seek(0)
-            return _rows(path, csv.DictReader(file, delimiter=separator), key)
+            # sacct -P does not quote: a quotation mark is part of the name of a job.
+            quoting: Literal[0, 3] = csv.QUOTE_NONE if separator == "|" else csv.QUOTE_MINIMAL
+            rows = csv.DictReader(file, delimiter=separator, quoting=quoting)
+            return _rows(path, rows, key)
     except FileNotFoundError:
         raise ConfigError(key, str(path), "no such file", "give the path of a CSV file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -77,30 +83,62 @@ def read_trace(path: Path, key: str = "workload.file") -> TraceFile:
 
 
 def _rows(path: Path, rows: csv.DictReader[str], key: str) -> TraceFile:
-    header = {name.strip().lower(): name for name in rows.fieldnames or []}
-    rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or []]
+    header = _header(path, rows, key)
+    rows.fieldnames = header
     names = {column: _column(header, column) for column in COLUMNS}
     missing = [column for column in ("submit", "gpus") if not names[column]]
     if not names["seconds"] and not (names["start"] and names["end"]):
         missing.append("seconds")
     for column in missing:
         rule = f"has no column for {column}; one of {', '.join(COLUMNS[column])}"
-        raise ConfigError(key, str(path), rule, did_you_mean(COLUMNS[column][0], list(header)))
+        raise ConfigError(key, str(path), rule, did_you_mean(COLUMNS[column][0], header))
     trace = TraceFile(str(path), [], {}, [])
     dated: bool | None = None
+    seen: set[tuple[str, ...]] = set()
     for row in rows:
+        cells = [cell for cell in row.values() if isinstance(cell, str)]
+        broken = sum(cell.count("\n") for cell in cells)
+        line = rows.line_num - broken + any(cell.endswith("\n") for cell in cells)
         if "." in (row.get(names["job"]) or ""):  # sacct: 123.batch, 123.0
             trace.skipped[STEPS] = trace.skipped.get(STEPS, 0) + 1
             continue
         try:
+            _whole(row, broken)
+            if names["job"]:
+                if tuple(cells) in seen:
+                    trace.skipped[REPEATED] = trace.skipped.get(REPEATED, 0) + 1
+                    continue
+                seen.add(tuple(cells))
             if dated is None:
                 dated = _is_date(row[names["submit"]])
             if dated != _is_date(row[names["submit"]]):
                 raise ValueError("seconds and dates in one column")
-            trace.jobs.append(_job(row, names, rows.line_num))
+            trace.jobs.append(_job(row, names, line))
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            trace.unreadable.append(f"{path}:{rows.line_num}: {error}")
+            trace.unreadable.append(f"{path}:{line}: {error}")
     return trace
+
+
+def _header(path: Path, rows: csv.DictReader[str], key: str) -> list[str]:
+    """The names of columns, as COLUMNS has them."""
+    header = [name.strip().lower() for name in rows.fieldnames or []]
+    if not any(header):
+        rule = "has no names of columns in its first line"
+        raise ConfigError(key, str(path), rule, "e.g. timestamp,duration,num_gpus")
+    for name in filter(None, header):
+        if header.count(name) > 1:
+            rule = f"has the column {name!r} {header.count(name)} times"
+            raise ConfigError(key, str(path), rule, "keep one of them")
+    return header
+
+
+def _whole(row: dict[str, str], broken: int) -> None:
+    """Refuses a row that a stray quotation mark or separator has made of others' cells."""
+    if broken:
+        raise ValueError(f"a quotation mark opens here and takes in {broken} lines more")
+    beyond: Iterable[str] = row.pop(None, ())  # type: ignore[call-overload]
+    if any(beyond):
+        raise ValueError("it has more cells than the first line names")
 
 
 def _job(row: dict[str, str], names: dict[str, str], line: int) -> RecordedJob:
@@ -108,7 +146,7 @@ def _job(row: dict[str, str], names: dict[str, str], line: int) -> RecordedJob:
         line=line,
         submit=_seconds(row[names["submit"]]),
         seconds=_ran(row, names),
-        gpus=_gpus(row[names["gpus"]] or row.get(names["asked"])),
+        gpus=_gpus(row, names),
         user=row.get(names["user"]) or "",
         team=row.get(names["team"]) or "default",
         limit=_limit(names["limit"], row.get(names["limit"]) or ""),
@@ -144,9 +182,12 @@ def _ran(row: dict[str, str], names: dict[str, str]) -> float:
     return _length(text)
 
 
-def _gpus(text: str | None) -> int:
-    """A number of GPUs, or what Slurm says of trackable resources."""
-    if text is not None and ("=" in text or not text.strip()):
+def _gpus(row: dict[str, str], names: dict[str, str]) -> int:
+    """A number of GPUs, or what Slurm says of trackable resources: nothing, where none were had."""
+    text = row[names["gpus"]]
+    if names["asked"] and not text:
+        text = row[names["asked"]]
+    if text is not None and names["gpus"].endswith("tres"):
         asked = {kind: int(count) for kind, count in GPUS_OF_TRES.findall(text)}
         return asked.get("", sum(asked.values()))
     found = _number(text, MOST_GPUS)
@@ -175,9 +216,12 @@ def _length(text: str | None) -> float:
 def _number(text: str | None, most: float) -> float:
     if text is None:
         raise ValueError("it ends too early")
+    if not text.strip():
+        raise ValueError("a cell that must have a number is blank")
     found = float(text)
     if not math.isfinite(found) or not 0 <= found <= most:
-        raise ValueError(f"{text!r} is not a number from 0 up to {most:g}")
+        bounds = "from 0 up" if math.isinf(most) else f"from 0 up to {most:g}"
+        raise ValueError(f"{text!r} is not a number {bounds}")
     return found
 
 
@@ -188,6 +232,9 @@ def _is_date(text: str | None) -> bool:
 def _seconds(text: str | None) -> float:
     """Seconds since some beginning, or a date: one without a zone is taken for UTC."""
     if text is None or not _is_date(text):
-        return _number(text, math.inf)
+        found = _number(text, math.inf)
+        if found > MOST_STAMP:
+            raise ValueError(f"{text!r} is too late for seconds; divide milliseconds by 1000")
+        return found
     when = datetime.fromisoformat(text.strip())
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

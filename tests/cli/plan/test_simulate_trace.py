@@ -53,6 +53,8 @@ def test_a_trace_is_told_by_size_and_team_and_what_was_left_out(trace: str) -> N
         (["--gpus", "12"], "must fill nodes"),
         (["--plot", "x.bmp"], "must end in"),
         (["--faults", "none-such"], "none-such"),
+        (["--gpus", "1", "--node-gpus", "1", "--jobs", "1"], "give the fleet more GPUs"),
+        (["--skip", "9"], "leaves none of the"),
     ],
 )
 def test_what_cannot_be_is_refused(trace: str, asked: list[str], told: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phalanx.config import ConfigError
 from phalanx.hardware import cluster
 from phalanx.plan.cost.money import Range, bill
-from phalanx.plan.question.quantities import duration, quantity, short, size
+from phalanx.plan.question.quantities import duration, energy, mass, quantity, short, size
 
 SPEED = Range(5e6, 6e6, 7e6)
 GOODPUT = Range(0.9, 0.95, 0.97)
@@ -98,3 +98,17 @@ def test_sizes_and_counts_are_readable() -> None:
         "6.6M",
         "15T",
     )
+
+
+@pytest.mark.parametrize(
+    ("megawatt_hours", "tonnes", "told"),
+    [
+        (28_700, 11_177, "28.7 GWh, 11,177 t"),
+        (3.24, 1.26, "3.24 MWh, 1.26 t"),
+        (0.0325, 0.0127, "32.5 kWh, 12.7 kg"),
+    ],
+)
+def test_energy_and_carbon_are_told_in_units_of_their_size(
+    megawatt_hours: float, tonnes: float, told: str
+) -> None:
+    assert f"{energy(megawatt_hours)}, {mass(tonnes)}" == told

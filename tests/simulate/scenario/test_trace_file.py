@@ -9,7 +9,7 @@ import pytest
 from phalanx.config import ConfigError
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.trace import NO_GPUS, NO_TIME, UNREADABLE, recorded
-from phalanx.simulate.scenario.trace_file import STEPS, read_trace
+from phalanx.simulate.scenario.trace_file import REPEATED, STEPS, read_trace
 
 TRACES = Path(__file__).parent / "traces"
 
@@ -92,3 +92,56 @@ def test_seconds_and_dates_in_one_column_are_not_mixed(tmp_path: Path) -> None:
     found = read_trace(path)
     assert len(found.jobs) == 1
     assert found.unreadable == [f"{path}:3: seconds and dates in one column"]
+
+
+@pytest.mark.parametrize(
+    ("text", "jobs", "told"),
+    [
+        ("0,8,5\n1504521041000,8,5\n", 1, "3: '1504521041000' is too late for seconds"),
+        ('0,8,5\n5,8,"5\n6,8,5\n7,8,5\n', 1, "3: a quotation mark opens here and takes in 3"),
+        ('0,8,"5\n6",8\n7,8,5\n', 1, "2: a quotation mark opens here and takes in 1"),
+        ("0,8,5\n\n5,8,5,9\n", 1, "4: it has more cells than the first line names"),
+        ("0,8,5\n5,,5\n", 1, "3: a cell that must have a number is blank"),
+    ],
+)
+def test_a_row_that_would_be_misread_is_named(
+    tmp_path: Path, text: str, jobs: int, told: str
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("submit_time,gpu_num,duration\n" + text)
+    found = read_trace(path)
+    assert len(found.jobs) == jobs
+    assert found.unreadable[0].startswith(f"{path}:{told}")
+
+
+def test_columns_may_stand_between_semicolons_and_come_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("submit_time;gpu_num;duration\n0;8;5\n")
+    assert [job.gpus for job in read_trace(path).jobs] == [8]
+    path.write_text("submit_time,gpu_num,duration,Duration\n0,8,5,6\n")
+    with pytest.raises(ConfigError, match="has the column 'duration' 2 times"):
+        read_trace(path)
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="no names of columns"):
+        read_trace(path)
+
+
+def test_a_row_that_comes_twice_with_its_number_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    rows = "7,0,8,5\n7,0,8,5\n7,60,8,5\n"  # the third: the job was queued again
+    path.write_text("job_id,submit_time,gpu_num,duration\n" + rows)
+    found = read_trace(path)
+    assert [job.submit for job in found.jobs] == [0.0, 60.0]
+    assert found.skipped == {REPEATED: 1}
+
+
+def test_sacct_quotes_nothing_and_a_job_that_got_nothing_has_no_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "sacct.txt"
+    path.write_text(
+        "JobID|JobName|Submit|Start|End|ElapsedRaw|AllocTRES\n"
+        '1|"fast|2024-01-01T00:00:00|2024-01-01T00:00:00|2024-01-01T01:00:00|3600|gres/gpu=8\n'
+        "2|x|2024-01-01T00:01:00|None|2024-01-01T00:02:00|0|\n"
+    )
+    found = read_trace(path)
+    assert [(job.line, job.gpus, job.seconds) for job in found.jobs] == [(2, 8, 3600.0), (3, 0, 0)]
+    assert found.unreadable == []
