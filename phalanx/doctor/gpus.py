@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import csv
-import shutil
-import subprocess
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 
 from phalanx.cluster.causes import Cause
 from phalanx.doctor.finding import Finding
+from phalanx.hardware.probe.reader import MachineReader, NotThereError, Reader, ReadError
 
 # Reasons for which the driver lowers clocks that mean trouble: hardware slowdown (power brake,
 # too hot) and software's thermal slowdown. A power cap is how the card is meant to run.
 HOT, BRAKE = 0x20 | 0x40, 0x8 | 0x80
 HOT_DEGREES = 90
 SMI_SECONDS = 30.0
+THROTTLE, OLDER_THROTTLE = "clocks_event_reasons.active", "clocks_throttle_reasons.active"
 FIELDS = (
     "index",
     "name",
@@ -25,7 +27,7 @@ FIELDS = (
     "ecc.errors.uncorrected.volatile.total",
     "remapped_rows.failure",
     "remapped_rows.pending",
-    "clocks_event_reasons.active",
+    THROTTLE,
     "pcie.link.gen.current",
     "pcie.link.gen.max",
     "pcie.link.width.current",
@@ -50,9 +52,16 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
 
 
 def read_gpus() -> list[GpuFacts]:
-    """All GPUs of this machine; none where there is no driver."""
+    """All GPUs of this machine; none where there is no driver, or it does not answer."""
+    with suppress(ReadError):
+        return ask_gpus()
+    return []
+
+
+def ask_gpus() -> list[GpuFacts]:
+    """All GPUs of this machine; ReadError where there is a driver's program, and no answer."""
     found = _from_nvml()
-    return found if found is not None else _from_smi()
+    return found if found is not None else ask_smi(MachineReader(SMI_SECONDS))
 
 
 def _from_nvml() -> list[GpuFacts] | None:
@@ -107,18 +116,23 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _from_smi() -> list[GpuFacts]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    command = [program, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+def ask_smi(reader: Reader) -> list[GpuFacts]:
+    """What nvidia-smi says; none where it is not there."""
+    query = f"--query-gpu={','.join(FIELDS)}"
+    options = ("--format=csv,noheader,nounits",)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        text = reader.run("nvidia-smi", query, *options)
+    except NotThereError:
         return []
-    return parse_smi(done.stdout)
+    except ReadError as error:
+        if THROTTLE not in error.why:
+            raise
+        # A driver before 535 has only the older name.
+        text = reader.run("nvidia-smi", query.replace(THROTTLE, OLDER_THROTTLE), *options)
+    facts = parse_smi(text)
+    if not facts:
+        raise ReadError("nvidia-smi", f"lists no GPU: {text.strip()[:200]!r}")
+    return facts
 
 
 def parse_smi(text: str) -> list[GpuFacts]:
@@ -137,7 +151,7 @@ def parse_smi(text: str) -> list[GpuFacts]:
                 uncorrected=_number(fields["ecc.errors.uncorrected.volatile.total"]),
                 remap_failed=fields["remapped_rows.failure"] in ("1", "Yes"),
                 remap_pending=fields["remapped_rows.pending"] in ("1", "Yes"),
-                throttle=max(0, _number(fields["clocks_event_reasons.active"])),
+                throttle=max(0, _number(fields[THROTTLE])),
                 pcie_width=_number(fields["pcie.link.width.current"]),
                 pcie_width_most=_number(fields["pcie.link.width.max"]),
             )
@@ -185,6 +199,21 @@ def check_gpu(facts: GpuFacts) -> Finding:
         suggestion="; ".join([*worse, *bad]),
         cause=cause,
     )
+
+
+def check_driver(expected: int, ask: Callable[[], list[GpuFacts]] = ask_gpus) -> list[Finding]:
+    """Every GPU; a driver that does not answer is not taken for none."""
+    try:
+        return check_gpus(ask(), expected)
+    except ReadError as error:
+        silent = Finding(
+            check="gpu",
+            verdict="unknown",
+            measured={"missing": str(error)},
+            expected="nvidia-smi lists the GPUs",
+            suggestion="see `dmesg -T | grep NVRM`",
+        )
+        return [silent, *(check_gpus([], expected) if expected else ())]
 
 
 def check_gpus(facts: list[GpuFacts], expected: int) -> list[Finding]:

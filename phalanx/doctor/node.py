@@ -14,7 +14,7 @@ from phalanx.doctor.collective import GLOO_RANKS, check_collective
 from phalanx.doctor.compute import check_product, check_repeats, devices
 from phalanx.doctor.finding import Finding, NodeReport
 from phalanx.doctor.gemm import judge_gemm, measure_gemm
-from phalanx.doctor.gpus import check_gpus, read_gpus
+from phalanx.doctor.gpus import check_driver
 from phalanx.doctor.memory import check_memory
 from phalanx.doctor.rates import StorageNeeds, check_files, check_rates, check_store
 from phalanx.doctor.storage import check_disk, check_mounts
@@ -111,7 +111,7 @@ def _limits(_: CheckOptions) -> Iterator[Finding]:
 
 
 def _gpus(options: CheckOptions) -> Iterator[Finding]:
-    yield from check_gpus(read_gpus(), options.gpus)
+    yield from check_driver(options.gpus)
 
 
 CHECKS: dict[str, Check] = {

@@ -15,8 +15,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phalanx.data import DataError, ShardStream, verify
+from phalanx.data.folder_lock import alone_in
+from phalanx.data.tokenize import inputs, vocabulary
 from phalanx.data.tokenize import run as tokenize
-from phalanx.data.tokenize import vocabulary
 from phalanx.data.tokenize.inputs import find_files
 from phalanx.data.tokenize.run import TokenizeOptions, TokenizeProgress, tokenize_files
 
@@ -303,3 +304,41 @@ def test_texts_without_a_document_make_an_empty_corpus(tmp_path: Path, encoder: 
     done = tokenize_files([tmp_path / "a.jsonl"], encoder, tmp_path / "out")
     assert (done.manifest.tokens, done.manifest.source.empty) == (0, 2)
     assert ShardStream(tmp_path / "out").tokens == 0
+
+
+def test_lines_of_nested_lists_and_lines_that_no_memory_holds_are_named(
+    tmp_path: Path, encoder: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "LINES_BYTES", 64)
+    monkeypatch.setattr(inputs, "MOST_LINE_BYTES", 300_000)
+    lines = [f'{{"text": "text {number}"}}' for number in range(20)]
+    lines[5] = '{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    lines[9] = '{"text": "' + "x" * 900_000 + '"}'
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    done = tokenize_files([tmp_path / "a.jsonl"], encoder, tmp_path / "out")
+    assert [found.line for found in done.unreadable] == [6, 10]
+    assert done.manifest.documents == 18
+
+
+def test_a_file_that_changes_while_it_is_read_makes_no_corpus(
+    tmp_path: Path, encoder: Tokenizer
+) -> None:
+    path, out = tmp_path / "a.txt", tmp_path / "out"
+    path.write_text("a text that is short\n")
+
+    def grow(done: TokenizeProgress) -> None:
+        path.write_text("a text that is longer than it was\n")
+
+    with pytest.raises(DataError, match="changed while it was read"):
+        tokenize_files([path], encoder, out, progress=grow)
+    assert not (out / "manifest.json").exists()
+    assert tokenize_files([path], encoder, out).manifest.documents == 1
+
+
+def test_two_runs_in_one_folder_do_not_mix(tmp_path: Path, encoder: Tokenizer) -> None:
+    path, out = tmp_path / "a.txt", tmp_path / "out"
+    path.write_text("a text\n")
+    out.mkdir()
+    with alone_in(out), pytest.raises(DataError, match="another process is writing"):
+        tokenize_files([path], encoder, out)
+    assert tokenize_files([path], encoder, out).manifest.documents == 1

@@ -14,10 +14,11 @@ import torch
 from phalanx.doctor import CHECKS, CheckOptions, check_node
 from phalanx.doctor.collective import CollectiveOutcome, check_collective, judge
 from phalanx.doctor.compute import check_product, check_repeats, known_product
-from phalanx.doctor.gpus import check_gpu, check_gpus, parse_smi
+from phalanx.doctor.gpus import ask_smi, check_driver, check_gpu, check_gpus, parse_smi
 from phalanx.doctor.memory import check_memory, graded
 from phalanx.doctor.storage import check_disk, check_mounts, network_mounts, probe
 from phalanx.doctor.system import KernelClock, check_clock, read_clock
+from phalanx.hardware.probe.reader import NotThereError, ReadError
 from tests.ranks import run_alone
 
 SMI = """\
@@ -159,6 +160,48 @@ def test_a_gpu_that_is_gone_is_missed() -> None:
     found = check_gpus(parse_smi(SMI)[:1], expected=2)
     assert found[-1].verdict == "fail" and found[-1].cause == "gpu_unavailable"
     assert [each.verdict for each in check_gpus([], expected=0)] == ["skip"]
+
+
+class OneDriver:
+    """A driver that knows some fields, or fails."""
+
+    def __init__(self, *, unknown: str = "", failure: str = "", text: str = SMI) -> None:
+        self.unknown, self.failure, self.printed = unknown, failure, text
+
+    def run(self, *command: str) -> str:
+        if self.failure:
+            raise ReadError("nvidia-smi", self.failure)
+        if self.unknown and self.unknown in command[1]:
+            field = f'ended with 2: Field "{self.unknown}" is not a valid field to query.'
+            raise ReadError(" ".join(command), field)
+        return self.printed
+
+    def text(self, path: str) -> str:
+        raise NotThereError(path)
+
+    link = text
+
+    def names(self, folder: str, pattern: str = "*") -> list[str]:
+        return []
+
+
+def test_an_older_driver_is_asked_in_its_words() -> None:
+    assert ask_smi(OneDriver(unknown="clocks_event_reasons.active")) == parse_smi(SMI)
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        OneDriver(failure="ended with 18: Failed to initialize NVML: Driver/library mismatch"),
+        OneDriver(failure="did not end within 30 s"),
+        OneDriver(text="Unable to determine the device handle for GPU 0000:1A:00.0"),
+        OneDriver(text=""),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_not_taken_for_none(driver: OneDriver) -> None:
+    assert [each.verdict for each in check_driver(0, lambda: ask_smi(driver))] == ["unknown"]
+    both = check_driver(8, lambda: ask_smi(driver))
+    assert [each.verdict for each in both] == ["unknown", "fail"]
 
 
 def test_a_check_that_throws_is_a_finding_and_the_others_go_on(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.config import ConfigError
+from phalanx.doctor.checks.evidence import recorded_process
 from phalanx.doctor.checks.registry import SETTINGS
 from phalanx.doctor.checks.run import Source
 from phalanx.doctor.examine import Request, examine
@@ -122,3 +123,9 @@ def test_agents_check_what_they_did_before(tmp_path: Path) -> None:
     report = check_node(options)
     assert report.depth == "quick"
     assert not [each for each in report.findings if "." in each.check.split(" ")[0]]
+
+
+def test_a_recorded_process_that_is_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "process.json").write_text('{"cpus": 3}')
+    with pytest.raises(ConfigError, match=r"process\.json"):
+        recorded_process(tmp_path)

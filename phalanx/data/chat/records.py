@@ -10,7 +10,7 @@ import msgspec
 
 from phalanx.data.chat.template import Message
 from phalanx.data.errors import DataError
-from phalanx.data.tokenize.inputs import LINE_SUFFIXES, read_pieces
+from phalanx.data.tokenize.inputs import JSON_ERRORS, LINE_SUFFIXES, read_pieces
 from phalanx.data.tokenize.records import Unreadable
 
 CHAT_SUFFIXES = tuple(name + packed for name in LINE_SUFFIXES for packed in ("", ".gz", ".zst"))
@@ -60,7 +60,7 @@ def _record(line: bytes, file: int, number: int, key: str, pairs: bool) -> Recor
         both = [prompt + _messages(fields, side) for side in (CHOSEN, REJECTED)]
         shared = len(prompt) or _equal_messages(*both)
         return ChatRecord(file, number, both, shared, fields.get("tools"))
-    except (ChatRecordError, msgspec.DecodeError) as error:
+    except (ChatRecordError, *JSON_ERRORS) as error:
         return Unreadable(file, number, str(error))
 
 

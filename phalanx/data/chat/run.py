@@ -23,6 +23,7 @@ from phalanx.data.corpus.manifest import TOKENIZER_NAME, CorpusManifest, CorpusO
 from phalanx.data.corpus.writer import FILE_BYTES, SampleLayout, ShardWriter
 from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
+from phalanx.data.folder_lock import alone_in
 from phalanx.data.pack.best_fit import BestFit
 from phalanx.data.tokenize.records import Unreadable
 from phalanx.data.tokenize.run import FEW_UNREADABLE, MOST_NAMED, UNREADABLE_NAME
@@ -75,15 +76,19 @@ def prepare_chat(
     """Write the conversations, or pairs, of JSON lines as packed samples into ``out``."""
     digest = hashlib.sha256(encoder.tokenizer_text.encode()).hexdigest()
     layout = SampleLayout(masked=True, packed=options.sequence, pairs=options.pairs)
-    with ShardWriter(
-        out,
-        encoder.vocab,
-        encoder.end_token,
-        digest,
-        options.file_bytes,
-        options.replace,
-        layout=layout,
-    ) as writer:
+    out.mkdir(parents=True, exist_ok=True)
+    with (
+        alone_in(out),
+        ShardWriter(
+            out,
+            encoder.vocab,
+            encoder.end_token,
+            digest,
+            options.file_bytes,
+            options.replace,
+            layout=layout,
+        ) as writer,
+    ):
         _copy_tokenizer(encoder, out)
         samples = _Samples(writer, encoder.end_token, options)
         left_out: list[Unreadable] = []

@@ -20,6 +20,7 @@ from phalanx.data.corpus.stream import FileStream
 from phalanx.data.corpus.writer import FILE_BYTES, SampleLayout, ShardWriter
 from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
+from phalanx.data.folder_lock import alone_in
 from phalanx.data.pack.best_fit import BestFit
 
 OPEN_SAMPLES = 8192  # positions alone are held of them
@@ -76,15 +77,19 @@ def pack_documents(
     layout = SampleLayout(
         masked=True, packed=options.sequence, packed_apart=options.validation_fraction
     )
-    with ShardWriter(
-        out,
-        stream.vocab,
-        stream.end_of_document or 0,
-        stream.tokenizer,
-        options.file_bytes,
-        options.replace,
-        layout=layout,
-    ) as writer:
+    out.mkdir(parents=True, exist_ok=True)
+    with (
+        alone_in(out),
+        ShardWriter(
+            out,
+            stream.vocab,
+            stream.end_of_document or 0,
+            stream.tokenizer,
+            options.file_bytes,
+            options.replace,
+            layout=layout,
+        ) as writer,
+    ):
         if (tokenizer := stream.home / TOKENIZER_NAME).is_file():
             write_atomically(out / TOKENIZER_NAME, tokenizer.read_bytes())
         samples = _Samples(stream, writer, options)

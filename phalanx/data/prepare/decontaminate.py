@@ -20,7 +20,12 @@ from phalanx.data.errors import DataError
 from phalanx.data.prepare.read.file_formats import SourceDocument, read_documents
 from phalanx.data.prepare.read.inputs import find_inputs, open_input
 from phalanx.data.prepare.words import Hashes, TextView, ngram_hashes
-from phalanx.data.tokenize.inputs import LINE_SUFFIXES, UNPACK_ERRORS, open_unpacked
+from phalanx.data.tokenize.inputs import (
+    JSON_ERRORS,
+    LINE_SUFFIXES,
+    UNPACK_ERRORS,
+    open_unpacked,
+)
 
 
 class EvaluationNgrams:
@@ -89,8 +94,11 @@ def _examples(path: str, text_key: str) -> Iterator[str]:
     name = path.removesuffix(".gz").removesuffix(".zst")
     if text_key or not name.endswith(LINE_SUFFIXES):
         for found in read_documents(path, text_key, ""):
-            if isinstance(found, SourceDocument):
-                yield found.text
+            if not isinstance(found, SourceDocument):
+                rule = f"record {found.record} cannot be read: it {found.reason}"
+                fix = "correct the file, or decontaminate.text_key"
+                raise DataError("decontaminate.against", path, rule, fix)
+            yield found.text
         return
     number = 0
     with open_input(path) as raw:
@@ -99,7 +107,7 @@ def _examples(path: str, text_key: str) -> Iterator[str]:
                 number += 1
                 if line.strip():
                     yield from _strings(msgspec.json.decode(line))
-        except (ValueError, *UNPACK_ERRORS) as error:  # half a set would let the other half in
+        except (*JSON_ERRORS, *UNPACK_ERRORS) as error:  # half a set would let the other half in
             rule = f"line {number} cannot be read ({error})"
             raise DataError("decontaminate.against", path, rule, "correct the file") from None
 

@@ -12,6 +12,7 @@ import msgspec
 from phalanx.data.corpus.manifest import MANIFEST_NAME
 from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
+from phalanx.data.folder_lock import alone_in
 from phalanx.data.prepare.classifier import load_classifier
 from phalanx.data.prepare.counts import refuse_losses, total_counts
 from phalanx.data.prepare.decontaminate import gather_ngrams
@@ -105,8 +106,11 @@ class _Preparation:
         )
         corpus = CorpusOutput(recipe, self._out, work, layout, sources)
         tokenized = corpus.tokenize(removed, self._run)
-        write_atomically(self._out / STARTED_NAME, msgspec.json.encode({"key": key}))
-        manifest, no_tokens = corpus.pack(tokenized, counts)
+        # The report says that all is done: what it says ends before the corpus that it is about.
+        with alone_in(self._out):  # whose work folder may be another
+            (self._out / REPORT_NAME).unlink(missing_ok=True)
+            write_atomically(self._out / STARTED_NAME, msgspec.json.encode({"key": key}))
+            manifest, no_tokens = corpus.pack(tokenized, counts)
         examples = {
             name: [corpus.duplicate(*pair) for pair in removed.first(stored, recipe.examples)]
             for name, stored in ((EXACT, "exact"), (NEAR, "near"))

@@ -10,7 +10,7 @@ from typing import IO
 import msgspec
 
 from phalanx.data.errors import DataError
-from phalanx.data.tokenize.inputs import InputPiece
+from phalanx.data.tokenize.inputs import JSON_ERRORS, InputPiece
 
 _ROWS = 256  # decoded at once
 
@@ -94,7 +94,7 @@ class _Sample:
             return
         try:
             text = self._text(text_key)
-        except (ValueError, msgspec.DecodeError) as error:
+        except JSON_ERRORS as error:
             yield InputPiece("unreadable", f"{self.key}: {error}", number, self._member, progress())
         else:
             yield InputPiece("text", text, number, self._member, progress())

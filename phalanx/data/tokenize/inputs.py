@@ -31,6 +31,11 @@ SUFFIXES = (
 )
 PIECE_CHARACTERS = 1 << 20  # a longer document is encoded in pieces, cut at line ends if it can be
 LINES_BYTES = 1 << 18  # of JSON lines in a piece
+MOST_LINE_BYTES = 1 << 30  # of a line, which is one document; a longer one is left out
+# Whatever a line may hold: msgspec's are ValueErrors, but for lists in lists in lists.
+JSON_ERRORS = (ValueError, RecursionError)
+
+LONG_LINE = f"is a line of more than {MOST_LINE_BYTES:,} bytes: cut it"
 
 
 class UnpackError(Exception):
@@ -136,9 +141,29 @@ def _line_pieces(
     """Runs of whole lines."""
     line = 1
     while data := stream.read(LINES_BYTES):
-        data += stream.readline()
+        rest = stream.readline(MOST_LINE_BYTES)
+        if len(rest) == MOST_LINE_BYTES and not rest.endswith(b"\n"):
+            pass_line(stream)
+            data = data[: data.rfind(b"\n") + 1]
+            line_number = line + data.count(b"\n")
+            if data:
+                yield InputPiece("lines", data, number, line, 0)
+            yield InputPiece("unreadable", LONG_LINE, number, line_number, progress())
+            line = line_number + 1
+            continue
+        data += rest
         yield InputPiece("lines", data, number, line, progress())
         line += data.count(b"\n")
+
+
+def pass_line(stream: IO[bytes]) -> int:
+    """Go to the end of a line that is too long; how many bytes that was."""
+    passed = 0
+    while part := stream.readline(LINES_BYTES):
+        passed += len(part)
+        if part.endswith(b"\n"):
+            break
+    return passed
 
 
 def _text_pieces(

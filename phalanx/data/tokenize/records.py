@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from phalanx.data.tokenize.inputs import InputPiece, cut_text
+from phalanx.data.tokenize.inputs import JSON_ERRORS, InputPiece, cut_text
 
 MOST_KEYS = 12  # of a record, that are named
 
@@ -55,14 +55,14 @@ class RecordReader:
     def _texts(self, lines: bytes, piece: InputPiece, unreadable: list[Unreadable]) -> list[str]:
         try:
             return [record.text for record in self._decoder.decode_lines(lines)]
-        except ValueError:  # as all of msgspec's are: look for the lines at fault one by one
+        except JSON_ERRORS:  # look for the lines at fault one by one
             pass
         texts = []
         for at, line in enumerate(lines.split(b"\n")):
             if line.strip():
                 try:
                     texts.append(self._decoder.decode(line).text)
-                except ValueError as error:
+                except JSON_ERRORS as error:
                     reason = self._reason(line, str(error))
                     unreadable.append(Unreadable(piece.file, piece.line + at, reason))
         return texts
@@ -71,7 +71,7 @@ class RecordReader:
         """What is wrong with a line; where only its key is, which keys there are."""
         try:
             decoded = msgspec.json.decode(line)
-        except ValueError:
+        except JSON_ERRORS:
             return error
         if not isinstance(decoded, dict) or self._text_key in decoded:
             return error

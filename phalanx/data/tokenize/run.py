@@ -29,6 +29,7 @@ from phalanx.data.corpus.manifest import (
 from phalanx.data.corpus.writer import FILE_BYTES, ShardWriter
 from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
+from phalanx.data.folder_lock import alone_in
 from phalanx.data.tokenize import inputs
 from phalanx.data.tokenize.encode import Encoded, EncodeSettings, PieceRun, encode_in_order
 from phalanx.data.tokenize.inputs import InputPiece, read_pieces
@@ -95,10 +96,9 @@ def tokenize_files(
     end = end_of_document(tokenizer, options.end_token)
     settings = EncodeSettings(text, end, options.text_key, token_type(vocab))
     out.mkdir(parents=True, exist_ok=True)
-    with _space_errors_in_words(out):
-        journal = TokenizeJournal(
-            out, _identity(files, settings, options.file_bytes), options.replace
-        )
+    with _space_errors_in_words(out), alone_in(out):
+        identity = _identity(files, settings, options.file_bytes)
+        journal = TokenizeJournal(out, identity, options.replace)
         finished = tuple(shard for entry in journal.entries for shard in entry.shards)
         _check_finished(out, finished, np.dtype(settings.dtype).itemsize)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -110,6 +110,11 @@ def tokenize_files(
             runs = _runs(files, options.text_key, work.file, work.piece)
             for run, encoded in encode_in_order(runs, settings, options.workers):
                 work.add(run, encoded)
+            if _identity(files, settings, options.file_bytes) != identity:
+                journal.remove()  # of which file is not known: all begins again
+                rule = "changed while it was read"
+                fix = "run again when nothing writes to it"
+                raise DataError("input", " ".join(options.inputs) or files[0], rule, fix)
             return work.finish(files, options, len(finished))
 
 

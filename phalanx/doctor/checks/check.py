@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from shlex import quote
 from typing import Literal
 
 from msgspec import Struct
@@ -124,7 +125,7 @@ def decide(check: SettingCheck, evidence: NodeEvidence, profiles: Iterable[Profi
         return _finding(check, "skip", expected=f"(not decided in profile {outside[0]})")
     try:
         judged = check.judge(evidence)
-    except (ValueError, LookupError) as error:
+    except (ValueError, LookupError, ArithmeticError) as error:
         said = f"cannot be understood: {type(error).__name__}: {error}"[:200]
         return _finding(check, "unknown", measured={"missing": said}, expected=check.expected)
     except ReadError as error:
@@ -172,8 +173,8 @@ def write(was: dict[str, str], value: str) -> tuple[MendStep, ...]:
 
 def _tee(value: str, paths: list[str]) -> str:
     if len(paths) == 1:
-        return f"echo {value} > {paths[0]}"
-    return f"echo {value} | tee {' '.join(paths)} > /dev/null"
+        return f"echo {quote(value)} > {paths[0]}"
+    return f"echo {quote(value)} | tee {' '.join(paths)} > /dev/null"
 
 
 def set_sysctl(name: str, value: str, before: str) -> MendStep:

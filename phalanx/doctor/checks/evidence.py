@@ -20,6 +20,7 @@ from xml.etree.ElementTree import Element
 import msgspec
 from msgspec import Struct
 
+from phalanx.config import ConfigError
 from phalanx.doctor.system import KernelClock, read_clock
 from phalanx.hardware.probe import nvidia_smi
 from phalanx.hardware.probe.host import parse_memory
@@ -78,6 +79,14 @@ def recorded_process(folder: Path) -> ProcessFacts:
         return msgspec.json.decode((folder / PROCESS_FILE).read_bytes(), type=ProcessFacts)
     except FileNotFoundError:
         return ProcessFacts()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        path = str(folder / PROCESS_FILE)
+        raise ConfigError("hardware", path, str(error), "record the machine again") from None
+
+
+def unescape(name: str) -> str:
+    """A name as it is: the kernel's tables have spaces and the like in it as "\\040"."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name)
 
 
 def one_of(text: str, known: tuple[str, ...], where: str) -> str:
@@ -200,8 +209,7 @@ class NodeEvidence:
             fields, rest = head.split(), tail.split()
             if len(fields) >= 6 and len(rest) >= 2:
                 options = (*fields[5].split(","), *(rest[2].split(",") if len(rest) > 2 else ()))
-                folder = fields[4].replace("\\040", " ")
-                mounts.append(Mount(fields[2], folder, rest[0], rest[1], options))
+                mounts.append(Mount(fields[2], unescape(fields[4]), rest[0], rest[1], options))
         if not mounts:
             raise ReadError("/proc/self/mountinfo", "has no mount")
         return mounts

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -18,7 +20,7 @@ HEAD = """\
 #!/bin/sh
 {mark}: read it first.
 {node}{name}
-#   sh FILE         changes the settings, until the next boot
+#   sh FILE         changes the settings, until the next boot (ECC, MIG and stripes: for good)
 #   sh FILE undo    puts back what was there when this was written
 set -u
 failed=0
@@ -60,8 +62,15 @@ def _applied(finding: Finding) -> list[str]:
     return [
         f"    {_comment(f'{finding.check} ({finding.severity}): {facts}')}",
         f"    {_comment(f'expected {finding.expected}. {finding.why}')}",
+        *([f"    {_comment(f'mind: {advice}')}"] if (advice := _advice(finding)) else []),
         *(f"    step {quote(step.do)}" for step in finding.steps),
     ]
+
+
+def _advice(finding: Finding) -> str:
+    """What is suggested beside the commands."""
+    commands = "; ".join(step.do for step in finding.steps)
+    return finding.suggestion.removeprefix(commands).removeprefix("; ")
 
 
 def _comment(text: str) -> str:
@@ -87,8 +96,33 @@ def commands_of(script: Path, node: str, action: Literal["apply", "undo"]) -> li
     if made[1] != _one_line(node):
         rule = f"was written on {made[1]}: it would put back that node's settings"
         raise ConfigError("script", str(script), rule, "write one here")
+    _refuse_others(script, text)
     body = re.search(rf"(?ms)^{action}\(\) \{{\n(.*?)^\}}", text)
     return re.findall(r"(?m)^    step (.*)$", body[1]) if body else []
+
+
+def _refuse_others(script: Path, text: str) -> None:
+    """All of a script runs: it must have no line beside those that are shown."""
+    frame = [line for line in fix_script("", ()).splitlines() if not _is_remark(line)]
+    lines = [line for line in text.splitlines() if not _is_remark(line) and not _is_step(line)]
+    if lines != frame:
+        pairs = zip_longest(lines, frame, fillvalue="")
+        first = next(line or "its end" for line, wanted in pairs if line != wanted)
+        rule = f"is not as doctor wrote it: {first.strip()[:80]!r}"
+        raise ConfigError("script", str(script), rule, "read it; `sh` runs it if you trust it")
+
+
+def _is_remark(line: str) -> bool:
+    return not line.strip() or line.lstrip().startswith("#")
+
+
+def _is_step(line: str) -> bool:
+    """A step with one quoted command, and nothing behind it."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return False
+    return len(words) == 2 and line == f"    step {quote(words[1])}"
 
 
 def run_script(script: Path, action: Literal["apply", "undo"]) -> int:

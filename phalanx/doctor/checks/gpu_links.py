@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from shlex import quote
 
 from phalanx.cluster.causes import Cause
 from phalanx.doctor.checks.check import HARDWARE, CheckList, Judgement, bad, good, skip
@@ -10,7 +11,13 @@ from phalanx.doctor.checks.evidence import NodeEvidence, one_of
 from phalanx.doctor.checks.gpu_state import NO_GPU, SMI, needed
 from phalanx.doctor.checks.os_cpu import parse_list
 from phalanx.doctor.finding import Measured, MendStep
-from phalanx.hardware.probe.gpu_topology import ONE_SWITCH, TOPOLOGY, nearest_nics, parse_topology
+from phalanx.hardware.probe.gpu_topology import (
+    ONE_SWITCH,
+    TOPOLOGY,
+    GpuTopology,
+    nearest_nics,
+    parse_topology,
+)
 from phalanx.hardware.probe.nvidia_smi import DRIVER, NVLINK, QUERY, parse_nvlink, short_pci
 from phalanx.hardware.probe.reader import NotThereError, ReadError
 
@@ -136,7 +143,8 @@ def fabric(evidence: NodeEvidence) -> Judgement:
     if set(states) == {"Completed"} and status <= {"Success", "N/A", ""}:
         return good(**measured)
     unit = "nvidia-fabricmanager"
-    return bad(measured, MendStep(f"systemctl restart {unit}", f"systemctl restart {unit}"))
+    step = MendStep(f"systemctl restart {unit}", f"systemctl restart {unit}")
+    return bad(measured, step, advice="drain the node first: a restart ends what its GPUs run")
 
 
 @CHECKS.add(
@@ -189,7 +197,7 @@ def acs(evidence: NodeEvidence) -> Judgement:
     for address, flags in controls.items():
         if any(f"{name}+" in flags for name in ACS_DETOURS):
             was = sum(1 << bit for bit, name in enumerate(ACS_BITS) if f"{name}+" in flags)
-            register = f"setpci -s {address} ECAP_ACS+0x6.w"
+            register = f"setpci -s {quote(address)} ECAP_ACS+0x6.w"
             steps.append(MendStep(f"{register}=0000", f"{register}={was:04x}"))
     if not steps:
         return good(bridges=len(controls))
@@ -222,6 +230,15 @@ def iommu(evidence: NodeEvidence) -> Judgement:
     return bad({"iommu": ", ".join(sorted(kinds)), "boot": shown}, advice=advice)
 
 
+def _topology(evidence: NodeEvidence) -> GpuTopology:
+    """The matrix of nvidia-smi; ReadError where a GPU is not in it."""
+    topology = parse_topology(evidence.run(*TOPOLOGY))
+    if len(topology.cpus) < len(evidence.gpus):
+        listed = f"lists {len(topology.cpus)} of {len(evidence.gpus)} GPUs"
+        raise ReadError(" ".join(TOPOLOGY), listed)
+    return topology
+
+
 @CHECKS.add(
     "gpu.nics",
     "high",
@@ -234,7 +251,7 @@ def near_nics(evidence: NodeEvidence) -> Judgement:
         return skip(NO_GPU)
     if not evidence.has_rdma:
         return skip("no RDMA")
-    topology = parse_topology(evidence.run(*TOPOLOGY))
+    topology = _topology(evidence)
     far = {}
     for gpu, row in topology.nics.items():
         near = nearest_nics(row)
@@ -258,7 +275,7 @@ def near_nics(evidence: NodeEvidence) -> Judgement:
 def near_cpus(evidence: NodeEvidence) -> Judgement:
     if not evidence.has_gpus:
         return skip(NO_GPU)
-    topology = parse_topology(evidence.run(*TOPOLOGY))
+    topology = _topology(evidence)
     mine = set(evidence.process.cpus)
     if not mine:
         raise ReadError("sched_getaffinity", "not there")

@@ -228,7 +228,7 @@ def roce(evidence: NodeEvidence) -> Judgement:
         trust = evidence.text(f"{folder}/qos/trust")
         if trust != "dscp":
             measured[f"{card.interface} trust"] = trust
-            steps += (MendStep(f"{qos} --trust dscp", f"{qos} --trust {trust}"),)
+            steps += (MendStep(f"{qos} --trust dscp", f"{qos} --trust {quote(trust)}"),)
         for side in ("roce_np", "roce_rp"):
             path = f"{folder}/ecn/{side}/enable/{ROCE_PRIORITY}"
             if evidence.text(path) != "1":

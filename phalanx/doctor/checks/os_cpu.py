@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from phalanx.doctor.checks.check import HARDWARE, CheckList, Judgement, bad, good, skip, write
 from phalanx.doctor.checks.evidence import NodeEvidence, one_of
@@ -28,6 +29,14 @@ def parse_list(text: str) -> list[int]:
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
     return found
+
+
+def _cpus(evidence: NodeEvidence, path: str) -> list[int]:
+    """The CPUs in a file that must name one."""
+    cpus = parse_list(evidence.text(path))
+    if not cpus:
+        raise ReadError(path, "names no CPU")
+    return cpus
 
 
 @CHECKS.add(
@@ -102,7 +111,7 @@ def turbo(evidence: NodeEvidence) -> Judgement:
 def smt(evidence: NodeEvidence) -> Judgement:
     active = evidence.text(f"{CPU}/smt/active") == "1"
     siblings = parse_list(evidence.text(f"{CPU}/cpu0/topology/thread_siblings_list"))
-    online = len(parse_list(evidence.text(f"{CPU}/online")))
+    online = len(_cpus(evidence, f"{CPU}/online"))
     cores = online // max(1, len(siblings)) if active else online
     measured: Measured = {
         "smt": "on" if active else "off",
@@ -124,8 +133,12 @@ def smt(evidence: NodeEvidence) -> Judgement:
 )
 def usable_cores(evidence: NodeEvidence) -> Judgement:
     # Offline ones beyond what the machine has are room for hot-plug, not lost cores.
-    present = set(parse_list(evidence.text(f"{CPU}/present")))
+    present = set(_cpus(evidence, f"{CPU}/present"))
     offline = sorted(present & set(parse_list(evidence.text(f"{CPU}/offline"))))
+    # With SMT switched off each core's other threads are offline, as somebody wants it.
+    control = evidence.optional(f"{CPU}/smt/control")
+    if control in ("off", "forceoff") and 2 * len(offline) <= len(present):
+        offline = []
     isolated = parse_list(evidence.text(f"{CPU}/isolated"))
     if not offline and not isolated:
         return good(cpus=len(present))
@@ -214,9 +227,12 @@ def interrupts(evidence: NodeEvidence) -> Judgement:
             for cpu, count in enumerate(fields[1 : cpus + 1]):
                 counts[cpu] += int(count) if count.isdigit() else 0
     total = sum(counts)
-    measured = {"interrupts": total, "largest_share": max(counts) / max(1, total)}
+    measured: Measured = {"interrupts": total, "largest_share": max(counts) / max(1, total)}
     if total < LEAST_INTERRUPTS or max(counts) < MOST_SHARE * total:
         return good(**measured)
-    balance = "irqbalance"
-    step = MendStep(f"systemctl enable --now {balance}", f"systemctl disable --now {balance}")
-    return bad({**measured, "core": counts.index(max(counts))}, step)
+    measured["core"] = counts.index(max(counts))
+    with suppress(ReadError):  # it ends with an error where the service does not run
+        evidence.run("systemctl", "is-active", "irqbalance")
+        return bad(measured, advice="irqbalance runs: see its bans, and who pins the interrupts")
+    # Not enabled: the next boot shall be as it was.
+    return bad(measured, MendStep("systemctl start irqbalance", "systemctl stop irqbalance"))

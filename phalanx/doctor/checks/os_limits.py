@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from phalanx.doctor.checks.check import CheckList, Judgement, bad, good, skip
 from phalanx.doctor.checks.evidence import NodeEvidence
@@ -100,7 +101,8 @@ def shared_memory(evidence: NodeEvidence) -> Judgement:
     measured: Measured = {"shm_gib": total / 2**30}
     if total >= WANTED_SHARED_BYTES:
         return good(**measured)
-    return bad(measured, advice="of a container: --shm-size=16g; else `mount -o remount,size=50%`")
+    advice = "of a container: --shm-size=16g; else `mount -o remount,size=50% /dev/shm`"
+    return bad(measured, advice=advice)
 
 
 def _bytes(text: str) -> int:
@@ -125,18 +127,39 @@ def clock(evidence: NodeEvidence) -> Judgement:
     return bad(found.measured, advice=found.suggestion)
 
 
-def _cgroup(evidence: NodeEvidence, controller: str) -> tuple[str, bool]:
-    """The folder of this process's cgroup, and whether it is of version 2."""
+def _cgroups(evidence: NodeEvidence, controller: str) -> tuple[list[str], bool]:
+    """This process's cgroup and those around it, and whether they are of version 2.
+
+    A limit of any of them holds: Slurm sets a job's around its steps, systemd a slice's.
+    """
     unified = ""
     for line in evidence.text("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):
-            return f"{CGROUP}/{controller}{path}".rstrip("/"), False
+            return _outwards(f"{CGROUP}/{controller}", path), False
         if not names:
             unified = path
     if not unified:
         raise ReadError("/proc/self/cgroup", f"has no {controller}")
-    return f"{CGROUP}{unified}".rstrip("/"), True
+    return _outwards(CGROUP, unified), True
+
+
+def _outwards(top: str, path: str) -> list[str]:
+    """The folders from a cgroup to the top of its tree."""
+    parts = path.strip("/").split("/") if path.strip("/") else []
+    return ["/".join([top, *parts[:length]]) for length in range(len(parts), -1, -1)]
+
+
+def _limits(evidence: NodeEvidence, folders: list[str], name: str) -> dict[str, str]:
+    """What a file says in each cgroup; the top of the tree has none."""
+    own, top = folders[0], folders[-1]
+    limits = {own: evidence.text(f"{own}/{name}")} if own != top else {}
+    for folder in folders[len(limits) :]:
+        with suppress(NotThereError):
+            limits[folder] = evidence.text(f"{folder}/{name}")
+    if not limits:  # no limit can be set on the top; but it must be one
+        evidence.names(top, "cgroup.*")
+    return limits
 
 
 @CHECKS.add(
@@ -146,20 +169,20 @@ def _cgroup(evidence: NodeEvidence, controller: str) -> tuple[str, bool]:
     why="A quota stops every thread of the group for the rest of its period: steps stutter.",
 )
 def cpu_quota(evidence: NodeEvidence) -> Judgement:
-    folder, unified = _cgroup(evidence, "cpu")
-    if unified:
-        # The root of the tree has no file: there is no limit on it.
-        if folder == CGROUP and not evidence.exists(f"{folder}/cpu.max"):
-            evidence.text(f"{folder}/cgroup.controllers")
-            return good(quota="none")
-        quota, period = ([*evidence.text(f"{folder}/cpu.max").split(), "100000"])[:2]
-    else:
-        quota = evidence.text(f"{folder}/cpu.cfs_quota_us")
-        period = evidence.text(f"{folder}/cpu.cfs_period_us")
-    if quota in ("max", "-1"):
+    folders, unified = _cgroups(evidence, "cpu")
+    quotas: dict[str, float] = {}
+    name = "cpu.max" if unified else "cpu.cfs_quota_us"
+    for folder, text in _limits(evidence, folders, name).items():
+        quota, *rest = text.split()
+        if quota in ("max", "-1"):
+            continue
+        period = "100000" if unified else evidence.text(f"{folder}/cpu.cfs_period_us")
+        quotas[folder] = int(quota) / int((rest or [period])[0])
+    if not quotas:
         return good(quota="none")
-    allowed, cpus = int(quota) / int(period), len(evidence.process.cpus)
-    measured: Measured = {"quota_cpus": allowed, "cpus": cpus}
+    folder = min(quotas, key=quotas.__getitem__)
+    allowed, cpus = quotas[folder], len(evidence.process.cpus)
+    measured: Measured = {"quota_cpus": allowed, "cpus": cpus, "of": folder}
     if cpus and allowed >= cpus:
         return good(**measured)
     return bad(measured, advice="give the container whole cores (a cpuset), or no --cpus limit")
@@ -172,21 +195,28 @@ def cpu_quota(evidence: NodeEvidence) -> Judgement:
     why="The kernel kills a rank at the limit, and the page cache of the corpus counts towards it.",
 )
 def memory_limit(evidence: NodeEvidence) -> Judgement:
-    folder, unified = _cgroup(evidence, "memory")
-    path = f"{folder}/memory.max" if unified else f"{folder}/memory.limit_in_bytes"
-    events = f"{folder}/memory.events" if unified else f"{folder}/memory.oom_control"
-    if unified and folder == CGROUP and not evidence.exists(path):
-        evidence.text(f"{folder}/cgroup.controllers")
+    folders, unified = _cgroups(evidence, "memory")
+    name = "memory.max" if unified else "memory.limit_in_bytes"
+    limits = {
+        folder: NO_LIMIT_BYTES if text == "max" else int(text)
+        for folder, text in _limits(evidence, folders, name).items()
+    }
+    if not limits:
         return good(limit="none")
-    text = evidence.text(path)
-    killed = re.search(r"(?m)^oom_kill (\d+)", evidence.optional(events))
-    kills = int(killed[1]) if killed else 0
-    limit = NO_LIMIT_BYTES if text == "max" else int(text)
-    shown = "none" if limit >= NO_LIMIT_BYTES else f"{limit / 2**30:.0f} GiB"
-    measured: Measured = {"limit": shown, "killed": kills}
-    if limit >= LEAST_MEMORY_SHARE * evidence.memory_bytes and not kills:
-        return good(**measured)
-    return bad(measured, advice="raise the container's or the unit's memory limit")
+    folder = min(limits, key=limits.__getitem__)
+    limit = limits[folder]
+    measured: Measured = {"limit": "none"}
+    if limit < NO_LIMIT_BYTES:
+        measured = {"limit": f"{limit / 2**30:.0f} GiB", "of": folder}
+    advice = "raise the container's or the unit's memory limit"
+    if limit < LEAST_MEMORY_SHARE * evidence.memory_bytes:
+        return bad(measured, advice=advice)
+    events = f"{next(iter(limits))}/{'memory.events' if unified else 'memory.oom_control'}"
+    killed = re.search(r"(?m)^oom_kill (\d+)", evidence.text(events))
+    if killed is None:
+        raise ReadError(events, "has no oom_kill")
+    measured["killed"] = int(killed[1])
+    return bad(measured, advice=advice) if int(killed[1]) else good(**measured)
 
 
 @CHECKS.add(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from shlex import quote
 
 from phalanx.doctor.checks.check import (
     CheckList,
@@ -15,7 +16,7 @@ from phalanx.doctor.checks.check import (
     sysctl_path,
     write,
 )
-from phalanx.doctor.checks.evidence import NodeEvidence
+from phalanx.doctor.checks.evidence import NodeEvidence, unescape
 from phalanx.doctor.finding import Measured, MendStep
 from phalanx.hardware.probe.reader import ReadError
 
@@ -120,13 +121,14 @@ def reserved_huge_pages(evidence: NodeEvidence) -> Judgement:
     fields = dict(re.findall(r"(?m)^(\w+):\s+(\d+)", text))
     if "HugePages_Free" not in fields or "Hugepagesize" not in fields:
         raise ReadError("/proc/meminfo", "has no huge pages")
-    free = int(fields["HugePages_Free"]) * int(fields["Hugepagesize"]) << 10
+    # Free ones include those that are promised to somebody who has not touched them yet.
+    unused = max(0, int(fields["HugePages_Free"]) - int(fields.get("HugePages_Rsvd", "0")))
+    free = unused * int(fields["Hugepagesize"]) << 10
     total = fields.get("HugePages_Total", "0")
     measured: Measured = {"pages": int(total), "unused_gib": free / 2**30}
     if free <= MOST_RESERVED * evidence.memory_bytes:
         return good(**measured)
-    used = int(total) - int(fields["HugePages_Free"])
-    return bad(measured, set_sysctl("vm.nr_hugepages", str(used), total))
+    return bad(measured, set_sysctl("vm.nr_hugepages", str(int(total) - unused), total))
 
 
 def _swaps(evidence: NodeEvidence) -> list[list[str]]:
@@ -143,12 +145,18 @@ def _swaps(evidence: NodeEvidence) -> list[list[str]]:
     why="A rank that waits for a page from disk holds up every rank of its gang.",
 )
 def swap(evidence: NodeEvidence) -> Judgement:
-    used = sum(int(fields[3]) << 10 for fields in _swaps(evidence))
+    swaps = _swaps(evidence)
+    used = sum(int(fields[3]) << 10 for fields in swaps)
     if used <= MOST_SWAPPED * evidence.memory_bytes:
         return good(swapped_gib=used / 2**30)
-    return bad(
-        {"swapped_gib": used / 2**30}, MendStep("swapoff -a", "swapon -a"), advice=NEEDS_MEMORY
-    )
+    steps = []
+    for name, *_, priority in swaps:
+        # Each by its name: `swapon -a` would know those of /etc/fstab only.
+        target = quote(unescape(name))
+        # Below zero the kernel chose it, and none can be asked for.
+        again = f"-p {int(priority)} {target}" if int(priority) >= 0 else target
+        steps.append(MendStep(f"swapoff {target}", f"swapon {again}"))
+    return bad({"swapped_gib": used / 2**30}, *steps, advice=NEEDS_MEMORY)
 
 
 @CHECKS.add(

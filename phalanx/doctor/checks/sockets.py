@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from phalanx.cluster.causes import Cause
 from phalanx.doctor.checks.check import (
@@ -17,14 +18,24 @@ from phalanx.doctor.checks.evidence import NodeEvidence
 from phalanx.doctor.finding import Measured
 from phalanx.hardware.probe.ethernet import FOLDER as INTERFACES
 from phalanx.hardware.probe.infiniband import FOLDER as RDMA
-from phalanx.hardware.probe.reader import ReadError
+from phalanx.hardware.probe.reader import NotThereError, ReadError
 
 CHECKS = CheckList()
 
 MOST_RETRANSMITTED = 0.01
 LEAST_SEGMENTS = 100_000
 LEAST_BUFFER_BYTES = 16 << 20
-FIREWALL = ("iptables", "-S", "INPUT")
+FIREWALL, NFT_RULES = ("iptables", "-S", "INPUT"), ("nft", "list", "ruleset")
+# A rule that takes a whole network, of whatever port; and one that refuses what came so far.
+NFT_TRUSTING = re.compile(
+    r'(ip6? saddr (?!127\.)|iifname (?!"lo"))(\{[^}]*\}|\S+)( counter packets \d+ bytes \d+)?'
+    r" (accept|goto filter_IN_trusted)\b"
+)
+NFT_REFUSING = re.compile(r"(counter packets \d+ bytes \d+ )?(drop|reject)\b")
+NFT_ADVICE = (
+    "firewall-cmd --permanent --zone=trusted --add-source=NETWORK/BITS and --reload; where there "
+    "is no firewalld, a rule of nft: ip saddr NETWORK/BITS accept"
+)
 # Variables of NCCL that turn a fast path off, and the value that does.
 DISABLING = {
     "NCCL_IB_DISABLE": "1",
@@ -70,9 +81,9 @@ def socket_buffers(evidence: NodeEvidence) -> Judgement:
         if value < LEAST_BUFFER_BYTES
     ]
     for name in ("net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"):
-        least, usual, most = evidence.text(sysctl_path(name)).split()
-        limits[name] = int(most)
-        if int(most) < LEAST_BUFFER_BYTES:
+        least, usual, most = map(int, evidence.text(sysctl_path(name)).split())
+        limits[name] = most
+        if most < LEAST_BUFFER_BYTES:
             wanted = f"{least} {usual} {LEAST_BUFFER_BYTES}"
             steps.append(set_sysctl(name, wanted, f"{least} {usual} {most}"))
     measured: Measured = dict(limits)
@@ -90,14 +101,17 @@ def interfaces(evidence: NodeEvidence) -> Judgement:
     names = evidence.names(INTERFACES)
     wrong: Measured = {}
     told = 0
-    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        value = evidence.process.environment.get(variable, "")
-        if not value:
-            continue
+    up = [name for name in names if _up(evidence, name)]
+    environment = evidence.process.environment
+    if value := environment.get("NCCL_SOCKET_IFNAME", ""):
         told += 1
-        if not any(_matches(value, name) and _up(evidence, name) for name in names):
-            wrong[variable] = value
-    cards = evidence.process.environment.get("NCCL_IB_HCA", "")
+        if not any(_matches(value, name) for name in up):
+            wrong["NCCL_SOCKET_IFNAME"] = value
+    if value := environment.get("GLOO_SOCKET_IFNAME", ""):
+        told += 1
+        if not set(value.split(",")) <= set(up):  # Gloo takes whole names, and every one
+            wrong["GLOO_SOCKET_IFNAME"] = value
+    cards = environment.get("NCCL_IB_HCA", "")
     if cards:
         told += 1
         devices = evidence.reader.names(RDMA)
@@ -105,8 +119,7 @@ def interfaces(evidence: NodeEvidence) -> Judgement:
             wrong["NCCL_IB_HCA"] = cards
     if wrong:
         return bad(wrong, advice=f"name one of {', '.join(names)}, or unset it")
-    up = [name for name in names if name != "lo" and _up(evidence, name)]
-    return good(told=told, up=", ".join(up) or "none")
+    return good(told=told, up=", ".join(name for name in up if name != "lo") or "none")
 
 
 def _matches(value: str, name: str) -> bool:
@@ -119,8 +132,11 @@ def _matches(value: str, name: str) -> bool:
 
 
 def _up(evidence: NodeEvidence, name: str) -> bool:
-    # The loopback's state is "unknown" while it is up.
-    return evidence.optional(f"{INTERFACES}/{name}/operstate") in ("up", "unknown")
+    try:
+        state = evidence.text(f"{INTERFACES}/{name}/operstate")
+    except NotThereError:
+        return False  # a file of the kernel's beside the interfaces, such as bonding_masters
+    return state in ("up", "unknown")  # the loopback's state is "unknown" while it is up
 
 
 @CHECKS.add(
@@ -168,18 +184,31 @@ def hostname(evidence: NodeEvidence) -> Judgement:
     "high",
     expected="the kernel takes what other nodes of the gang send (policy ACCEPT, or a rule)",
     why="Ranks listen on ports that the system chooses: a closed one is a start that times out.",
-    commands=(FIREWALL,),
+    commands=(FIREWALL, NFT_RULES),
 )
 def firewall(evidence: NodeEvidence) -> Judgement:
-    rules = evidence.run(*FIREWALL).splitlines()
-    policy = next((re.match(r"-P INPUT (\w+)", line) for line in rules), None)
+    # Each shows rules that the other does not: firewalld's, and those of older kernels.
+    seen = []
+    for command, judge in ((FIREWALL, _judge_iptables), (NFT_RULES, _judge_nft)):
+        with suppress(NotThereError):
+            seen.append(judge(evidence.run(*command)))
+    if not seen:
+        raise NotThereError("iptables and nft")
+    return next((each for each in seen if each.verdict == "bad"), seen[0])
+
+
+def _judge_iptables(text: str) -> Judgement:
+    rules = text.splitlines()
+    policy = next((found for line in rules if (found := re.match(r"-P INPUT (\w+)", line))), None)
     if policy is None:
         raise ReadError(" ".join(FIREWALL), "has no policy")
+    if "iptables-legacy tables present" in text:
+        raise ReadError(" ".join(FIREWALL), "does not show the rules of iptables-legacy")
     # A rule that takes a whole network, of whatever port.
     trusting = [
         line
         for line in rules
-        if line.endswith("-j ACCEPT") and " -s " in line and "dport" not in line
+        if re.fullmatch(r"-A INPUT -s (?!127\.)\S+( -i \S+)? -j ACCEPT", line)
     ]
     closing = [
         line for line in rules if re.search(r"-j (DROP|REJECT)", line) and " -s " not in line
@@ -190,3 +219,18 @@ def firewall(evidence: NodeEvidence) -> Judgement:
     if trusting:
         return good(**measured)
     return bad(measured, advice="iptables -I INPUT -s NETWORK/BITS -j ACCEPT, of the training net")
+
+
+def _judge_nft(text: str) -> Judgement:
+    if text.strip() and "table " not in text:
+        raise ReadError(" ".join(NFT_RULES), "has no table")
+    refusing = trusting = 0
+    for chain in re.findall(r"(?ms)^\s*chain \S+ \{\n(.*?)^\s*\}", text):
+        lines = [line.strip() for line in chain.splitlines()]
+        trusting += sum(NFT_TRUSTING.match(line) is not None for line in lines)
+        if any("hook input" in line for line in lines):
+            refusing += "policy drop" in chain or any(map(NFT_REFUSING.match, lines))
+    measured: Measured = {"refusing": refusing, "networks": trusting}
+    if not refusing or trusting:
+        return good(**measured)
+    return bad(measured, advice=NFT_ADVICE)

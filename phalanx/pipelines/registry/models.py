@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -104,18 +107,28 @@ class ModelRegistry:
 
     def change_stage(self, model: ModelVersion, promotion: Promotion) -> ModelVersion:
         """Move a version to a stage; releasing one archives the version released before."""
-        made = structs.replace(model, stage=promotion.stage, history=(*model.history, promotion))
-        self._write(made)
-        if promotion.stage == "released":
-            for other in self.versions(model.name):
-                if other.stage == "released" and other.version != model.version:
-                    left = structs.replace(
-                        promotion, stage="archived", reason=f"replaced by {model.version}"
-                    )
-                    self._write(
-                        structs.replace(other, stage="archived", history=(*other.history, left))
-                    )
+        with self._alone(model.name):
+            now = self._read(model.name, model.version)  # somebody may have moved it since
+            made = structs.replace(now, stage=promotion.stage, history=(*now.history, promotion))
+            self._write(made)
+            if promotion.stage == "released":
+                self._archive_others(made, promotion)
         return made
+
+    def _archive_others(self, released: ModelVersion, promotion: Promotion) -> None:
+        reason = f"replaced by {released.version}"
+        left = structs.replace(promotion, stage="archived", reason=reason)
+        for other in self.versions(released.name):
+            if other.stage == "released" and other.version != released.version:
+                history = (*other.history, left)
+                self._write(structs.replace(other, stage="archived", history=history))
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Wait for others who move versions: two at once would archive each other's release."""
+        with (self.folder / name / "lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _numbers(self, name: str) -> list[int]:
         refuse_name(name)

@@ -75,3 +75,10 @@ def test_n_grams_that_were_half_written_are_not_there(
     with suppress(KeyboardInterrupt):
         ngrams.save(tmp_path / "ngrams.npz")
     assert not (tmp_path / "ngrams.npz").exists()
+
+
+def test_an_evaluation_set_of_which_a_part_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"question": "one two three four"}\n{"question": "cut\n')
+    with pytest.raises(DataError, match="record 2 cannot be read"):
+        gather_ngrams([str(path)], "question", 3, 3)

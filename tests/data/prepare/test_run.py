@@ -182,6 +182,26 @@ class DyingWorkers:
             run_unit(work, described, unit)
 
 
+def test_a_corpus_of_another_recipe_is_not_taken_for_that_of_the_report(
+    prepared: tuple[Path, PrepareReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(prepared[0] / "raw", tmp_path / "raw")
+    first = recipe(tmp_path)
+    other = msgspec.structs.replace(first, examples=first.examples + 1)
+    made(first, tmp_path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("phalanx.data.prepare.run.write_report", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made(other, tmp_path, replace=True)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="of another recipe"):
+        made(first, tmp_path)
+    assert not made(other, tmp_path).unchanged
+
+
 def test_units_of_workers_that_died_are_done_again(
     prepared: tuple[Path, PrepareReport], tmp_path: Path
 ) -> None:

@@ -82,6 +82,38 @@ def test_what_was_read_of_a_machine_cannot_leave_its_comment(tmp_path: Path) -> 
     assert not (tmp_path / "owned").exists()
 
 
+def test_what_no_command_can_do_stands_beside_the_commands(tmp_path: Path) -> None:
+    step = MendStep("nvidia-smi -e 1", "nvidia-smi -e 0")
+    script = written(tmp_path, finding("os.a", step, suggestion="nvidia-smi -e 1; then reset it"))
+    assert "    # mind: then reset it\n" in script.read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("set -u\n", "set -u\nrm -rf /x\n"),
+        ("    step 'echo 1 > /x'", "    step 'echo 1 > /x'; rm -rf /x"),
+        ("    step 'echo 1 > /x'", '    step "$(rm -rf /x)"'),
+        ("undo() {", "apply() {"),
+        ('exit "$failed"\n', ""),
+    ],
+)
+def test_a_script_with_a_line_that_would_not_be_shown_is_refused(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    script = written(tmp_path, finding("os.a", MendStep("echo 1 > /x", "echo 0 > /x")))
+    script.write_text(script.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match="not as doctor wrote it"):
+        commands_of(script, "here", "apply")
+
+
+def test_steps_may_be_taken_out_of_a_script(tmp_path: Path) -> None:
+    steps = (MendStep("echo 1 > /x", "echo 0 > /x"), MendStep("echo 1 > /y", "echo 0 > /y"))
+    script = written(tmp_path, finding("os.a", *steps))
+    script.write_text(script.read_text().replace("    step 'echo 1 > /x'\n", ""))
+    assert commands_of(script, "here", "apply") == ["'echo 1 > /y'"]
+
+
 def test_the_commands_are_listed_before_they_run(tmp_path: Path) -> None:
     script = written(tmp_path, finding("os.a", MendStep("echo 1 > /x", "echo 0 > /x")))
     assert commands_of(script, "here", "apply") == ["'echo 1 > /x'"]

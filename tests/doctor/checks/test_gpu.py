@@ -318,3 +318,10 @@ def test_hardware_is_not_judged_inside_a_virtual_machine() -> None:
     tree = {"$ lspci -vvv": BRIDGE.format(control=ACS_ON)}
     assert played("gpu.acs", tree, below=H200_VIRTUAL, profiles=("vm",)).verdict == "skip"
     assert played("gpu.acs", tree, below=H200_VIRTUAL, profiles=("metal", "container")).steps
+
+
+def test_a_matrix_that_leaves_a_gpu_out_decides_nothing() -> None:
+    cut = "\n".join(line for line in TOPOLOGY.splitlines() if not line.startswith("GPU3"))
+    for check in ("gpu.nics", "gpu.cpus"):
+        found = played(check, {"$ nvidia-smi topo -m": cut}, below=H100)
+        assert found.verdict == "unknown" and "GPUs" in str(found.measured["missing"])

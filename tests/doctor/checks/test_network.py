@@ -71,6 +71,24 @@ BUFFERS = {
 }
 CLOSED = "-P INPUT DROP\n-A INPUT -i lo -j ACCEPT\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n"
 
+# As firewalld sets them on RHEL 9; `iptables -S` shows none of it.
+FIREWALLD = """\
+table inet firewalld {
+\tchain filter_INPUT {
+\t\ttype filter hook input priority filter + 10; policy accept;
+\t\tct state { established, related } accept
+\t\tiifname "lo" accept
+\t\tct state invalid drop
+\t\tjump filter_INPUT_ZONES
+\t\treject with icmpx admin-prohibited
+\t}
+
+\tchain filter_INPUT_ZONES {
+\t\tiifname "eth0" goto filter_IN_public
+\t\tgoto filter_IN_public
+\t}
+}
+"""
 CASES = [
     Case(
         check="network.link",
@@ -195,6 +213,42 @@ def test_what_only_root_sees_is_said() -> None:
 def test_a_firewall_that_trusts_the_training_network_is_open_enough() -> None:
     rules = f"{CLOSED}-A INPUT -s 10.0.0.0/16 -j ACCEPT\n"
     assert played("network.firewall", {"$ iptables -S INPUT": rules}).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        ("-s 127.0.0.0/8 -j ACCEPT", "warn"),
+        ("-s 10.0.0.0/16 -p icmp -j ACCEPT", "warn"),
+        ("-s 10.0.0.0/16 -p tcp -m tcp --sport 53 -j ACCEPT", "warn"),
+        ("-s 10.0.0.0/16 -i eth1 -j ACCEPT", "pass"),
+    ],
+)
+def test_only_a_rule_that_takes_all_of_a_network_opens_it(rule: str, verdict: str) -> None:
+    tree = {"$ iptables -S INPUT": f"{CLOSED}-A INPUT {rule}\n"}
+    assert played("network.firewall", tree).verdict == verdict
+
+
+def test_rules_that_iptables_does_not_show_are_seen() -> None:
+    tree = {"$ iptables -S INPUT": "-P INPUT ACCEPT\n", "$ nft list ruleset": FIREWALLD}
+    found = played("network.firewall", tree)
+    assert found.verdict == "warn" and "--zone=trusted" in found.suggestion
+    source = "\t\tip saddr { 10.0.0.0/16, 10.2.0.0/16 } goto filter_IN_trusted\n"
+    trusting = FIREWALLD.replace("\t\tgoto filter_IN_public\n", source)
+    assert played("network.firewall", tree | {"$ nft list ruleset": trusting}).verdict == "pass"
+    assert played("network.firewall", tree | {"$ nft list ruleset": ""}).verdict == "pass"
+    denied = tree | {"$ nft list ruleset": "!ended with 1: Operation not permitted"}
+    assert played("network.firewall", denied).verdict == "unknown"
+    older = tree | {"$ iptables -S INPUT": "# Warning: iptables-legacy tables present, use\n"}
+    assert played("network.firewall", older).verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"), [("eth0", "pass"), ("eth", "fail"), ("eth0,eth9", "fail")]
+)
+def test_gloo_takes_whole_names_and_all_of_them(value: str, verdict: str) -> None:
+    process = ProcessFacts(environment={"GLOO_SOCKET_IFNAME": value})
+    assert played("network.interface", {}, process, below=CPU_VIRTUAL).verdict == verdict
 
 
 def test_gpudirect_by_dma_buf_needs_the_open_driver_and_a_newer_kernel() -> None:

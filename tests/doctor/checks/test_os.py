@@ -112,8 +112,8 @@ CASES = [
         check="os.interrupts",
         good={"/proc/interrupts": INTERRUPTS.format(first=500000)},
         bad={"/proc/interrupts": INTERRUPTS.format(first=50000000)},
-        mends="systemctl enable --now irqbalance",
-        undoes="systemctl disable --now irqbalance",
+        mends="systemctl start irqbalance",
+        undoes="systemctl stop irqbalance",
     ),
     Case(
         check="os.numa_balancing",
@@ -160,8 +160,8 @@ CASES = [
         below=CPU_VIRTUAL,
         good={},
         bad={"/proc/swaps": SWAPS.format(used=4 * GIB)},
-        mends="swapoff -a",
-        undoes="swapon -a",
+        mends="swapoff /swap.img",
+        undoes="swapon /swap.img",
     ),
     Case(
         check="os.swappiness",
@@ -283,29 +283,6 @@ def test_direct_defragmentation_is_mended_with_the_pages() -> None:
     assert len(played("os.thp", tree).steps) == 2
 
 
-def test_a_cgroup_of_version_2_is_read_in_its_own_folder() -> None:
-    own = "/sys/fs/cgroup/system.slice/job.service"
-    tree = {
-        "/proc/self/cgroup": "0::/system.slice/job.service",
-        "/proc/meminfo": MEMORY.format(kib=64 * GIB, pages=0),
-        f"{own}/cpu.max": "200000 100000",
-        f"{own}/memory.max": "max",
-        f"{own}/memory.events": "low 0\noom_kill 3",
-    }
-    few, many = ProcessFacts(cpus=(0, 1)), ProcessFacts(cpus=tuple(range(8)))
-    assert played("os.cgroup_cpu", tree, few).verdict == "pass"
-    assert played("os.cgroup_cpu", tree, many).measured["quota_cpus"] == 2.0
-    found = played("os.cgroup_memory", tree)
-    assert found.verdict == "warn" and found.measured["killed"] == 3
-
-
-def test_the_root_of_the_cgroups_has_no_limit() -> None:
-    tree = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cgroup.controllers": "cpu memory"}
-    assert played("os.cgroup_cpu", tree).verdict == "pass"
-    assert played("os.cgroup_memory", tree).verdict == "pass"
-    assert played("os.cgroup_cpu", {"/proc/self/cgroup": "0::/"}).verdict == "unknown"
-
-
 def test_what_a_machine_does_not_have_is_skipped() -> None:
     assert played("os.memlock", {}, below=CPU_VIRTUAL).verdict == "skip"
     assert played("os.swappiness", {}, below=CPU_VIRTUAL).verdict == "skip"
@@ -317,3 +294,45 @@ def test_threads_are_counted_for_every_gpu() -> None:
     process = ProcessFacts(cpus=tuple(range(16)), environment={"OMP_NUM_THREADS": "16"})
     found = played("os.threads", {}, process, below=H200_VIRTUAL)
     assert found.verdict == "pass" and found.measured["ranks"] == 1
+
+
+def test_each_swap_comes_back_by_its_name_and_priority() -> None:
+    swaps = "Filename Type Size Used Priority\n/dev/zram0 partition 8388604 4194304 100\n"
+    swaps += "/a\\040swap file 8388604 4194304 -2\n"
+    found = played("os.swap", {"/proc/swaps": swaps}, below=CPU_VIRTUAL)
+    assert [step.do for step in found.steps] == ["swapoff /dev/zram0", "swapoff '/a swap'"]
+    undone = [step.undo for step in found.steps]
+    assert undone == ["swapon -p 100 /dev/zram0", "swapon '/a swap'"]
+
+
+def test_threads_that_are_offline_because_smt_is_off_are_no_lost_cores() -> None:
+    tree = {
+        f"{CPU}/present": "0-7",
+        f"{CPU}/offline": "4-7",
+        f"{CPU}/isolated": "",
+        f"{CPU}/smt/control": "off",
+    }
+    assert played("os.cores", tree).verdict == "pass"
+    assert played("os.cores", tree | {f"{CPU}/smt/control": "on"}).verdict == "warn"
+    assert played("os.cores", tree | {f"{CPU}/offline": "3-7"}).verdict == "warn"
+
+
+def test_no_core_in_a_file_is_nothing_that_was_looked_at() -> None:
+    empty = {f"{CPU}/{name}": "" for name in ("present", "offline", "isolated", "online")}
+    assert played("os.cores", empty).verdict == "unknown"
+    tree = empty | {f"{CPU}/smt/active": "0", f"{CPU}/cpu0/topology/thread_siblings_list": "0"}
+    assert played("os.smt", tree).verdict == "unknown"
+
+
+def test_a_balancer_that_runs_is_not_started_and_not_stopped() -> None:
+    tree = {
+        "/proc/interrupts": INTERRUPTS.format(first=90_000_000),
+        "$ systemctl is-active irqbalance": "active\n",
+    }
+    found = played("os.interrupts", tree)
+    assert found.verdict == "warn" and not found.steps and "bans" in found.suggestion
+
+
+def test_huge_pages_that_are_promised_are_used() -> None:
+    pages = MEMORY.format(kib=64 * GIB, pages=8192) + "\nHugePages_Rsvd: 8192"
+    assert played("os.hugepages", {"/proc/meminfo": pages}).verdict == "pass"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.pipelines.registry.models import ModelRegistry, ModelVersion, RegistryError
+from phalanx.pipelines.registry.models import ModelRegistry, ModelVersion, Promotion, RegistryError
 from phalanx.pipelines.registry.promote import check_gate, promote
 
 
@@ -87,3 +87,17 @@ def test_what_is_not_there_or_damaged_is_said(registry: ModelRegistry) -> None:
     (registry.folder / "toy" / "0001.json").write_text("{")
     with pytest.raises(RegistryError, match="cannot be read"):
         registry.versions("toy")
+
+
+def test_who_knows_an_older_state_of_a_version_forgets_no_move(registry: ModelRegistry) -> None:
+    seen = registry.register(model("a"))
+    for stage in ("released", "archived"):
+        registry.change_stage(seen, Promotion(time="now", who="me", stage=stage))
+    assert [each.stage for each in registry.get("toy").history] == ["released", "archived"]
+
+
+def test_of_all_that_are_released_at_once_one_is_left(registry: ModelRegistry) -> None:
+    made = [registry.register(model(str(number))) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda each: promote(registry, each, "released"), made))
+    assert [each.stage for each in registry.versions("toy")].count("released") == 1

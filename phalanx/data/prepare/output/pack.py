@@ -43,9 +43,9 @@ def pack(
     ``tokenized``: the folder of each group of files, and how many files it has.
     """
     trace = out / TRACE_FOLDER
-    shutil.rmtree(trace, ignore_errors=True)
     digest = hashlib.sha256(tokenizer).hexdigest()
     with ShardWriter(out, vocab, end_of_document, digest, file_bytes, replace=True) as writer:
+        shutil.rmtree(trace, ignore_errors=True)
         trace.mkdir()
         write_atomically(out / TOKENIZER_NAME, tokenizer)
         dtype = np.dtype(token_type(vocab)).newbyteorder("<")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import PurePosixPath
 from typing import IO, NamedTuple
 
@@ -18,10 +19,14 @@ from phalanx.data.prepare.read.inputs import (
 )
 from phalanx.data.prepare.read.warc import is_warc, read_warc
 from phalanx.data.tokenize.inputs import (
+    JSON_ERRORS,
     LINE_SUFFIXES,
+    LONG_LINE,
+    MOST_LINE_BYTES,
     PARQUET_SUFFIXES,
     UNPACK_ERRORS,
     open_unpacked,
+    pass_line,
     unpack_reason,
 )
 
@@ -75,13 +80,20 @@ def read_documents(path: str, text_key: str, id_key: str) -> Iterator[Found]:
 def _lines(stream: IO[bytes], text_key: str, id_key: str) -> Iterator[Found]:
     decoder = msgspec.json.Decoder()
     offset = 0
-    for number, line in enumerate(stream, 1):
+    for number in count(1):
+        line = stream.readline(MOST_LINE_BYTES)
+        if not line:
+            return
         line_offset, offset = offset, offset + len(line)
+        if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
+            offset += pass_line(stream)
+            yield UnreadableRecord(number, LONG_LINE)
+            continue
         if not line.strip():
             continue
         try:
             record = decoder.decode(line)
-        except ValueError as error:  # as all of msgspec's are
+        except JSON_ERRORS as error:
             yield UnreadableRecord(number, f"is no JSON ({error})")
             continue
         text = record.get(text_key) if isinstance(record, dict) else None

@@ -16,7 +16,8 @@ from typing import IO, NamedTuple
 from phalanx.data.prepare.read.html_text import html_to_text
 
 MOST_RECORD_BYTES = 64 << 20  # a larger one is passed over and named
-_MOST_HEADER_LINES = 1000
+_MOST_HEADER_LINES, _MOST_HEADER_BYTES = 1000, 1 << 20  # of a line
+_MOST_DIGITS = 18  # of a length that can be one
 _CHARSET = re.compile(rb"charset=[\"']?([\w.:-]+)", re.IGNORECASE)
 _SNIFFED = 4096  # bytes of a page in which its charset may stand
 
@@ -39,16 +40,17 @@ def read_warc(stream: IO[bytes]) -> Iterator[WarcPage]:
     """Every record of an unpacked file; damage ends it with a record that says so."""
     offset = 0
     while True:
-        line, blank = stream.readline(), 0
+        line, blank = stream.readline(_MOST_HEADER_BYTES), 0
         while line in (b"\r\n", b"\n"):  # two end a record
             blank += len(line)
-            line = stream.readline()
+            line = stream.readline(_MOST_HEADER_BYTES)
         if not line:
             return
         here = offset + blank
         headers, size = _headers(stream)
         length = headers.get(b"content-length", b"")
-        if not line.startswith(b"WARC/") or not length.isdigit():
+        sized = length.isdigit() and len(length) <= _MOST_DIGITS
+        if not line.startswith(b"WARC/") or not sized:
             yield WarcPage(None, "", here, f"is no WARC record: {line[:40]!r} at byte {here}")
             return
         block = stream.read(min(int(length), MOST_RECORD_BYTES))
@@ -62,7 +64,7 @@ def _headers(stream: IO[bytes]) -> tuple[dict[bytes, bytes], int]:
     headers: dict[bytes, bytes] = {}
     size = 0
     for _ in range(_MOST_HEADER_LINES):
-        line = stream.readline()
+        line = stream.readline(_MOST_HEADER_BYTES)
         size += len(line)
         if not line.strip():
             break

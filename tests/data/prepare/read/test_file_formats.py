@@ -97,3 +97,24 @@ def test_without_pyarrow_parquet_says_what_to_install(
     (tmp_path / "a.parquet").touch()
     with pytest.raises(DataError, match=r"pip install 'phalanx\[parquet\]'"):
         found(tmp_path / "a.parquet")
+
+
+def test_a_line_of_nested_lists_is_one_bad_record(tmp_path: Path) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"text": "a", "x": ' + "[" * 100_000 + '}\n{"text": "b"}\n')
+    bad, good = found(path)
+    assert isinstance(bad, UnreadableRecord) and bad.record == 1
+    assert isinstance(good, SourceDocument) and good.text == "b"
+
+
+def test_a_line_that_no_memory_holds_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.data.prepare.read.file_formats.MOST_LINE_BYTES", 100)
+    path = tmp_path / "long.jsonl"
+    long = '{"text": "' + "x" * 1000 + '"}\n'
+    path.write_text('{"text": "a"}\n' + long + '{"text": "b"}\n')
+    first, bad, last = found(path)
+    assert isinstance(bad, UnreadableRecord) and bad.record == 2
+    assert isinstance(first, SourceDocument) and isinstance(last, SourceDocument)
+    assert (last.text, last.record, last.offset) == ("b", 3, 14 + len(long))

@@ -94,3 +94,9 @@ def test_a_packed_crawl_file_of_many_members_is_read_with_offsets(tmp_path: Path
 def test_a_warc_is_known_by_its_first_bytes() -> None:
     assert is_warc(io.BufferedReader(io.BytesIO(b"WARC/1.1\r\n")))
     assert not is_warc(io.BufferedReader(io.BytesIO(b"other")))
+
+
+def test_a_length_that_is_none_is_named() -> None:
+    head = b"WARC/1.0\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nabc"
+    (page,) = read_warc(io.BytesIO(head))
+    assert "is no WARC record" in page.problem
