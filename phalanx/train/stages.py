@@ -36,6 +36,11 @@ class RunStages:
             return self._open(0)
         return StagedFeed(self._firsts, self._open)
 
+    def refuse_without_validation(self) -> None:
+        """Raise ``DataError`` where what is held out has no sample of some stage's length."""
+        for stage in self._stages:
+            self.open_feed(stage.job, "validation", 1).close()
+
     def _open(self, number: int) -> Feed:
         return self.open_feed(self._stages[number].job, "train", self._ramp)
 

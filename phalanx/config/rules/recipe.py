@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from phalanx.config.errors import ConfigProblem, problem, written
 from phalanx.config.ramp import schedule_span
-from phalanx.config.resolve import has_balance_loss
+from phalanx.config.resolve import has_balance_loss, has_expert_bias, parameter_group
 from phalanx.config.schema import Job, Schedule, ScheduleExtension
 
 
@@ -17,6 +17,7 @@ def recipe_problems(job: Job) -> Iterator[ConfigProblem]:
     yield from _qk_clip(job)
     yield from _average(job)
     yield from _width(job)
+    yield from _frozen_routers(job)
     yield from _schedule_free(job)
     yield from _schedule(job)
     yield from _sequence_stages(job)
@@ -121,6 +122,19 @@ def _width(job: Job) -> Iterator[ConfigProblem]:
     for applies, rule, other in refused:
         if applies:
             yield problem("model.width_base", model.width_base, rule, f"set it to 0, or {other}")
+
+
+def _frozen_routers(job: Job) -> Iterator[ConfigProblem]:
+    model, moe = job.model, job.model.moe
+    if moe is None or not has_expert_bias(moe) or not moe.bias_rate:
+        return
+    for layer in range(moe.first_dense_layers, model.layers):
+        group = parameter_group(job.optimizer, f"layers.{layer}.moe.router.weight")
+        if group is not None and group.freeze:
+            rule = "would go on moving the selection bias of routers that a group freezes"
+            fix = f'set it to 0, or have the pattern "{group.pattern}" leave routers out'
+            yield problem("model.moe.bias_rate", moe.bias_rate, rule, fix)
+            return
 
 
 def _schedule_free(job: Job) -> Iterator[ConfigProblem]:

@@ -228,7 +228,7 @@ def open_sources(data: Data, vocab: int, split: Split = "train") -> dict[str, Sa
     }
 
 
-def refuse_unreadable(data: Data, vocab: int) -> None:
+def refuse_unreadable(data: Data, vocab: int, split: Split = "train") -> None:
     """Raise ``DataError`` for what is wrong with a job's sources, before any rank starts.
 
     Object stores are left to the ranks: their client's threads would not survive a fork. So is
@@ -239,7 +239,7 @@ def refuse_unreadable(data: Data, vocab: int) -> None:
     local = {name: source for name, source in data.blend.items() if "://" not in source.path}
     if "://" in data.path or (data.blend and not local):
         return
-    open_sources(msgspec.structs.replace(data, blend=local), vocab)
+    open_sources(msgspec.structs.replace(data, blend=local), vocab, split)
 
 
 def drawn_from(data: Data) -> list[str]:
@@ -285,11 +285,16 @@ def _check_tokens(data: Data, stream: TokenStream, remote: bool) -> int:
 def _refuse_short(stream: TokenStream, data: Data, path: str, split: Split, packed: bool) -> None:
     if stream.tokens > data.sequence or (packed and stream.tokens):
         return
-    what = "corpus" if split == "train" and not data.validation_fraction else f"{split} side"
+    is_part = split == "validation" or data.validation_fraction > 0
+    what = f"{split} side" if is_part else "corpus"
+    fixes = [f"set data.sequence to {stream.tokens - 1} or less"] if stream.tokens > 1 else []
+    if is_part:
+        change = "raise" if split == "validation" else "lower"
+        fixes.append(f"{change} data.validation_fraction ({data.validation_fraction})")
     raise DataError(
         "data.sequence",
         data.sequence,
         f"one sample needs {data.sequence + 1} tokens, and the {what} of {path} has "
         f"{stream.tokens}",
-        f"set data.sequence to {max(1, stream.tokens - 1)} or less",
+        ", or ".join(fixes) or "use a larger corpus",
     )

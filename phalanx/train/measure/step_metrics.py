@@ -59,6 +59,11 @@ class StepMetrics(Callback):
 class Validation(Callback):
     """The loss on held-out samples, every ``train.validate_every`` steps; no part of a step."""
 
+    def begin(self, run: TrainingRun) -> None:
+        """Nobody finds out after hours of training that there is nothing to validate on."""
+        if run.job.train.validate_every:
+            run.trainer.stages.refuse_without_validation()
+
     def after_step(self, run: TrainingRun, outcome: StepOutcome) -> None:
         every = run.job.train.validate_every
         if every == 0 or run.step % every:

@@ -86,6 +86,8 @@ def refuse_files(job: Job) -> None:
         refuse_weights(job)
     for stage in stage_jobs(job):
         refuse_unreadable(stage.job.data, job.model.vocab)
+        if job.train.validate_every:
+            refuse_unreadable(stage.job.data, job.model.vocab, "validation")
 
 
 def refuse_parent(job: Job, parent: Path) -> None:
@@ -109,6 +111,7 @@ def refuse_state_of(job: Job, config: dict[str, Any], where: str) -> None:
     virtual replicas would go on with sums in another order.
     """
     refuse_other_adapter(job, config, where)
+    refuse_other_mean(job, config, where)
     before = {name: config.get("train", {}).get(name, 0) for name in SUMS}
     refuse_other_sums(job, Train(**before), where)
     theirs, ours = config.get("optimizer", {}).get("state", "float32"), job.optimizer.state
@@ -127,6 +130,17 @@ def refuse_other_adapter(job: Job, config: dict[str, Any], where: str) -> None:
             rule = f"the run in {where} has {written(there)}"
             fix = "set it to that, or begin anew from its weights (checkpoint.weights_only = true)"
             raise ConfigError(f"adapter.{name}", written(here), rule, fix)
+
+
+def refuse_other_mean(job: Job, config: dict[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` where Schedule-Free AdamW would take its weights for another mean."""
+    theirs, ours = config.get("optimizer", {}), job.optimizer
+    if theirs.get("kind") != "schedule-free" or ours.kind != "schedule-free":
+        return
+    if (before := theirs.get("beta1", ours.beta1)) != ours.beta1:
+        rule = f"the weights in {where} lie between its sequences by {before}"
+        fix = f"set it to {before}, which a Schedule-Free run keeps to its end"
+        raise ConfigError("optimizer.beta1", ours.beta1, rule, fix)
 
 
 def refuse_adapted_weights(config: dict[str, Any], where: str) -> None:

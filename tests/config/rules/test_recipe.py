@@ -6,6 +6,9 @@ import pytest
 
 from tests.config.rules.test_job import problems
 
+BIASED = '{experts=4, top_k=2, ffn=32, first_dense_layers=1, balance="bias-auxiliary"}'
+FROZEN = '[{pattern="layers.1.moe*", freeze=true}]'
+
 # world size, overrides, key, part of the rule, part of the fix
 REFUSED: list[tuple[int, list[str], str, str, str]] = [
     (
@@ -40,6 +43,10 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
             (["schedule.kind=constant", "optimizer.beta1=0"], "near its average", "0.9"),
             (["schedule.kind=constant", "memory.offload=parameters"], "on the device", "none"),
         )
+    ),
+    (
+        *(1, [f"model.moe={BIASED}", f"optimizer.groups={FROZEN}"], "model.moe.bias_rate"),
+        *("moving the selection bias of routers that a group freezes", "set it to 0"),
     ),
     (
         *(1, ["schedule.kind=linear", "schedule.decay_steps=5"], "schedule.decay_steps"),

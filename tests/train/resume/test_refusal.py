@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from msgspec import structs
 
 from phalanx.config import ConfigError, Job, Model, Optimizer, resolve
+from phalanx.config.schema import SequenceStage
+from phalanx.data import ShardWriter
+from phalanx.data.corpus.index import HASH_SPAN
 from phalanx.model.hf.config import config_to_hf
 from phalanx.train.exits import ExitInfo
+from phalanx.train.measure.step_metrics import Validation
 from phalanx.train.rank.diagnose import classify
 from phalanx.train.rank.gang import ForkedRanks
 from phalanx.train.report.run_folder import create
@@ -19,11 +25,15 @@ from phalanx.train.resume import refusal
 from phalanx.train.resume.refusal import (
     refuse,
     refuse_device,
+    refuse_files,
     refuse_state_of,
     refuse_trained_mean,
     refuse_weights,
 )
+from phalanx.train.stages import RunStages
 from tests.train.forked_runs import small_job
+
+NOTHING_HELD_OUT = r"validation side .* raise data\.validation_fraction"
 
 
 def weights(folder: Path, model: Model, files: bool = True) -> Path:
@@ -150,3 +160,45 @@ def test_weights_of_schedule_free_are_taken_by_their_mean() -> None:
     with pytest.raises(ConfigError, match=r"there are those that .* export-hf.*load_hf"):
         refuse_trained_mean({"optimizer": {"kind": "schedule-free"}}, "there")
     refuse_trained_mean({"optimizer": {"kind": "muon"}}, "there")
+
+
+def test_schedule_free_goes_on_with_the_mean_that_its_weights_are_of() -> None:
+    described = {"optimizer": {"kind": "schedule-free", "beta1": 0.9}}
+    job = resolve(Job(optimizer=Optimizer(kind="schedule-free", beta1=0.95)), 1)
+    with pytest.raises(ConfigError, match=r"optimizer\.beta1 = 0\.95: .* set it to 0\.9"):
+        refuse_state_of(job, described, "step-4")
+    refuse_state_of(resolve(Job(optimizer=Optimizer(beta1=0.95)), 1), {"optimizer": {}}, "step-4")
+
+
+@pytest.mark.parametrize("stages", [(), (SequenceStage(after_tokens=64, sequence=64),)], ids=len)
+def test_a_validation_without_samples_is_refused_before_the_first_step(
+    tmp_path: Path, stages: tuple[SequenceStage, ...]
+) -> None:
+    held_out = 0 if not stages else 40  # tokens: of a sample of 32, and none of a longer one
+    job = with_held_out(tmp_path, held_out)
+    job = structs.replace(job, train=structs.replace(job.train, sequence_stages=stages))
+    run = SimpleNamespace(job=job, trainer=SimpleNamespace(stages=RunStages(job, 0, pin=False)))
+    with pytest.raises(ConfigError, match=NOTHING_HELD_OUT):
+        refuse_files(job)
+    with pytest.raises(ConfigError, match=NOTHING_HELD_OUT):
+        Validation().begin(cast(Any, run))
+    never = structs.replace(job, train=structs.replace(job.train, validate_every=0))
+    refuse_files(never)
+
+
+def with_held_out(folder: Path, tokens: int) -> Job:
+    """A job on a corpus of which so many tokens are held out."""
+    with ShardWriter(folder / "corpus", 64, 0, "there") as writer:
+        for number, count in ((HASH_SPAN - 1, 400), (0, tokens)):
+            if count:
+                writer.append([1] * count, [0], [number])
+        writer.finish()
+    return small_job(
+        folder,
+        1,
+        data__source="shards",
+        data__path=folder / "corpus",
+        data__sequence=32,
+        data__validation_fraction=0.5,
+        train__validate_every=1,
+    )
