@@ -39,6 +39,8 @@ class LogTimes:
         self._last[path] = size, now
         with suppress(OSError):  # a full disk: the log goes on, and is read without this mark
             with marks_path(path.parent).open("ab") as file:
+                if half := file.tell() % _MARK.size:  # a full disk took no more of the last one
+                    file.truncate(file.tell() - half)
                 file.write(_MARK.pack(worker, size, now))
                 written = file.tell()
             if written > MOST_BYTES:

@@ -43,7 +43,7 @@ class AlertWatch:
         self, core: Core, journal: Journal, webhooks: Webhooks, mail: MailRelay | None
     ) -> None:
         self._core, self._journal, self._webhooks, self._mail = core, journal, webhooks, mail
-        self.state = _state(journal)
+        self.state = self._stored = _state(journal)
 
     async def run(self) -> None:
         """Evaluate rules periodically until cancelled."""
@@ -57,16 +57,17 @@ class AlertWatch:
         if not rules and not self.state.open:
             return []
         facts = await self._facts(rules, now)
-        state, new_alerts = judge(self.state, rules, facts)
-        if state != self.state:
-            body = msgspec.json.encode(state)
-            await asyncio.to_thread(self._journal.keep, STATE, STATE, body)
-        self.state = state
+        self.state, new_alerts = judge(self.state, rules, facts)
         by_name = {kept.name: kept for kept in rules}
         for alert in new_alerts:
             if not alert.silenced:
                 for target in by_name[alert.rule].rule.targets:
                     self._send(target, alert)
+        if self.state != self._stored:  # last: a full disk keeps no alert back
+            state = self.state
+            body = msgspec.json.encode(state)
+            await asyncio.to_thread(self._journal.keep, STATE, STATE, body)
+            self._stored = state
         return new_alerts
 
     def _send(self, target: str, alert: FiredAlert) -> None:

@@ -62,6 +62,7 @@ class IncidentHistory:
             incident = self._open.get(job.id)
             if incident is not None:
                 incident.generation = job.generation
+                self._failures.pop(job.id, None)  # it was of this incident, and is of no later one
             elif before:
                 self._begin(job, event, before, commands)
         incident = self._open.get(job.id)
@@ -84,6 +85,9 @@ class IncidentHistory:
         job, node = getattr(body, "job", 0), getattr(body, "node", -1)
         on_node = fleet.held[node] if isinstance(node, int) and 0 <= node < len(fleet) else ()
         for number in [job] if job else list(on_node):
+            newest = self._generations.get(number, 0)
+            if getattr(body, "generation", newest) < newest:
+                continue  # word of a gang that has formed again since comes late
             began_ns, known = self._failures.get(number, (event.time_ns, event))
             if event.time_ns - began_ns > FORGOTTEN_NS:
                 began_ns, known = event.time_ns, event

@@ -51,6 +51,8 @@ def test_marks_are_few_survive_an_agent_and_a_half_written_one_is_none(
     with marks_path(path.parent).open("ab") as file:
         file.write(b"half")
     assert len(read_marks(path.parent)) == 2
+    written(tmp_path, (101.0, b"three\n"))  # the next one takes its place
+    assert read_marks(path.parent)[-1] == (3, 14, 101.0)
     marks_path(path.parent).unlink()
     monkeypatch.setattr(log_times, "MOST_BYTES", 200)
     written(tmp_path, *((float(at), b"more\n") for at in range(100, 200, 2)))

@@ -116,3 +116,34 @@ def test_a_failure_of_long_ago_is_not_why_a_gang_forms_again(drive: Told) -> Non
     drive.progress(job, job.step + 1)
     drive.progress(job, job.step + 1)
     assert drive.incident()["time"] == at_ns / 1e9
+
+
+def test_a_failure_before_a_gang_went_on_is_of_that_incident_and_of_no_later_one(
+    drive: Told,
+) -> None:
+    job = drive.running()
+    nodes = job.placement.nodes
+
+    def exits(rank: int, generation: int, cause: str) -> int:
+        facts = {"job": job.id, "generation": generation}
+        drive.tell(WorkerExited(**facts, node=nodes[rank % 2], rank=rank, cause=cause), SECOND)
+        at_ns = drive.now_ns
+        drive.wait(5 * SECOND)  # whatever the core waits for
+        return at_ns
+
+    first_ns = exits(0, job.generation, "worker_killed")
+    drive.run(job)
+    exits(1, job.generation, "worker_killed")  # again, before it has made a step
+    drive.run(job)
+    exits(2, job.generation - 1, "worker_killed")  # word of the one before comes late
+    drive.progress(job, 6)
+    drive.progress(job, 7)
+    last_ns = exits(3, job.generation, "keeper_lost")
+    drive.run(job)
+    drive.progress(job, 8)
+    drive.progress(job, 9)
+    incidents = [each for each in drive.told if each.get("kind") == "incident"]
+    assert [(each["time"], each["rank"]) for each in incidents] == [
+        (first_ns / 1e9, 0),
+        (last_ns / 1e9, 3),
+    ]
