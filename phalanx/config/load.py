@@ -18,7 +18,7 @@ from phalanx.config.tree import (
     build,
     did_you_mean_key,
     fields,
-    mistakes,
+    file_mistakes,
     named_sections,
     section_in,
 )
@@ -37,7 +37,7 @@ def job_from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> J
     """The job a parsed table describes; raises ``ConfigError`` with all mistakes at once."""
     merged, problems = overridden(table, overrides, Job)
     problems += _fill_preset(merged)
-    problems += mistakes(Job, merged)
+    problems += file_mistakes(Job, merged)
     if problems:
         raise ConfigError.of(problems)
     return build(Job, merged)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
+from msgspec import Struct
 
 from phalanx.config.errors import ConfigProblem, did_you_mean, near, problem, written
 from phalanx.config.fixes import fix_for
@@ -17,6 +18,26 @@ from phalanx.config.schema import Job
 from phalanx.config.section import Section
 
 S = TypeVar("S", bound=Section)
+
+
+class FileKind(Struct, frozen=True):
+    """A TOML file that people write: keys that no other one has together, and what reads it."""
+
+    name: str
+    keys: tuple[str, ...]
+    commands: str
+
+
+FILE_KINDS = (
+    FileKind("a sweep file", ("parameters",), "`phalanx sweep run FILE` reads it"),
+    FileKind("a pipeline file", ("steps",), "`phalanx pipeline run FILE` reads it"),
+    FileKind("a chaos plan", ("actions",), "`phalanx chaos JOB --plan FILE` reads it"),
+    FileKind("a scenario", ("fleet",), "`phalanx simulate FILE` reads it"),
+    FileKind("a recipe", ("filter",), "`phalanx data prepare FILE` reads it"),
+    FileKind(
+        "a job file", ("model", "train"), "`phalanx train FILE` or `phalanx submit FILE` reads it"
+    ),
+)
 
 
 @cache
@@ -56,6 +77,21 @@ def mistakes(section: type[Section], table: Mapping[str, Any]) -> list[ConfigPro
     return list(_mistakes(section, table, "", section))
 
 
+def of_another_kind(table: Mapping[str, Any], known: Collection[str]) -> ConfigProblem | None:
+    """That a table was written for another command, where its keys say so and none of them fits."""
+    for kind in FILE_KINDS:
+        tables = [isinstance(table.get(key), Mapping | list) for key in kind.keys]
+        if any(tables) and all(key in table and key not in known for key in kind.keys):
+            return problem(kind.keys[0], "", f"is a key of {kind.name}, not of this", kind.commands)
+    return None
+
+
+def file_mistakes(section: type[Section], table: Mapping[str, Any]) -> list[ConfigProblem]:
+    """``mistakes`` of a file; one alone where it is of another kind, as all would be wrong."""
+    other = of_another_kind(table, fields(section))
+    return [other] if other is not None else mistakes(section, table)
+
+
 def _mistakes(
     section: type[Section], table: Mapping[str, Any], prefix: str, root: type[Section]
 ) -> Iterator[ConfigProblem]:
@@ -77,7 +113,8 @@ def _mistakes(
             yield problem(key, written(value), "must be a table", f"write [{key}]")
     for name in required(section):
         if name not in table:
-            fix = f"add {name} = {allowed(known[name])} under [{prefix[:-1]}]"
+            under = f"under [{prefix[:-1]}]" if prefix else "at the top of the file"
+            fix = f"add {name} = {allowed(known[name])} {under}"
             yield problem(prefix + name, "", "is missing", fix)
 
 

@@ -22,6 +22,7 @@ from phalanx.control.backends.local import LocalNode
 from phalanx.control.wire.server_file import ServerFile
 from phalanx.testing.chaos import ChaosCluster, ChaosPlan, also_drawn, random_plan, read_plan
 from phalanx.testing.chaos.injector import JobFaults
+from phalanx.testing.chaos.live import agents_here
 from phalanx.testing.chaos.plan import MORE_WEIGHTS, WEIGHTS, Action
 from phalanx.testing.chaos.run import play_all
 from phalanx.testing.chaos.verdict import (
@@ -288,6 +289,28 @@ at_step = 20
 slot = 2
 seconds = 1.0
 """
+
+
+def test_nodes_of_another_cluster_on_this_machine_are_not_harmed(tmp_path: Path) -> None:
+    # Only addresses with these ports are in the command lines; nothing listens there.
+    sleeps = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)")
+    joins = {"mine": "http://localhost:64941,http://b:64942", "theirs": "http://localhost:64943"}
+    agents = [
+        subprocess.Popen(
+            [*sleeps, "agent", "--join", url, "--name", "n0", "--state", str(tmp_path / whose)],
+            stdout=subprocess.PIPE,
+        )
+        for whose, url in joins.items()
+    ]
+    try:
+        for agent in agents:
+            assert agent.stdout is not None and agent.stdout.readline() == b"up\n"
+        assert agents_here(["http://127.0.0.1:64942"]) == [LocalNode("n0", tmp_path / "mine")]
+        assert agents_here([]) == []
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.communicate()
 
 
 @pytest.mark.soak

@@ -535,6 +535,27 @@ DRAWN = """async (base) => {
 }"""
 
 
+UNITS = """async (base) => {
+  const names = ["scale", "format"];
+  const [{ clockTicks }, { quantity }] = await Promise.all(
+    names.map((name) => import(`${base}/lib/${name}.js`)));
+  return [clockTicks(95, 420, 4), [25.3e9, 800, 0].map((value) => quantity(value, "B"))];
+}"""
+
+
+def test_times_have_ticks_at_whole_minutes_and_units_stand_apart(site: Site, at: Tab) -> None:
+    base = at.page.get_attribute("meta[name=page-base]", "content")
+    assert at.page.evaluate(UNITS, base) == [[120, 240, 360], ["25.3 GB", "800 B", "0 B"]]
+
+
+def test_a_job_that_ended_before_its_first_step_awaits_nothing(site: Site, at: Tab) -> None:
+    job = site.submit("ends")
+    assert site.server.call("POST", f"/v1/jobs/{job}/cancel", {})[0] in (200, 202)
+    at.show(f"job/{job}")
+    at.wait_for_text("It ended before a rank told of a step.")
+    assert " yet" not in at.text()
+
+
 def test_axes_are_named_and_no_two_ticks_read_the_same(site: Site, at: Tab) -> None:
     base = at.page.get_attribute("meta[name=page-base]", "content")
     found = at.page.evaluate(DRAWN, base)

@@ -19,7 +19,7 @@ def _own_number(text: str) -> int:
     if found and engine == "slurm" and number.isdecimal():
         raise typer.BadParameter(f"{text} is a job of Slurm: `scancel {number}` ends it")
     if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is no number of a job")
+        raise typer.BadParameter(f"{text!r} is no number of a job: `phalanx ps --all` lists them")
     return int(text)
 
 

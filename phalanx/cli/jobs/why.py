@@ -35,7 +35,7 @@ def why(
         why_elsewhere(job, json)
         return
     if not job.isdigit():
-        raise typer.BadParameter(f"{job!r} is no number of a job")
+        raise typer.BadParameter(f"{job!r} is no number of a job: `phalanx ps --all` lists them")
     with connected(server, json, state) as client:
         waits = client.get(f"/v1/jobs/{job}/why", Waits)
     if json:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on_config_error, print_json
-from phalanx.config.errors import ConfigError, did_you_mean
+from phalanx.config.errors import ConfigError, did_you_mean, near
 
 app = typer.Typer()
 
@@ -34,7 +34,7 @@ def help_topics() -> dict[str, HelpTopic]:
 @app.command()
 def help(
     topic: Annotated[
-        str, typer.Argument(metavar="[TOPIC]", help="Name of the incident (default: list them).")
+        str, typer.Argument(metavar="[TOPIC]", help="What it is about (default: list the topics).")
     ] = "",
     json: Json = False,
 ) -> None:
@@ -42,8 +42,7 @@ def help(
     topics = help_topics()
     if topic and topic not in topics:
         with exit_on_config_error(json):
-            rule = "no such topic; `phalanx COMMAND --help` is about a command"
-            raise ConfigError("topic", topic, rule, did_you_mean(topic, list(topics)))
+            raise ConfigError("topic", topic, "no such topic", _instead(topic, list(topics)))
     if json:
         print_json({topic: topics[topic]} if topic else topics)
     elif topic:
@@ -52,6 +51,16 @@ def help(
         for name, each in topics.items():
             print(f"{name:<12} {each.about}")
         print("\nphalanx help TOPIC; phalanx COMMAND --help")
+
+
+def _instead(word: str, topics: list[str]) -> str:
+    """The topic or command that is called most like this."""
+    from phalanx.cli.app import COMMANDS
+
+    if name := near(word, [*topics, *COMMANDS]):
+        shown = f"phalanx help {name}" if name in topics else f"phalanx {name} --help"
+        return f"did you mean `{shown}`?"
+    return did_you_mean(word, topics)
 
 
 def _lines(topic: HelpTopic) -> list[str]:

@@ -78,7 +78,7 @@ def _number(order: str, text: str) -> int:
         )
         raise typer.BadParameter(f"{text} is a job of Kubernetes: {helps}")
     if engine not in ("", "slurm") or not number.isdecimal() or int(number) < 1:
-        raise typer.BadParameter(f"{text!r} is no number of a job")
+        raise typer.BadParameter(f"{text!r} is no number of a job: `phalanx ps --all` lists them")
     return int(number)
 
 

@@ -70,7 +70,9 @@ def find_run_folder(which: str) -> Path:
     for path in (Path(which), RUNS / which):
         if path.is_dir():
             return path
-    raise ValueError(f"{which}: no such folder, and no number of a job")
+    raise ValueError(
+        f"{which}: no such folder, and no number of a job: `phalanx runs ls` lists runs"
+    )
 
 
 def write_out(path: Path, data: bytes) -> None:

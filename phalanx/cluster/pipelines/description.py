@@ -10,7 +10,7 @@ from msgspec import Meta
 from phalanx.config import ConfigError, Section
 from phalanx.config.load import read_table
 from phalanx.config.section import Minutes, Positive, RanksOrAuto
-from phalanx.config.tree import build, mistakes
+from phalanx.config.tree import build, file_mistakes
 
 Kind = Literal[
     "program",
@@ -124,7 +124,7 @@ class PipelineFile(Section, frozen=True, kw_only=True):
 
 def pipeline_from_table(table: dict[str, Any]) -> PipelineFile:
     """Decode a pipeline from a TOML table; ConfigError with every wrong key and type."""
-    if problems := mistakes(PipelineFile, table):
+    if problems := file_mistakes(PipelineFile, table):
         raise ConfigError.of(problems)
     return build(PipelineFile, table)
 

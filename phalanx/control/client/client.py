@@ -60,6 +60,7 @@ class Client:
 
     def __init__(self, server: str = "", state: Path | None = None) -> None:
         self.state = state or default_state()
+        self._urls: list[str] = []
         self._recording = None if server else self._recorded()
         if self._recording is not None:
             return
@@ -136,6 +137,11 @@ class Client:
                 "one (an administrator makes it with `phalanx token create`)"
             )
         return token
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of the server, or of several of which one leads; none of a recording."""
+        return tuple(self._urls)
 
     def reached_by(self) -> dict[str, str]:
         """Variables by which a job of the same user reaches this server; no secret is in them."""

@@ -13,7 +13,7 @@ from phalanx.config import ConfigError
 from phalanx.config.errors import ConfigProblem, problem
 from phalanx.config.load import overridden, read_table
 from phalanx.config.section import Count, Fraction, Natural, Section
-from phalanx.config.tree import build, mistakes
+from phalanx.config.tree import build, file_mistakes
 from phalanx.data.prepare.rules import RULES
 from phalanx.data.prepare.rules.registry import Threshold, wrong_rules
 
@@ -115,7 +115,7 @@ class PrepareRecipe(Section, frozen=True, kw_only=True):
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> PrepareRecipe:
     """The recipe in a TOML file; ``ConfigError`` with all mistakes at once."""
     merged, problems = overridden(read_table(path), overrides, PrepareRecipe)
-    problems += mistakes(PrepareRecipe, merged)
+    problems += file_mistakes(PrepareRecipe, merged)
     if problems:
         raise ConfigError.of(problems)
     recipe = build(PrepareRecipe, merged)

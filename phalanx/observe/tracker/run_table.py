@@ -112,7 +112,7 @@ def differing(trees: Sequence[dict[str, Value]]) -> tuple[str, ...]:
     found = [key for key, each in values.items() if len(each) > 1 or counts[key] < len(trees)]
     # A program among job files has none of their keys: that alone tells little.
     found.sort(key=lambda key: (len(values[key]) == 1, len(values[key]), key))
-    return tuple(sorted(found[:MOST_SETTINGS]))
+    return tuple(sorted(found[:MOST_SETTINGS], key=lambda key: (len(values[key]) == 1, key)))
 
 
 def _short(value: Any) -> Value:

@@ -10,7 +10,7 @@ from msgspec import Meta
 from phalanx.config import ConfigError, Section
 from phalanx.config.load import read_table
 from phalanx.config.section import Minutes, Natural, Positive, RanksOrAuto, Seed
-from phalanx.config.tree import build, mistakes
+from phalanx.config.tree import build, file_mistakes
 
 Scalar = bool | int | float | str
 Settings = dict[str, Scalar]  # by dotted key, as in a job file
@@ -91,7 +91,7 @@ class SweepFile(Section, frozen=True, kw_only=True):
 
 def sweep_from_table(table: dict[str, Any]) -> SweepFile:
     """Decode a sweep from a TOML table; ConfigError with every wrong key and type."""
-    if problems := mistakes(SweepFile, table):
+    if problems := file_mistakes(SweepFile, table):
         raise ConfigError.of(problems)
     return build(SweepFile, table)
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from phalanx.config.errors import ConfigError, ConfigProblem, did_you_mean
 from phalanx.config.load import overridden, read_table
-from phalanx.config.tree import build, mistakes
+from phalanx.config.tree import build, file_mistakes, mistakes
 from phalanx.simulate.scenario.check import READ, problems_of
 from phalanx.simulate.scenario.rates import causes_of
 from phalanx.simulate.scenario.scenario import MOST_LOAD, FleetPart, Scenario
@@ -36,7 +36,7 @@ def scenario_of(table: dict[str, Any], overrides: Sequence[str] = ()) -> Scenari
     given = {override.partition("=")[0].strip() for override in overrides}
     merged, problems = overridden(table, overrides, Scenario)
     merged = _spares_meant(table, _load_meant(_meant(table, merged, given), given), given)
-    problems += mistakes(Scenario, merged) or _hidden(table, overrides)
+    problems += file_mistakes(Scenario, merged) or _hidden(table, overrides)
     if problems:
         raise ConfigError.of(problems)
     scenario = build(Scenario, merged)

@@ -10,10 +10,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
@@ -76,7 +77,7 @@ class LiveTarget:
     def __init__(self, client: Client, state: Path) -> None:
         self.client, self.state = client, state
         self.network: NodeNamespaces | None = None  # whose cards are not ours to cut
-        self._nodes = {node.name: node for node in agents_here()}
+        self._nodes = {node.name: node for node in agents_here(client.urls)}
         self._killed: dict[str, StartedProcess] = {}
 
     def job(self, number: int) -> dict[str, Any]:
@@ -294,14 +295,21 @@ def made_twice(folder: Path | None) -> tuple[int, list[str]]:
     return again, differences
 
 
-def agents_here() -> list[LocalNode]:
-    """Nodes whose agents are processes of this machine."""
-    agents = []
+def agents_here(servers: Sequence[str]) -> list[LocalNode]:
+    """Nodes of these servers whose agents are processes of this machine.
+
+    Clusters of others may be here too, whose nodes have the same names. A server has many
+    addresses, but one port.
+    """
+    ports, agents = {urlsplit(url).port for url in servers}, []
     for process in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
             if process.name.isdigit():
                 words = (process / "cmdline").read_bytes().decode().split("\0")
                 if "agent" in words and "--join" in words and "--state" in words:
+                    joined = words[words.index("--join") + 1].split(",")
+                    if ports.isdisjoint(urlsplit(url.strip()).port for url in joined):
+                        continue
                     state = Path(words[words.index("--state") + 1]).absolute()
                     agents.append(LocalNode(words[words.index("--name") + 1], state))
     return agents

@@ -28,3 +28,18 @@ def test_topics_are_listed_and_a_wrong_one_is_refused_with_the_nearest() -> None
     assert all(name in listed for name in help_topics())
     refused = CliRunner().invoke(app, ["failurs"])
     assert refused.exit_code == 2 and "failures" in refused.output + str(refused.stderr)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("tarin", "`phalanx train --help`"),
+        ("train", "`phalanx train --help`"),
+        ("clusters", "`phalanx help cluster`"),
+        ("zzz", "known: start, plan"),
+    ],
+)
+def test_a_word_that_is_no_topic_comes_with_the_topic_or_command_most_like_it(
+    word: str, meant: str
+) -> None:
+    assert meant in CliRunner().invoke(app, [word]).stderr

@@ -46,7 +46,7 @@ def test_jobs_of_slurm_get_the_order_from_slurm(calls: list[tuple[str, ...]], or
         (("hold", "kubernetes:run"), '"suspend":true'),
         (("release", "kubernetes:run"), '"suspend":false'),
         (("requeue", "kubernetes:run"), "takes no job back"),
-        (("hold", "x"), "is no number of a job"),
+        (("hold", "x"), "`phalanx ps --all`"),
         (("hold", "0"), "is no number of a job"),
     ],
 )

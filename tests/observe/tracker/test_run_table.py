@@ -47,6 +47,15 @@ def test_of_very_many_settings_those_with_few_values_stay() -> None:
     assert len(kept) == MOST_SETTINGS and "k99" in kept and "k0" not in kept
 
 
+def test_what_differs_stands_before_what_a_program_only_lacks() -> None:
+    trees: list[dict[str, Value]] = [
+        {"adapter.rank": 16, "data.source": "shards"},
+        {"adapter.rank": 16, "data.source": "synthetic"},
+        {},
+    ]
+    assert differing(trees) == ("data.source", "adapter.rank")
+
+
 def test_work_a_token_is_known_where_the_model_is() -> None:
     rows = run_table([run(1, model={"preset": "tiny"}), run(2, model={"preset": "none"})]).rows
     assert rows[0].flops_per_token > 0 and rows[1].flops_per_token == 0

@@ -2,7 +2,7 @@
 import { h } from "./dom.js";
 import { short, whole } from "./format.js";
 import { usualRange } from "./curves.js";
-import { before, fitCanvas, fontOf, rem, ticks } from "./scale.js";
+import { before, clockTicks, fitCanvas, fontOf, rem, ticks } from "./scale.js";
 import { colours, seriesColour } from "./theme.js";
 
 const RIGHT = 12, TOP = 16, NAMED = 4;
@@ -157,7 +157,7 @@ export class Chart {
     c.textBaseline = "alphabetic";
     c.textAlign = "center";
     const name = c.measureText(this.options.x).width + 6; // of the axis, in the corner
-    for (const x of ticks(range.from, range.to, width / 110)) {
+    for (const x of (this.options.x === "at" ? clockTicks : ticks)(range.from, range.to, width / 110)) {
       const text = (this.options.formatX ?? whole)(x), half = c.measureText(text).width / 2;
       const at = Math.min(px(x), width - half - 1);
       if (at - half > name) c.fillText(text, at, height - BOTTOM * 0.3);

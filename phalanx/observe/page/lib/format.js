@@ -16,6 +16,9 @@ export function short(value, digits = 3) {
   return String(Number(value.toPrecision(digits)));
 }
 
+// With a unit, which stands apart from the number, and its prefix with it: 25.3 GB.
+export const quantity = (value, unit, digits = 3) => short(value, digits).replace(/[kMGTP]?$/, (prefix) => ` ${prefix}${unit}`);
+
 export const percent = (share, digits = 1) => (Number.isFinite(share) ? `${(100 * share).toFixed(digits)} %` : "–");
 
 // Axes whose ticks would read the same ask for more digits than the usual three.

@@ -134,7 +134,7 @@ export class HeatMap {
     if (!this.data || !this.columns) {
       c.fillStyle = theme.faint;
       c.textAlign = "center";
-      c.fillText("no step has been reported yet", width / 2, height / 2);
+      c.fillText("no step has been reported", width / 2, height / 2);
       return;
     }
     const count = this.cells.length;

@@ -1,6 +1,6 @@
 // The figures at the top of a job: is it learning, is it fast, what does it cost.
 import { figure, h } from "./dom.js";
-import { counted, dollars, gpuHours, percent, short, span, whole } from "./format.js";
+import { counted, dollars, gpuHours, percent, quantity, short, span, whole } from "./format.js";
 
 const NAMES = [["step", "step"], ["loss", "loss"], ["speed", "tokens per second"], ["mfu", "MFU"], ["time", "step time"], ["goodput", "goodput"],
   ["price", "a million tokens"], ["generation", "generation"]];
@@ -26,10 +26,10 @@ export class JobFigures {
       known(now.scaling_efficiency) ? `${percent(now.scaling_efficiency, 0)} of the smallest world` : ""));
     mfu.set(percent(now.mfu, 1), "", listed(known(now.hfu) ? `HFU ${percent(now.hfu, 1)}` : "", planned ? `planned ${percent(planned.mfu, 1)}` : known(now.mfu) ? "" : "no peak is known of these devices"));
     time.set(job.step_seconds ? span(job.step_seconds) : known(now.step_seconds) ? span(now.step_seconds) : "–", "",
-      listed(submitted.step_ns ? `planned ${span(submitted.step_ns.mid / 1e9)}` : "", known(now.plan_efficiency) ? `${percent(now.plan_efficiency, 0)} of the plan's speed` : "", now.peak_memory_bytes > 0 ? `${short(now.peak_memory_bytes)}B of memory` : ""));
+      listed(submitted.step_ns ? `planned ${span(submitted.step_ns.mid / 1e9)}` : "", known(now.plan_efficiency) ? `${percent(now.plan_efficiency, 0)} of the plan's speed` : "", now.peak_memory_bytes > 0 ? `${quantity(now.peak_memory_bytes, "B")} of memory` : ""));
     goodput.set(percent(ledger.goodput, 1), "", listed(`${gpuHours(ledger.allocation_gpu_ns).join(" ")}, ${dollars(ledger.dollars)}`,
       submitted.micro_dollars ? `planned ${dollars(submitted.micro_dollars.mid / 1e6)}` : ""));
-    price.set(dollars(now.dollars_per_million_tokens ?? NaN), "", known(now.joules_per_million_tokens) ? `${short(now.joules_per_million_tokens)}J, ${short(now.co2_grams_per_million_tokens)} g CO₂` : "");
+    price.set(dollars(now.dollars_per_million_tokens ?? NaN), "", known(now.joules_per_million_tokens) ? `${quantity(now.joules_per_million_tokens, "J")}, ${short(now.co2_grams_per_million_tokens)} g CO₂` : "");
     generation.set(job.generation, "", listed(job.generation > 1 ? counted(job.generation - 1, "re-formation") : "never re-formed",
       lost ? `${counted(lost, "committed step")} lost` : ""));
   }

@@ -3,10 +3,10 @@ import { get } from "./api.js";
 import { Chart } from "./chart.js";
 import { along, bandOf, smooth, usualRange } from "./curves.js";
 import { card, fill, h, setText } from "./dom.js";
-import { short, span, tickPercent, whole } from "./format.js";
+import { quantity, short, span, tickPercent, whole } from "./format.js";
 import { seriesColour } from "./theme.js";
 
-const bytes = (v, digits) => `${short(v, digits)}B`;
+const bytes = (v, digits) => quantity(v, "B", digits);
 const RANKS = "ranks"; // own work of every rank, as a band
 const METRICS = [
   ["loss", "Loss", short], ["validation_loss", "Loss on unseen text", short], ["grad_norm", "Gradient norm", short], ["learning_rate", "Learning rate", short], ["tokens_per_second", "Tokens per second", short],

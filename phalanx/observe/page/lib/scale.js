@@ -1,9 +1,12 @@
-// Ticks that people read easily.
-export function ticks(low, high, wanted) {
+const CLOCK = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400]; // seconds
+
+// Ticks that people read easily; ``steps`` to choose from, where they are not powers of ten.
+export const clockTicks = (low, high, wanted) => ticks(low, high, wanted, CLOCK);
+export function ticks(low, high, wanted, steps = []) {
   const rough = (high - low) / Math.max(1, wanted);
   if (!(rough > 1e-12 * Math.abs(high)) || !Number.isFinite(rough)) return [low];
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  const step = [...steps, ...[1, 2, 2.5, 5, 10].map((each) => each * power)].find((each) => each >= rough);
   const found = [];
   for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-9; value += step) found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
   return found;

@@ -59,7 +59,7 @@ function measuredShares(series) {
 export function waterfall(plan, series) {
   const predicted = plan.prediction ? new Map(PREDICTED.map(([name, of]) => [name, Math.max(0, of(plan.prediction)) / plan.prediction.step_seconds])) : null;
   const measured = measuredShares(series);
-  if (!predicted && !measured) return empty("No step yet", "Where a step goes, as planned and as measured.");
+  if (!predicted && !measured) return empty("No step", "Where a step goes, as planned and as measured.");
   const names = [...new Set([...(predicted?.keys() ?? []), ...(measured?.found.keys() ?? [])])].filter((name) => (predicted?.get(name) ?? 0) + (measured?.found.get(name) ?? 0) > 0.001);
   let planAt = 0, madeAt = 0;
   const piece = (from, share, kind) => (share ? h("div", { class: `part ${kind}`, style: { left: `${100 * from}%`, width: `${100 * share}%` } }) : "");

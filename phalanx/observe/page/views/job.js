@@ -7,7 +7,7 @@ import { evidence } from "../lib/evidence.js";
 import { HeatMap } from "../lib/heatmap.js";
 import { incidentsOf, lossOf, sentence, stepAt, together } from "../lib/incidents.js";
 import { JobFigures } from "../lib/jobfigures.js";
-import { clock, counted, gpuHours, short, span, tickPercent, whole } from "../lib/format.js";
+import { clock, counted, gpuHours, quantity, short, span, tickPercent, whole } from "../lib/format.js";
 import { LogPane } from "../lib/logpane.js";
 import { RunCard } from "../lib/runcard.js";
 import { RankRecords } from "../lib/rankrecords.js";
@@ -21,7 +21,7 @@ const CURVES = [
   ["loss", "Loss", "", short], ["grad_norm", "Gradient norm", "", short],
   ["tokens_per_second", "Tokens per second", "", short], ["mfu", "MFU", "", (v, digits = 3) => tickPercent(v, v < 0.1 ? digits + 1 : digits)],
 ];
-const bytes = (v, digits) => `${short(v, digits)}B`;
+const bytes = (v, digits) => quantity(v, "B", digits);
 const MORE = [
   ["learning_rate", "Learning rate", short], ["step_seconds", "Step time", span], ["peak_memory_bytes", "Memory of the fullest rank", bytes],
   ["tokens_per_second_per_gpu", "Tokens per second and rank", short], ["scaling_efficiency", "Against the smallest world size", tickPercent], ["plan_efficiency", "Against the plan", tickPercent],
@@ -75,7 +75,7 @@ export function jobView({ rest: [id], query, go }) {
   const meshBox = h("div");
   const meshCard = card("Mesh", "", meshBox, "half");
   const saves = table(["step", "where", "proof"]);
-  const noSave = empty("None yet", "Steps that it can go back to, and what proves each.");
+  const noSave = empty("None", "Steps that it can go back to, and what proves each.");
   const savesCard = card("Checkpoints", "", h("div", {}, noSave, saves), "half flush");
   const whatIf = new WhatIf(number);
   const whatIfCard = card("What if", "what a change would make of it, calibrated by its own steps", whatIf.node);
@@ -143,7 +143,7 @@ export function jobView({ rest: [id], query, go }) {
     planCard.note(plan.prediction || known(series.mfu) ? "from the peak of the devices down to MFU" : "as it was measured");
     const held = job.nodes.length ? job.nodes : lastNodes(gang);
     meshCard.note(job.nodes.length || !held.length ? "which rank holds what, and where" : "which rank held what, and where, at last");
-    meshBox.replaceChildren(held.length ? meshNode(gang, job.replicas, held, (name) => states.get(name)) : empty("Not placed yet", waiting));
+    meshBox.replaceChildren(held.length ? meshNode(gang, job.replicas, held, (name) => states.get(name)) : job.ended_ns ? empty("No mesh to show", "It ended before a rank told of a step.") : empty("Not placed yet", waiting));
     showSaves(kept.saved);
     whatIfCard.hidden = Boolean(job.ended_ns) || detail.spec.reports_steps === false;
     setText(spec, JSON.stringify(detail.spec, null, 1));
@@ -182,7 +182,7 @@ export function jobView({ rest: [id], query, go }) {
       const shown = one ? [{ name: name === "mfu" && !measured ? "step time" : label.toLowerCase(), x: one.step, y: one.value, min: one.min, max: one.max }] : [];
       const unseen = series[VALIDATION];
       if (name === "loss" && known(unseen)) shown.push({ name: "on unseen text", x: unseen.step, y: unseen.value, points: true });
-      charts[name].options.waiting = "no step yet";
+      charts[name].options.waiting = "no step";
       charts[name].show(shown, marks, lines);
     }
   }
@@ -208,7 +208,7 @@ export function jobView({ rest: [id], query, go }) {
   function showHeat(ranks, stages, marks) {
     heat.show(ranks, stages, marks);
     heatLegend.replaceChildren(...(ranks.steps.length ? heat.legend() : []));
-    heatCard.note(`${heat.own ? "its own work, without waiting for others" : "whole steps"}; each cell over the median of its stage; ${counted(ranks.ranks.length, ranks.rows === "node" ? "node" : "rank")}, ${ranks.steps.length ? `steps ${whole(ranks.steps[0])} to ${whole(ranks.steps[ranks.steps.length - 1])}` : "no step yet"}`);
+    heatCard.note(`${heat.own ? "its own work, without waiting for others" : "whole steps"}; each cell over the median of its stage; ${counted(ranks.ranks.length, ranks.rows === "node" ? "node" : "rank")}, ${ranks.steps.length ? `steps ${whole(ranks.steps[0])} to ${whole(ranks.steps[ranks.steps.length - 1])}` : "no step"}`);
     fill(named, heat.slow.slice(0, 3).map((each) => [heat.name(each.index), Math.round((each.ratio - 1) * 100), ranks.nodes[each.index]]), ([name]) => name,
       ([name, slower, on]) => h("p", {}, h("span", { class: "tag bad" }, `${slower} % slower`), " ",
         on ? h("a", { class: "strong", href: `#/node/${encodeURIComponent(on)}` }, name) : h("strong", {}, name)));

@@ -4,12 +4,12 @@ import { get, post, who } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { evidence } from "../lib/evidence.js";
 import { card, empty, fill, figure, h, prose, table } from "../lib/dom.js";
-import { clock, counted, moment, percent, short, span, whole, words } from "../lib/format.js";
+import { clock, counted, moment, percent, quantity, short, span, whole, words } from "../lib/format.js";
 import { state } from "../lib/state.js";
 
 const share = (v, digits = 3) => percent(v, digits - 3);
-const bytes = (v, digits) => `${short(v, digits)}B`;
-const rate = (v, digits) => `${short(v, digits)}B/s`;
+const bytes = (v, digits) => quantity(v, "B", digits);
+const rate = (v, digits) => quantity(v, "B/s", digits);
 const count = (v) => whole(Math.round(v));
 // Charts of the host, and of each GPU; one that has nothing to say is not shown. Counters of what
 // should never happen are shown when it did.

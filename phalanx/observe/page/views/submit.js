@@ -13,8 +13,7 @@ const STARTER = `name = "my-run"
 preset = "tiny"
 
 [data]
-source = "shards"
-path = "runs/demo-corpus"
+source = "synthetic"
 sequence = 256
 
 [parallel]
