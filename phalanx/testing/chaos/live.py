@@ -300,10 +300,10 @@ def agents_here() -> list[LocalNode]:
     for process in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
             if process.name.isdigit():
-                words = (process / "cmdline").read_bytes().decode().split("\0")
-                if "agent" in words and "--join" in words and "--state" in words:
-                    state = Path(words[words.index("--state") + 1]).absolute()
-                    agents.append(LocalNode(words[words.index("--name") + 1], state))
+                arguments = (process / "cmdline").read_bytes().decode().split("\0")
+                if "agent" in arguments and "--join" in arguments and "--state" in arguments:
+                    state = Path(arguments[arguments.index("--state") + 1]).absolute()
+                    agents.append(LocalNode(arguments[arguments.index("--name") + 1], state))
     return agents
 
 
