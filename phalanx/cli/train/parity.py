@@ -50,9 +50,9 @@ def parity(
 
     from phalanx.cli.train.parity_tables import print_comparison, print_reshards, print_verdict
 
-    def seen(comparisons: MeshComparison) -> None:
-        if not json and not comparisons.source:
-            print_comparison(comparisons)
+    def seen(comparison: MeshComparison) -> None:
+        if not json and not comparison.source:
+            print_comparison(comparison)
 
     with exit_on_config_error(json):
         comparisons = prove(job, ranks, steps, reshard=reshard, seen=seen, only=only or ())
