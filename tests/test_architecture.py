@@ -232,6 +232,86 @@ def test_the_map_shows_every_sub_package() -> None:
     assert drawn - {("observe", "monitoring")} == packages  # which has files for other programs
 
 
+# Files of tests whose name is no module or package of their room, by why.
+BEHAVIOUR = {
+    "a live cluster, looked at from outside": {
+        "control": """api_schema backup blame chaos described_fleet double_faults failover formation
+            frameworks fresh_server full_disk kills lease log_damage log_format one_writer own_code
+            paths planned_submission program_leaks questions remap replan scheduler_verbs server_cli
+            server_docs top""",
+        "control/backends": "bad_sites docs one_file sandbox",
+        "control/backends/slurm": "chaos reuse turns",
+        "control/server": "admin_token",
+        "doctor/fabric": "cluster",
+        "observe": """all_clients grafana live mirrors outside page_actions page_roles page_scale
+            signals steps_path""",
+    },
+    "events through the whole core": {
+        "cluster": """asking borrowed_quota collect docs fuzz keeper_silent leaving lost_peer
+            memory_kept partitions queue_core queue_properties rollback scale small_parts""",
+        "cluster/gang": "backup printed",
+        "cluster/jobs": "cancel_program",
+        "cluster/recovery": "remap waiting",
+        "simulate": "controller_mutations physics program_fence",
+        "simulate/world": "failure_rates own_mapping",
+    },
+    "ranks, with model, axes and state together": {
+        "checkpoint": "bounds continue reshard tiers",
+        "parallel": """compile features kept parity pipeline_balance random_jobs ranks
+            unknown_parameters""",
+        "train": """batch_ramp damage determinism last_save launch_soak leave_out offload_folder
+            recipes trackers_soak virtual_replicas""",
+        "train/kernels": "warm_start_soak",
+        "train/parity": "families",
+        "train/post_training": "adapters preference",
+    },
+    "several modules of one subject": {
+        "checkpoint": "ckpt_cli hf_export",
+        "data": "docs exactness keeping s3 tokenize_runs",
+        "doctor": "measured",
+        "doctor/checks": "gpu os",
+        "hardware": "consistency",
+        "hardware/probe": "parsers",
+        "observe/profile": "reports rules",
+        "pipelines": "docs example",
+        "pipelines/run": "kills",
+    },
+    "every command": {
+        "cli": "bad_input commands help_text without_torch",
+        "cli/plan": "plan_docs",
+        "cli/train": "train_errors",
+    },
+}
+
+
+def unmirrored(tests: Iterable[str], modules: Iterable[str]) -> set[str]:
+    """Files of tests, as ``room/folder/test_name.py``, that no module of their room answers to."""
+    answering: dict[str, set[str]] = {}
+    for module in modules:
+        room, *below = module.split(".")[1:]
+        answering.setdefault(room, set()).update(below, [room])
+    return {
+        test
+        for test in tests
+        if (room := test.split("/")[0]) in answering
+        and Path(test).stem.removeprefix("test_") not in answering[room]
+    }
+
+
+def test_files_of_tests_mirror_modules_or_say_why_not(phalanx: SourceTree) -> None:
+    tests = [str(path.relative_to(ROOT / "tests")) for path in ROOT.glob("tests/*/**/test_*.py")]
+    modules = [name for name in phalanx.modules if name != "phalanx"]
+    listed = [
+        f"{folder}/test_{name}.py"
+        for folders in BEHAVIOUR.values()
+        for folder, names in folders.items()
+        for name in names.split()
+    ]
+    nameless = unmirrored(tests, modules)
+    assert sorted(nameless - set(listed)) == [], "name them after what they prove"
+    assert sorted(set(listed) - nameless) == [], "no longer needed"
+
+
 # The checkers themselves, on trees made up for them.
 
 
@@ -317,3 +397,9 @@ def test_long_files_functions_and_folders_are_found(tmp_path: Path) -> None:
 def test_paths_are_read_between_backticks() -> None:
     text = "see `phalanx/a.py`, phalanx/b.py and `run phalanx/c.py`, `docs/d.md`"
     assert named_paths(text, ("phalanx/", "docs/")) == {"phalanx/a.py", "docs/d.md"}
+
+
+def test_a_file_of_tests_that_mirrors_nothing_is_found() -> None:
+    modules = ["top.low", "top.low.part", "top.low.part.thing", "top.high.other"]
+    mirrors = ["low/test_low.py", "low/test_part.py", "low/part/test_thing.py", "free/test_x.py"]
+    assert unmirrored([*mirrors, "low/test_other.py"], modules) == {"low/test_other.py"}

@@ -89,11 +89,11 @@ def merged(path: Path | str, errors: list[CheckpointError]) -> CheckpointError:
     if bad and not fix:
         older = older_than(path) if isinstance(path, Path) else None
         fix = f"load the older {older}" if older else "there is no older checkpoint beside it"
-    kind: type[CheckpointError] = BadCheckpointError if bad else CheckpointError
+    error_type: type[CheckpointError] = BadCheckpointError if bad else CheckpointError
     for special in (KeeperLostError, LostPlaceError):
         if any(isinstance(error, special) for error in errors):
-            kind = special
-    return kind(path, shown, fix, _telling([error.errno for error in errors if error.errno]))
+            error_type = special
+    return error_type(path, shown, fix, _telling([error.errno for error in errors if error.errno]))
 
 
 def _telling(numbers: list[int]) -> int:

@@ -189,13 +189,13 @@ def _versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
-    found = {"phalanx": __version__, "python": platform.python_version()}
+    versions = {"phalanx": __version__, "python": platform.python_version()}
     for name in TRAINING_PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+            versions[name] = ""
+    return versions
 
 
 @app.callback(invoke_without_command=True)

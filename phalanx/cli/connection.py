@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 import typer
 from msgspec import Struct, structs
@@ -14,7 +15,7 @@ from msgspec import Struct, structs
 from phalanx.cli.output import fail, print_json
 from phalanx.cli.tables import plain
 from phalanx.control.client.client import Client, ClientError
-from phalanx.control.wire.api_types import Done, RefusalCode
+from phalanx.control.wire.api_types import Done, DrainIn, OrderWhy, Readmit, RefusalCode
 
 if TYPE_CHECKING:
     from phalanx.control.backends.stored_run import StoredRun
@@ -101,6 +102,16 @@ def stored_run(which: str, json: bool) -> StoredRun | None:
         return read_run(folder)
     except (StoreError, OSError) as error:
         fail(error, REFUSED, {"error": {"code": "unreadable", "message": str(error)}})
+
+
+def order_job_or_node(
+    client: Client, what: str, job_verb: str, node_verb: str, order: DrainIn | Readmit
+) -> Done:
+    """Give an order about a job, which is a number, or a node, which has a name."""
+    if what.isdigit():
+        reason = OrderWhy(why=order.why) if order.why else None
+        return client.post(f"/v1/jobs/{what}/{job_verb}", reason, Done)
+    return client.post(f"/v1/nodes/{quote(what, safe='')}/{node_verb}", order, Done)
 
 
 def print_done(what: str, done: Done, json: bool) -> None:

@@ -20,18 +20,18 @@ def working(text: str, quiet: bool = False) -> Iterator[Callable[[float], None]]
     if quiet or not sys.stderr.isatty():
         yield lambda share: None
         return
-    told: list[float] = []
+    share_done: list[float] = []
     ended = threading.Event()
-    shown = threading.Thread(target=_show, args=(text, told, ended), daemon=True)
+    shown = threading.Thread(target=_show, args=(text, share_done, ended), daemon=True)
     shown.start()
     try:
-        yield lambda share: told.__setitem__(slice(None), [share])
+        yield lambda share: share_done.__setitem__(slice(None), [share])
     finally:
         ended.set()
         shown.join()
 
 
-def _show(text: str, told: list[float], ended: threading.Event) -> None:
+def _show(text: str, share_done: list[float], ended: threading.Event) -> None:
     if ended.wait(WAIT_SECONDS):
         return
     from rich.console import Console
@@ -49,5 +49,5 @@ def _show(text: str, told: list[float], ended: threading.Event) -> None:
     ) as progress:
         task = progress.add_task(text, total=None)
         while not ended.wait(LOOK_SECONDS):
-            if told:
-                progress.update(task, total=1.0, completed=min(1.0, told[0]))
+            if share_done:
+                progress.update(task, total=1.0, completed=min(1.0, share_done[0]))

@@ -325,10 +325,10 @@ def _start_job(ctx: Context, run: ClusterPipeline, order: StepOrder, *, ranks: b
 
 def _start_manifest(ctx: Context, run: ClusterPipeline) -> None:
     """Submit the job that writes the manifest; without one, the client writes it."""
-    words = encode_record(RecordedRun(run.folder, run.run_folder, run.events))
-    if run.manifest is None or sum(map(len, words)) > MOST_RECORD_BYTES:
+    encoded = encode_record(RecordedRun(run.folder, run.run_folder, run.events))
+    if run.manifest is None or sum(map(len, encoded)) > MOST_RECORD_BYTES:
         return
-    payload = run.manifest.payload.replace(ORDER_PLACE, '","'.join(words))  # words of a list
+    payload = run.manifest.payload.replace(ORDER_PLACE, '","'.join(encoded))  # words of a list
     filled = structs.replace(run.manifest, payload=payload)
     if refusal(ctx, filled) is None:
         create(ctx, filled)

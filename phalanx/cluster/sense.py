@@ -122,19 +122,19 @@ def _can_be_kept(value: object) -> bool:
     """Whether nothing inside a value is for ``_walk`` to name: what nearly all events are."""
     left: list[object] = [value]
     while left:
-        part = left.pop()
-        if part is None:
+        inner = left.pop()
+        if inner is None:
             continue
-        if isinstance(part, int):
-            if not -MOST <= part <= MOST:
+        if isinstance(inner, int):
+            if not -MOST <= inner <= MOST:
                 return False
-        elif isinstance(part, str):
-            if not _readable(part):
+        elif isinstance(inner, str):
+            if not _readable(inner):
                 return False
-        elif isinstance(part, Struct):
-            left.extend(structs.astuple(part))
-        elif isinstance(part, tuple):
-            left.extend(part)
+        elif isinstance(inner, Struct):
+            left.extend(structs.astuple(inner))
+        elif isinstance(inner, tuple):
+            left.extend(inner)
     return True
 
 
@@ -150,14 +150,14 @@ def _walk(value: object, key: str) -> tuple[str, object, str] | None:
         parts = ((name, getattr(value, name)) for name in value.__struct_fields__)
         prefix = f"{key}." if key else ""
     elif isinstance(value, tuple):
-        parts = ((str(number), part) for number, part in enumerate(value))
+        parts = ((str(number), inner) for number, inner in enumerate(value))
         prefix = f"{key}."
     else:
         return None
-    for name, part in parts:
-        found = _walk(part, prefix + name)
-        if found is not None:
-            return found
+    for name, inner in parts:
+        offence = _walk(inner, prefix + name)
+        if offence is not None:
+            return offence
     return None
 
 

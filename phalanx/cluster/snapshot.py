@@ -102,7 +102,7 @@ def dump(ctx: Context) -> bytes:
 def load(data: bytes) -> Context:
     """The context that ``dump`` wrote."""
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
+        version = msgspec.json.decode(data, type=_StateVersion).version
         if not OLDEST_FORMAT <= version <= FORMAT_VERSION:
             raise VersionError(
                 f"the snapshot is of format {version}, and this version reads formats "
@@ -143,7 +143,7 @@ def load(data: bytes) -> Context:
     return ctx
 
 
-class _Versioned(Struct):
+class _StateVersion(Struct):
     version: int
 
 

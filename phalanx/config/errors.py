@@ -38,10 +38,10 @@ class ConfigError(Exception):
     @classmethod
     def of(cls, problems: Iterable[ConfigProblem]) -> ConfigError:
         """One error for several mistakes."""
-        found = tuple(problems)
-        error = cls(found[0].key, found[0].value, found[0].rule, found[0].fix)
-        error.problems = found
-        error.args = ("\n".join(map(str, found)),)
+        collected = tuple(problems)
+        error = cls(collected[0].key, collected[0].value, collected[0].rule, collected[0].fix)
+        error.problems = collected
+        error.args = ("\n".join(map(str, collected)),)
         return error
 
 
@@ -67,7 +67,7 @@ def near(word: str, known: Sequence[str]) -> str:
     return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
+def did_you_mean(word: str, candidates: Sequence[str]) -> str:
     """``did you mean "…"?`` for the nearest known word, or the list of known words."""
-    match = near(word, known)
-    return f'did you mean "{match}"?' if match else "known: " + ", ".join(known)
+    match = near(word, candidates)
+    return f'did you mean "{match}"?' if match else "known: " + ", ".join(candidates)

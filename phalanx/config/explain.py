@@ -28,10 +28,10 @@ class KeyDoc(Struct, frozen=True):
 
 def explain(key: str = "", root: type[Section] = Job) -> list[KeyDoc]:
     """The key and everything below it; every key when none is given."""
-    found = [doc for doc in catalogue(root) if _covers(key, doc.key)]
-    if not found:
+    docs = [doc for doc in catalogue(root) if _covers(key, doc.key)]
+    if not docs:
         raise ConfigError(key, "", "is no known key", _nearest(key, root))
-    return found
+    return docs
 
 
 @cache

@@ -47,11 +47,11 @@ def _choice(value: Any, choices: tuple[Any, ...]) -> str:
     return ""
 
 
-def _nearest_number(value: Any, kind: type, hint: Any) -> str:
+def _nearest_number(value: Any, number_type: type, hint: Any) -> str:
     number = _number(value)
     if number is None:
         return ""
-    if kind is int and isinstance(number, float):
+    if number_type is int and isinstance(number, float):
         number = round(number)
     for meta in get_args(hint)[1:]:
         number = number if meta.ge is None else max(number, meta.ge)

@@ -87,13 +87,13 @@ def place_code(texts: Mapping[str, str], folder: Path) -> None:
     Ranks of a node do so at once, with the same texts. Other texts lie in other folders.
     """
     all_of_it = "".join(f"{digest(text)} {file}\n" for file, text in texts.items())
-    place = folder / "code" / digest(all_of_it)
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    package = folder / "code" / digest(all_of_it)
+    package.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file, text in texts.items():
-        path = place / Path(file).name
-        part = place / f".{path.name}.{os.getpid()}"
-        part.write_text(text, encoding="utf-8", newline="")
-        part.replace(path)
+        path = package / Path(file).name
+        unfinished = package / f".{path.name}.{os.getpid()}"
+        unfinished.write_text(text, encoding="utf-8", newline="")
+        unfinished.replace(path)
         _placed[file] = path
 
 
@@ -107,27 +107,27 @@ def load_class(key: str, reference: str, base: type[T]) -> type[T]:
 
     ``reference`` is ``package:Class``, or the name of an installed plug-in.
     """
-    found = _named(key, reference) if ":" in reference else _installed(key, reference)
-    if not isinstance(found, type) or not issubclass(found, base):
+    loaded = _named(key, reference) if ":" in reference else _installed(key, reference)
+    if not isinstance(loaded, type) or not issubclass(loaded, base):
         rule = f"is no class derived from {base.__module__}.{base.__name__}"
         fix = f"write class {reference.rpartition(':')[2]}({base.__name__})"
         raise ConfigError(key, f'"{reference}"', rule, fix)
-    return found
+    return loaded
 
 
 def _named(key: str, reference: str) -> object:
     module, _, name = reference.partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         fix = f'name its file in code.files = ["{module}.py"], or install its package'
         raise _refusal(key, reference, error, fix if missing else "") from error
-    if not hasattr(found, name):
-        classes = [each for each, value in vars(found).items() if isinstance(value, type)]
+    if not hasattr(imported, name):
+        classes = [each for each, value in vars(imported).items() if isinstance(value, type)]
         fix = did_you_mean(name, classes)
         raise ConfigError(key, f'"{reference}"', f"{module} has no class {name}", fix)
-    return getattr(found, name)
+    return getattr(imported, name)
 
 
 def _installed(key: str, name: str) -> object:
@@ -182,8 +182,8 @@ def _hides_another(name: str, *paths: Path) -> bool:
 def _refusal(key: str, value: str, error: Exception, fix: str = "") -> ConfigError:
     """Of code that does not import: what was raised, and where."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{last.filename}:{last.lineno}"
+    location = f"{last.filename}:{last.lineno}"
     if isinstance(error, SyntaxError) and error.filename:
-        place = f"{error.filename}:{error.lineno}"
+        location = f"{error.filename}:{error.lineno}"
     rule = f"does not import: {type(error).__name__}: {error}"
-    return ConfigError(key, f'"{value}"', rule, fix or f"correct {place}")
+    return ConfigError(key, f'"{value}"', rule, fix or f"correct {location}")

@@ -95,18 +95,18 @@ def file_mistakes(section: type[Section], table: Mapping[str, Any]) -> list[Conf
 def _mistakes(
     section: type[Section], table: Mapping[str, Any], prefix: str, root: type[Section]
 ) -> Iterator[ConfigProblem]:
-    known = fields(section)
+    hints = fields(section)
     for name, value in table.items():
         key = prefix + name
-        if name not in known:
+        if name not in hints:
             fix = did_you_mean_key(section, name, root)
             yield problem(key, _short(value), "is no known key", fix)
             continue
-        inner = section_in(known[name])
-        if value in ("none", None) and optional(known[name]):
+        inner = section_in(hints[name])
+        if value in ("none", None) and optional(hints[name]):
             continue
         if inner is None:
-            yield from _several(key, value, known[name], default_of(section, name), root)
+            yield from _several(key, value, hints[name], default_of(section, name), root)
         elif isinstance(value, Mapping):
             yield from _mistakes(inner, value, key + ".", root)
         else:
@@ -114,7 +114,7 @@ def _mistakes(
     for name in required(section):
         if name not in table:
             under = f"under [{prefix[:-1]}]" if prefix else "at the top of the file"
-            fix = f"add {name} = {allowed(known[name])} {under}"
+            fix = f"add {name} = {allowed(hints[name])} {under}"
             yield problem(prefix + name, "", "is missing", fix)
 
 

@@ -258,12 +258,12 @@ def _domain(described: ClusterFile, node: NodeType, gpus_per_node: int) -> int:
 
 def _nearest_cluster(name: str) -> str:
     prefix, _, count = name.casefold().rpartition("-")
-    known = [*gpus_by_key(), *table("clusters.toml")]
+    names = [*gpus_by_key(), *table("clusters.toml")]
     if parse_count(count) is None:
         prefix, count = name.casefold(), "1024"
     if prefix in gpus_by_key():
         return f'say how many GPUs, e.g. "{prefix}-{count}"'
-    near = nearest(prefix, known)
+    near = nearest(prefix, names)
     return near.replace('"?', f'-{count}"?').replace('" or', f'-{count}" or')
 
 

@@ -111,11 +111,11 @@ def _gpus(entries: list[dict[str, Any]]) -> tuple[Gpu, ...]:
 @cache
 def gpus_by_key() -> dict[str, Gpu]:
     """Every short name with its GPU."""
-    known: dict[str, Gpu] = {}
+    gpu_of: dict[str, Gpu] = {}
     for each in catalogue():  # the site's own are first
         for key in each.keys:
-            known.setdefault(key, each)
-    return known
+            gpu_of.setdefault(key, each)
+    return gpu_of
 
 
 def gpu(name: str) -> Gpu:

@@ -21,17 +21,17 @@ def table(file: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def find(known: Mapping[str, T], name: str, kind: str) -> T:
+def find(entries: Mapping[str, T], name: str, what: str) -> T:
     """The entry of this name; an unknown one is refused with the nearest names."""
     folded = " ".join(name.split()).casefold()
-    if folded in known:
-        return known[folded]
-    raise ConfigError(kind, f'"{name}"', f"no such {kind}", nearest(folded, list(known)))
+    if folded in entries:
+        return entries[folded]
+    raise ConfigError(what, f'"{name}"', f"no such {what}", nearest(folded, list(entries)))
 
 
-def nearest(name: str, known: list[str]) -> str:
+def nearest(name: str, names: list[str]) -> str:
     """``did you mean …?`` with up to three near names, or all names."""
-    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.55)
+    matches = difflib.get_close_matches(name, names, n=3, cutoff=0.55)
     if matches:
         return "did you mean " + " or ".join(f'"{match}"' for match in matches) + "?"
-    return "known: " + ", ".join(known)
+    return "known: " + ", ".join(names)

@@ -30,13 +30,13 @@ def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cg
     Raises ``OSError`` where nobody says it.
     """
     lines = (proc / "meminfo").read_text().splitlines()
-    (free,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    (free,) = (int(text.split()[1]) << 10 for text in lines if text.startswith("MemAvailable:"))
     try:
         path = (proc / "self/cgroup").read_text().rpartition("::")[2].strip()
         group = groups / path.lstrip("/")
         limit = int((group / "memory.max").read_text())  # "max" is no number: no limit
         used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        stat = dict(text.split() for text in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return free
     return max(0, min(free, limit - used + int(stat.get("inactive_file", 0))))

@@ -197,12 +197,12 @@ class CausalAttention(nn.Module):
             out: Tensor = attend(q, k, v, self.score_form, **options)
             return out
         asked = AuxRequest(lse=sinks is not None, max_scores=largest_seen is not None)
-        out, found = attend(q, k, v, self.score_form, **options, return_aux=asked)
+        out, extras = attend(q, k, v, self.score_form, **options, return_aux=asked)
         if largest_seen is not None:
-            largest_seen(found.max_scores)
+            largest_seen(extras.max_scores)
         if sinks is None:
             return out
-        kept = torch.sigmoid(found.lse - sinks.float()[:, None])
+        kept = torch.sigmoid(extras.lse - sinks.float()[:, None])
         return (out * kept.unsqueeze(-1)).to(v.dtype)
 
 

@@ -34,11 +34,11 @@ class WidthFactors(NamedTuple):
 
 def width_factors(declaration: Declaration, config: Model, dims: int) -> WidthFactors:
     """Of a parameter with so many dims; by how much wider the model is than ``width_base``."""
-    kind = declaration.width or ("hidden" if dims > 1 else "fixed")
-    if not config.width_base or kind == "fixed":
+    role = declaration.width or ("hidden" if dims > 1 else "fixed")
+    if not config.width_base or role == "fixed":
         return WidthFactors(1.0, 1.0)
     narrower = config.width_base / config.dim
-    return WidthFactors(narrower if kind == "output" else math.sqrt(narrower), narrower)
+    return WidthFactors(narrower if role == "output" else math.sqrt(narrower), narrower)
 
 
 @torch.no_grad()

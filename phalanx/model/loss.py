@@ -69,15 +69,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         width = hidden.element_size() + (_CAPPED_BYTES if softcap else 0)
         tokens = chunk_tokens(weight.shape[0], width)
         for start in range(0, hidden.shape[0], tokens):
-            part = slice(start, start + tokens)
-            x = hidden[part]
+            chunk = slice(start, start + tokens)
+            x = hidden[chunk]
             logits, steepness = _capped(ops.matmul(x, weight, turn_b=True), softcap)
-            loss, slope = _cross_entropy(logits, labels[part], scale, vocab, wanted, z_loss)
+            loss, slope = _cross_entropy(logits, labels[chunk], scale, vocab, wanted, z_loss)
             total += loss
             if slope is not None and steepness is not None:
                 slope.mul_(steepness)
             if grad_hidden is not None and slope is not None:
-                grad_hidden[part] = ops.matmul(slope, weight)
+                grad_hidden[chunk] = ops.matmul(slope, weight)
                 if ctx.needs_input_grad[1]:  # it may be frozen
                     grad_weight = _added(grad_weight, ops.matmul(slope, x, turn_a=True))
             del logits, slope, steepness  # before the next chunk's exist
@@ -135,16 +135,16 @@ def _cross_entropy(
     values = logits.float()
     real = labels >= 0
     local = labels.clamp(min=0)
-    here = real
+    is_local = real
     if vocab is not None:
         local = local - vocab.first
-        here = real & (local >= 0) & (local < values.shape[1])
+        is_local = real & (local >= 0) & (local < values.shape[1])
         local = local.clamp(0, values.shape[1] - 1)
     peak = values.amax(-1)
     if vocab is not None:
         peak = vocab.total_max(peak)
     exponentials = (values - peak[:, None]).exp_()
-    target = values.gather(1, local[:, None]).squeeze(1) * here
+    target = values.gather(1, local[:, None]).squeeze(1) * is_local
     sums = torch.stack((exponentials.sum(-1), target))
     if vocab is not None:
         sums = vocab.total_sum(sums)
@@ -156,7 +156,7 @@ def _cross_entropy(
     if z_loss:
         pull = factor * (1 + 2 * z_loss * (normalizer.log() + peak))
     slope = exponentials.mul_((pull / normalizer)[:, None])
-    slope.scatter_add_(1, local[:, None], -(here * factor)[:, None])
+    slope.scatter_add_(1, local[:, None], -(is_local * factor)[:, None])
     return loss, slope.to(logits.dtype)
 
 

@@ -32,11 +32,11 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T for x: [..., inputs] and weight: [outputs, inputs]."""
     if not (HAS_KERNELS and x.is_cuda and x.dtype == weight.dtype == torch.bfloat16):
         return F.linear(x, weight)
-    flat: Tensor = _Linear.apply(x.flatten(0, -2).contiguous(), weight)  # type: ignore[no-untyped-call]
+    flat: Tensor = _MatmulFunction.apply(x.flatten(0, -2).contiguous(), weight)  # type: ignore[no-untyped-call]
     return flat.view(*x.shape[:-1], -1)
 
 
-class _Linear(torch.autograd.Function):
+class _MatmulFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)

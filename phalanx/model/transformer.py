@@ -101,12 +101,12 @@ def make_block(config: Model, index: int) -> Layer:
     """
     own = load_class(OWN, config.module, nn.Module) if config.module else Block
     plain = config.norm == "pre" and not config.norm_offset and config.residual_scale == 1.0
-    kind: type[Layer] = Block if plain else ComposedBlock
+    layer_class: type[Layer] = Block if plain else ComposedBlock
     if issubclass(own, Layer) and own is not Block:
-        kind = own
+        layer_class = own
     if index >= config.layers:
-        kind = prediction_class(kind)
-    return cast(Layer, cast(Any, kind)(config, index))
+        layer_class = prediction_class(layer_class)
+    return cast(Layer, cast(Any, layer_class)(config, index))
 
 
 class Embedding(nn.Module):

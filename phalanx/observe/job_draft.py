@@ -72,7 +72,7 @@ def placed(
 ) -> tuple[DraftProblem, ...]:
     """Mistakes with their lines, in the order of the text."""
     lines, over = key_lines(text), {each.partition("=")[0] for each in settings}
-    found = [
+    located = [
         DraftProblem(
             line=0 if each.key in over else line_of(lines, each.key),
             key=each.key,
@@ -82,7 +82,7 @@ def placed(
         )
         for each in problems
     ]
-    return tuple(sorted(found, key=lambda each: each.line))
+    return tuple(sorted(located, key=lambda each: each.line))
 
 
 def line_of(lines: dict[str, int], key: str) -> int:
@@ -124,9 +124,9 @@ def _names(dotted: str) -> list[str]:
     return [name.strip("\"'") for name in _NAME.findall(dotted)]
 
 
-def _not_toml(text: str, told: str) -> DraftProblem:
-    where = _AT_LINE.search(told)
-    line = int(where[1]) if where else text.count("\n") + 1 if _AT_END.search(told) else 0
-    rule = _AT_END.sub("", _AT_LINE.sub("", told)).strip()
+def _not_toml(text: str, message: str) -> DraftProblem:
+    where = _AT_LINE.search(message)
+    line = int(where[1]) if where else text.count("\n") + 1 if _AT_END.search(message) else 0
+    rule = _AT_END.sub("", _AT_LINE.sub("", message)).strip()
     fix = "strings stand in quotes, tables in [brackets]"
     return DraftProblem(line=line, key="TOML", value="", rule=rule, fix=fix)

@@ -183,7 +183,7 @@ class _Ring(Function):
             arriving = _Rotation(travelling, group) if step < size - 1 else None
             source = (rank - step) % size
             queries, keys = _visible(q.shape[2], rank, source)
-            part, weight = _attend(
+            block_out, weight = _attend(
                 q[:, :, queries],
                 travelling[0][:, :, keys],
                 travelling[1][:, :, keys],
@@ -191,7 +191,7 @@ class _Ring(Function):
                 scale,
                 _hidden(documents, rank, source, size, queries, keys),
             )
-            _merge(out[:, :, queries], total[:, :, queries], part, weight)
+            _merge(out[:, :, queries], total[:, :, queries], block_out, weight)
             if arriving is not None:
                 travelling = arriving.wait()
         result = out.to(q.dtype)
@@ -275,11 +275,11 @@ def _hidden(
     if documents is None:
         return None
     places = [local_positions("ring", documents.shape[1], r, size) for r in (rank, source)]
-    here, there = (place.to(documents.device) for place in places)
-    own, theirs = documents[:, here][:, queries], documents[:, there][:, keys]
+    query_positions, key_positions = (place.to(documents.device) for place in places)
+    own, theirs = documents[:, query_positions][:, queries], documents[:, key_positions][:, keys]
     hidden = own[:, None, :, None] != theirs[:, None, None, :]
     if source == rank:
-        hidden = hidden | (here[queries, None] < there[None, keys])
+        hidden = hidden | (query_positions[queries, None] < key_positions[None, keys])
     return hidden
 
 
@@ -320,18 +320,18 @@ def _attend(
 def _attend_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Pair:
     if q.is_cuda:
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        found = efficient(q, k, v, bias, True, 0.0, False, scale=scale)
-        return found[0], found[1][..., : q.shape[2]]  # padded
+        outputs = efficient(q, k, v, bias, True, 0.0, False, scale=scale)
+        return outputs[0], outputs[1][..., : q.shape[2]]  # padded
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    found = flash(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
-    return found[0], found[1]
+    outputs = flash(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+    return outputs[0], outputs[1]
 
 
-def _merge(out: Tensor, total: Tensor, part: Tensor, weight: Tensor) -> None:
+def _merge(out: Tensor, total: Tensor, block_out: Tensor, weight: Tensor) -> None:
     """Fold one block's result into the running one, in place."""
     combined = torch.logaddexp(total, weight)
     out *= (total - combined).exp().unsqueeze(-1)
-    out += part * (weight - combined).exp().unsqueeze(-1)
+    out += block_out * (weight - combined).exp().unsqueeze(-1)
     total.copy_(combined)
 
 

@@ -144,15 +144,15 @@ def _count(parts: list[Transformer]) -> _Elements:
     for part in parts:
         copies, said = part.embedding_copies(), dict(declarations(part))
         for name, parameter in part.named_parameters():
-            here = parameter.numel() // _model_shards(parameter)
+            local_elements = parameter.numel() // _model_shards(parameter)
             shards, learns = local_part(parameter).numel(), parameter.requires_grad
-            elements.held += here
+            elements.held += local_elements
             elements.shards += shards
-            elements.learning += here * learns
+            elements.learning += local_elements * learns
             elements.learning_shards += shards * learns
             if name not in copies:  # the first stage counts it, and has its state
                 elements.whole += parameter.numel()
-                elements.trained += here * learns
+                elements.trained += local_elements * learns
                 elements.trained_shards += shards * learns
                 muons = is_orthogonalized(name, parameter.ndim, said[name])
                 elements.orthogonal_shards += shards * learns * muons

@@ -160,7 +160,7 @@ def weight_gradient(slope: Quantized, x: Quantized, dtype: torch.dtype) -> Tenso
     return multiply(slope.columns, slope.scale, x.columns, x.scale, dtype, fast=False)
 
 
-class _Linear(torch.autograd.Function):
+class _Float8Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         peaks, weight_peaks = measure(x), measure(weight)
@@ -241,7 +241,7 @@ class Float8Linear(Linear):
     """A linear layer without bias whose three matmuls run in fp8."""
 
     def forward(self, x: Tensor) -> Tensor:
-        flat: Tensor = _Linear.apply(x.flatten(0, -2).contiguous(), self.weight)  # type: ignore[no-untyped-call]
+        flat: Tensor = _Float8Function.apply(x.flatten(0, -2).contiguous(), self.weight)  # type: ignore[no-untyped-call]
         return flat.view(*x.shape[:-1], -1)
 
 

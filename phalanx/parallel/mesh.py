@@ -48,10 +48,10 @@ class Mesh:
 
     @cached_property
     def coordinates(self) -> dict[str, int]:
-        rest, found = self.rank, {}
+        rest, indices = self.rank, {}
         for axis in reversed(DENSE_AXES):
-            rest, found[axis] = divmod(rest, self.sizes[axis])
-        return found
+            rest, indices[axis] = divmod(rest, self.sizes[axis])
+        return indices
 
     @property
     def data_index(self) -> int:

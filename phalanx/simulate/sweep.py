@@ -110,10 +110,10 @@ class _SweepPlayer:
                 sweep="sweep", number=start.trial, rung=start.rung, steps=shape.steps[start.rung]
             ),
         )
-        known = next(reversed(self._world.view.jobs), 0)
+        newest = next(reversed(self._world.view.jobs), 0)
         self._world.tell(Submit(spec=spec))
         number = next(reversed(self._world.view.jobs), 0)
-        assert number == known + 1, "a trial is one job"
+        assert number == newest + 1, "a trial is one job"
         self._jobs += 1
         self._machine.began(start.trial, start.rung)
         self._live[number] = start

@@ -299,10 +299,10 @@ class TrialCluster:
 
     def corrupt_snapshots(self, node: LocalNode) -> int:
         """Spoil every snapshot that a node's keepers hold; how many pieces of memory it was."""
-        found = [path for pid in processes_of(node) for path in snapshot_memory(pid)]
-        for path in found:
+        pieces = [path for pid in processes_of(node) for path in snapshot_memory(pid)]
+        for path in pieces:
             spoil(path)
-        return len(found)
+        return len(pieces)
 
     def kill_everything(self) -> None:
         """SIGKILL of the server and of all nodes, as if the power failed everywhere."""

@@ -183,10 +183,10 @@ def prune(folder: Path, policy: RetentionPolicy, newest: Path) -> list[Path]:
     ``newest`` was just committed and is never removed. Returns what is to be cleared away.
     """
     tier = FolderTier(folder)
-    found = entries(tier, read_scores(folder), sized=policy.quota_bytes > 0)
-    own = sum(entry.bytes for entry in found)
+    saved = entries(tier, read_scores(folder), sized=policy.quota_bytes > 0)
+    own = sum(entry.bytes for entry in saved)
     others = used_bytes(folder) - own if policy.quota_bytes else 0
-    decision = decide(found, policy, newest.name, max(0, others))
+    decision = decide(saved, policy, newest.name, max(0, others))
     doomed = list(decision.removed)
     doomed += _superseded(folder, newest)
     removed = []

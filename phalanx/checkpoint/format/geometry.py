@@ -179,10 +179,10 @@ class Geometry:
         if block.elements == 0:
             return None
         parts, rows, first = self._split(entry, block)
-        part = (copy - first) % self._copies(entry)
-        if part >= parts:
+        piece = (copy - first) % self._copies(entry)
+        if piece >= parts:
             return None
-        return block.rows(rows * part // parts, rows * (part + 1) // parts)
+        return block.rows(rows * piece // parts, rows * (piece + 1) // parts)
 
 
 def to_runs(numbers: Iterable[int]) -> Runs:

@@ -139,16 +139,16 @@ def cutting_order(
     for axis in reversed(range(len(sizes))):
         if cuts[axis] == WHOLE:
             continue
-        place, product = 0, 1
+        insertion, product = 0, 1
         for i, other in enumerate(order):
             if product == after[axis]:
                 break
             if cuts[other] == cuts[axis]:
                 product *= sizes[other]
-                place = i + 1
+                insertion = i + 1
         if product != after[axis]:
             raise ValueError(f"axis {axis} is strided by {after[axis]}, which no axes make up")
-        order.insert(place, axis)
+        order.insert(insertion, axis)
     return order
 
 

@@ -102,7 +102,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.ranks or self.world_size
 
 
-class _Versioned(msgspec.Struct, frozen=True):
+class _ManifestVersion(msgspec.Struct, frozen=True):
     """The one field that every version has."""
 
     version: int
@@ -179,7 +179,7 @@ def parse_manifest(path: Path | str, text: bytes) -> Manifest:
     _refuse_old(path, text)
     content = unseal(path, MANIFEST_FILE, text)
     try:
-        version = msgspec.json.decode(content, type=_Versioned).version
+        version = msgspec.json.decode(content, type=_ManifestVersion).version
         if version != VERSION:
             problem = f"{MANIFEST_FILE} has version {version}, this Phalanx reads {VERSION}"
             raise CheckpointError(path, problem, "load it with the Phalanx that wrote it")
@@ -196,7 +196,7 @@ def parse_manifest(path: Path | str, text: bytes) -> Manifest:
 def _refuse_old(path: Path | str, text: bytes) -> None:
     """Version 1 had no seal around it."""
     try:
-        version = msgspec.json.decode(text, type=_Versioned).version
+        version = msgspec.json.decode(text, type=_ManifestVersion).version
     except (msgspec.DecodeError, UnicodeDecodeError):
         return
     problem = f"was written as version {version}, a folder of torch.distributed.checkpoint"

@@ -68,10 +68,10 @@ class Background:
         """
         with self._keeper_needed():
             self._finish_copy(wait=True)
-            found = self._memory_for(order, patient)
-            if found is None:
+            numbered_buffer = self._memory_for(order, patient)
+            if numbered_buffer is None:
                 return
-            number, buffer = found
+            number, buffer = numbered_buffer
             self._failed = None
             self._kept.hand_over(number, order)
             if number not in self._buffers:
@@ -87,11 +87,11 @@ class Background:
 
     def _copy_from_host(self, number: int, tensors: dict[str, Tensor]) -> None:
         """The keeper seals and writes while we copy: it is told how far we are."""
-        told = partial(self._kept.filled, number)
+        report_filled = partial(self._kept.filled, number)
 
         def copy() -> None:
-            self._snapshot.copy_into(self._buffers[number], tensors, told)
-            told(self._snapshot.bytes)
+            self._snapshot.copy_into(self._buffers[number], tensors, report_filled)
+            report_filled(self._snapshot.bytes)
 
         if self._overlap and self._snapshot.bytes >= OVERLAP_BYTES:
             self._copying = self._copier.submit(copy)

@@ -95,16 +95,16 @@ class KeeperPeer:
         )
 
     def _send_detail(self, wanted: Detail) -> None:
-        held: HeldSnapshot | ShardRecord | None
+        snapshot: HeldSnapshot | ShardRecord | None
         if wanted.on_disk:
             found = self._find_on_disk(wanted)
-            held = None if found is None else found.record
+            snapshot = None if found is None else found.record
         else:
-            held = self.snapshots.find(wanted.rank, wanted.session, wanted.step)
-        if held is None or held.sidecar is None:
+            snapshot = self.snapshots.find(wanted.rank, wanted.session, wanted.step)
+        if snapshot is None or snapshot.sidecar is None:
             self.tell(Refused("no such snapshot"))
         else:
-            self.tell(Details(held.order, held.sidecar))
+            self.tell(Details(snapshot.order, snapshot.sidecar))
 
     def _find_on_disk(self, wanted: Detail | Fetch) -> LocatedShard | None:
         root = self.keeper.local_root
@@ -130,14 +130,14 @@ class KeeperPeer:
             self.connection.sendall(content)
 
     def _send_bytes(self, wanted: Fetch) -> None:
-        held = self.snapshots.find(wanted.rank, wanted.session, wanted.step)
+        snapshot = self.snapshots.find(wanted.rank, wanted.session, wanted.step)
         end = wanted.offset + wanted.length
-        if held is None or wanted.offset < 0 or end > len(held.memory):
+        if snapshot is None or wanted.offset < 0 or end > len(snapshot.memory):
             self.tell(Refused("no such snapshot, or not so long"))
             return
         with self._telling, suppress(OSError):
             send(self.connection, SnapshotBytes(wanted.length))
-            self.connection.sendall(held.memory[wanted.offset : end])
+            self.connection.sendall(snapshot.memory[wanted.offset : end])
 
     def _take_replica(self, put: Put) -> None:
         """Bytes are proved as they come; a replica that is not what was sealed is refused."""
@@ -152,12 +152,12 @@ class KeeperPeer:
             return
         wrong = 0
         for start in range(0, size, RECEIVE_BYTES):
-            part = replica.memory[start : min(start + RECEIVE_BYTES, size)]
-            if not receive_into(self.connection, part):
+            received = replica.memory[start : min(start + RECEIVE_BYTES, size)]
+            if not receive_into(self.connection, received):
                 return
             first = start // CHUNK_BYTES
-            found = np.array(chunk_sums(part), "<u4")
-            wrong += int((found != good[first : first + len(found)]).sum())
+            received_sums = np.array(chunk_sums(received), "<u4")
+            wrong += int((received_sums != good[first : first + len(received_sums)]).sum())
         if wrong:
             self.tell(Refused(f"{wrong} chunks arrived corrupt"))
             return

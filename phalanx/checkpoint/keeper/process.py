@@ -161,13 +161,13 @@ class Keeper:
         if notices is not None:
             notices.close()
 
-    def note(self, held: HeldSnapshot) -> None:
+    def note(self, snapshot: HeldSnapshot) -> None:
         """A snapshot is safe."""
-        held.safe = True
+        snapshot.safe = True
         with self._lock:
             watchers = list(self._watchers.values())
         for notices in watchers:
-            notices.put(noted(held))
+            notices.put(noted(snapshot))
 
     def took(self, *, prompt: bool = False) -> None:
         """A flush or a copy was begun."""
@@ -238,10 +238,10 @@ class Keeper:
         return False
 
 
-def noted(held: HeldSnapshot) -> Noted:
+def noted(snapshot: HeldSnapshot) -> Noted:
     """What watchers are told about a snapshot."""
-    draft, rank = held.order.draft, held.order.sidecar.rank
-    return Noted(rank, draft.generation, draft.step, held.replica)
+    draft, rank = snapshot.order.draft, snapshot.order.sidecar.rank
+    return Noted(rank, draft.generation, draft.step, snapshot.replica)
 
 
 def listen(address: str) -> socket.socket:

@@ -130,14 +130,14 @@ class WorkerPeer(KeeperPeer):
                 self._welcome(message, files)
             case FlushBuffer():
                 assert self._region is not None
-                held = self._region.begin(message.buffer, message.order)
-                self._filling[message.buffer] = held
+                snapshot = self._region.begin(message.buffer, message.order)
+                self._filling[message.buffer] = snapshot
                 self.keeper.took(prompt=message.order.prompt)
-                self._work.put((message.buffer, held))
+                self._work.put((message.buffer, snapshot))
             case Filled():
-                held = self._filling[message.buffer]
-                held.fill(message.bytes)
-                if message.bytes >= held.order.sidecar.shard_bytes:
+                snapshot = self._filling[message.buffer]
+                snapshot.fill(message.bytes)
+                if message.bytes >= snapshot.order.sidecar.shard_bytes:
                     del self._filling[message.buffer]
             case Pair():
                 self._buddy = message
@@ -176,114 +176,116 @@ class WorkerPeer(KeeperPeer):
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
-            buffer, held = work
+            buffer, snapshot = work
             try:
-                if held.order.prompt:
-                    self._seal_promptly(buffer, held)
+                if snapshot.order.prompt:
+                    self._seal_promptly(buffer, snapshot)
                 else:
-                    committed = self._keep(buffer, held)
-                    self.keeper.finished(self, held.order, not committed)
+                    committed = self._keep(buffer, snapshot)
+                    self.keeper.finished(self, snapshot.order, not committed)
             except Exception as error:  # a full disk must not end the keeper
-                self._give_up(buffer, held, error)
+                self._give_up(buffer, snapshot, error)
         self._later.put(None)
 
-    def _give_up(self, buffer: int, held: HeldSnapshot, error: Exception) -> None:
-        step = held.order.draft.step
+    def _give_up(self, buffer: int, snapshot: HeldSnapshot, error: Exception) -> None:
+        step = snapshot.order.draft.step
         if not isinstance(error, WorkerGoneError):
             log.error("step %d is not saved: %s", step, problem_of(error))
-        withdraw(held.order)
-        self.tell(failed(buffer, held.order, error))
-        self.keeper.finished(self, held.order, waits_for_others=False)
+        withdraw(snapshot.order)
+        self.tell(failed(buffer, snapshot.order, error))
+        self.keeper.finished(self, snapshot.order, waits_for_others=False)
 
-    def _seal_promptly(self, buffer: int, held: HeldSnapshot) -> None:
+    def _seal_promptly(self, buffer: int, snapshot: HeldSnapshot) -> None:
         """Make a snapshot safe in memory; where it is to be written too, that comes later."""
-        step, began = held.order.draft.step, time.monotonic()
-        held.seal(sums_of(held))
-        safe = self._replicate(held)
+        step, began = snapshot.order.draft.step, time.monotonic()
+        snapshot.seal(sums_of(snapshot))
+        safe = self._replicate(snapshot)
         if safe:
-            self.keeper.note(held)
-        if held.order.write or held.order.local is not None:
+            self.keeper.note(snapshot)
+        if snapshot.order.write or snapshot.order.local is not None:
             self.tell(Acknowledged(step, safe))
-            self._later.put((buffer, held))
+            self._later.put((buffer, snapshot))
             return
         free = Durable(buffer, step, time.monotonic() - began)
         self.tell_all(Acknowledged(step, safe), free)
-        self.keeper.finished(self, held.order, waits_for_others=False)
+        self.keeper.finished(self, snapshot.order, waits_for_others=False)
 
     def _write_later(self) -> None:
         assert self._region is not None
         writing = self._region.writing
         while (work := self._later.get()) is not None:
-            buffer, held = work
+            buffer, snapshot = work
             writing[buffer] = writing.get(buffer, 0) + 1
             try:
-                self._write_sealed(buffer, held)
+                self._write_sealed(buffer, snapshot)
             except Exception as error:
-                self._give_up(buffer, held, error)
+                self._give_up(buffer, snapshot, error)
             finally:
                 writing.pop(buffer, None)
         self._leave_buddy()
         self.keeper.left(self._as_planned)
         self.keeper.disconnected()
 
-    def _write_sealed(self, buffer: int, held: HeldSnapshot) -> None:
+    def _write_sealed(self, buffer: int, snapshot: HeldSnapshot) -> None:
         """Write a snapshot that is sealed; what changed under the writing is not published."""
-        order, began = held.order, time.monotonic()
-        assert held.sidecar is not None
-        self._write_local(held)
+        order, began = snapshot.order, time.monotonic()
+        assert snapshot.sidecar is not None
+        self._write_local(snapshot)
         if order.write:
-            if write_bytes(order, held.views()) != held.sidecar.sums:
+            if write_bytes(order, snapshot.views()) != snapshot.sidecar.sums:
                 raise OSError("the next worker used its memory before it was written")
-            publish_sidecar(Path(order.path), held.sidecar)
-            self._archive(held)
+            publish_sidecar(Path(order.path), snapshot.sidecar)
+            self._archive(snapshot)
         self.tell(Durable(buffer, order.draft.step, time.monotonic() - began))
-        self.keeper.finished(self, order, waits_for_others=not self._commit(held))
+        self.keeper.finished(self, order, waits_for_others=not self._commit(snapshot))
 
-    def _keep(self, buffer: int, held: HeldSnapshot) -> bool:
+    def _keep(self, buffer: int, snapshot: HeldSnapshot) -> bool:
         """Write, replicate, give the buffer back, commit; whether nothing is left to wait for.
 
         Where the disk fails, memory and the other node still hold the snapshot.
         """
-        order, began = held.order, time.monotonic()
+        order, began = snapshot.order, time.monotonic()
         failure: Exception | None = None
-        sums = self._write_local(held)
+        sums = self._write_local(snapshot)
         if order.write:
             try:
-                sums = write_bytes(order, held.views())
+                sums = write_bytes(order, snapshot.views())
             except (OSError, CheckpointError) as error:
                 failure = error
-        sidecar = held.seal(sums or sums_of(held))
-        replica = threading.Thread(target=self._replicate, args=(held,))
+        sidecar = snapshot.seal(sums or sums_of(snapshot))
+        replica = threading.Thread(target=self._replicate, args=(snapshot,))
         replica.start()
         if order.write and failure is None:
             try:
                 publish_sidecar(Path(order.path), sidecar)
-                self._archive(held)
+                self._archive(snapshot)
             except OSError as error:
                 failure = error
         replica.join()
         if failure is not None:
             raise failure
         self.tell(Durable(buffer, order.draft.step, time.monotonic() - began))
-        return self._commit(held)
+        return self._commit(snapshot)
 
-    def _write_local(self, held: HeldSnapshot) -> bytes:
+    def _write_local(self, snapshot: HeldSnapshot) -> bytes:
         """Write to the node's own disk; training and the other tiers go on if that fails."""
-        if held.order.local is None:
+        if snapshot.order.local is None:
             return b""
         try:
-            sums = write_local(held.order, held.views())
+            sums = write_local(snapshot.order, snapshot.views())
         except OSError as error:
-            self._complain(held.order.draft.step, f"not on the node's disk: {problem_of(error)}")
+            self._complain(
+                snapshot.order.draft.step, f"not on the node's disk: {problem_of(error)}"
+            )
             return b""
-        if held.sidecar is not None and sums != held.sidecar.sums:
+        if snapshot.sidecar is not None and sums != snapshot.sidecar.sums:
             raise OSError("the next worker used its memory before it was written")
         return sums
 
-    def _archive(self, held: HeldSnapshot) -> None:
-        if held.order.archive is not None:
-            assert held.sidecar is not None
-            copy = Copy(held.order, held.sidecar)  # opened before anybody may prune it
+    def _archive(self, snapshot: HeldSnapshot) -> None:
+        if snapshot.order.archive is not None:
+            assert snapshot.sidecar is not None
+            copy = Copy(snapshot.order, snapshot.sidecar)  # opened before anybody may prune it
             self.keeper.took()
             self._archiver.add(copy)
 
@@ -307,35 +309,35 @@ class WorkerPeer(KeeperPeer):
             self.tell(failed(-1, order, error))
         return True
 
-    def _replicate(self, held: HeldSnapshot) -> bool:
+    def _replicate(self, snapshot: HeldSnapshot) -> bool:
         """Have another node's keeper hold the snapshot too; training goes on if it cannot."""
-        buddy, step = self._buddy, held.order.draft.step
+        buddy, step = self._buddy, snapshot.order.draft.step
         if buddy is None:
             return True
         fresh = self._to_buddy is None
         try:
-            self._send_replica(buddy, held)
+            self._send_replica(buddy, snapshot)
         except OSError as error:
             self._leave_buddy()
             if not fresh and not isinstance(error, TimeoutError):  # it hung up, long ago maybe
-                return self._replicate(held)
+                return self._replicate(snapshot)
             self._complain(step, f"no replica at {buddy.host}:{buddy.port}: {error}")
             if buddy.spare:  # the gang lives without it; the next generation has another
                 self._buddy = None
             return buddy.spare
-        if not held.order.prompt:  # else this is part of its acknowledgement
+        if not snapshot.order.prompt:  # else this is part of its acknowledgement
             self.tell(Replicated(step))
         return True
 
-    def _send_replica(self, buddy: Pair, held: HeldSnapshot) -> None:
-        assert held.sidecar is not None
+    def _send_replica(self, buddy: Pair, snapshot: HeldSnapshot) -> None:
+        assert snapshot.sidecar is not None
         encrypt, throttle = self.keeper.options.encrypt, self.keeper.throttle
         if self._to_buddy is None:
             token = buddy.token or self.keeper.token
             self._to_buddy = connect(buddy.host, buddy.port, token, PEER_SECONDS, encrypt=encrypt)
         peer = self._to_buddy
-        send(peer, Put(held.order, held.sidecar))
-        for part in throttle.parts(held.memory[: held.sidecar.shard_bytes]):
+        send(peer, Put(snapshot.order, snapshot.sidecar))
+        for part in throttle.parts(snapshot.memory[: snapshot.sidecar.shard_bytes]):
             throttle.take(len(part))
             peer.sendall(part)
         expect(peer, Taken)
@@ -357,21 +359,21 @@ def save_held(snapshots: SnapshotStore, wanted: Save) -> Saved:
     """Write what this node's own ranks have of a step; the last keeper to do so commits it."""
     path = checkpoint_path(Path(wanted.folder), wanted.step, 0)
     newest: dict[int, HeldSnapshot] = {}
-    for held in snapshots.sealed():
-        draft, rank = held.order.draft, held.order.sidecar.rank
-        if held.replica or draft.step != wanted.step:
+    for snapshot in snapshots.sealed():
+        draft, rank = snapshot.order.draft, snapshot.order.sidecar.rank
+        if snapshot.replica or draft.step != wanted.step:
             continue
         if rank not in newest or draft.generation > newest[rank].order.draft.generation:
-            newest[rank] = held
+            newest[rank] = snapshot
     try:
         if not newest:
             raise CheckpointError(path, f"step {wanted.step} is not in this node's memory")
-        for held in newest.values():
-            order = msgspec.structs.replace(held.order, path=str(path), write=True)
-            assert held.sidecar is not None
-            if write_bytes(order, held.views()) != held.sidecar.sums:
+        for snapshot in newest.values():
+            order = msgspec.structs.replace(snapshot.order, path=str(path), write=True)
+            assert snapshot.sidecar is not None
+            if write_bytes(order, snapshot.views()) != snapshot.sidecar.sums:
                 raise CheckpointError(path, "its memory was damaged")
-            publish_sidecar(path, held.sidecar)
+            publish_sidecar(path, snapshot.sidecar)
             try_commit(order)
     except (OSError, CheckpointError) as error:
         log.error("step %d is not saved: %s", wanted.step, problem_of(error))

@@ -119,10 +119,10 @@ class Region:
         """
 
         def age(buffer: int) -> tuple[bool, int, int, int]:
-            held = self.held.get(buffer)
-            if held is None or not held.sealed:
+            snapshot = self.held.get(buffer)
+            if snapshot is None or not snapshot.sealed:
                 return (buffer in self.writing, 0, 0, 0)
-            draft = held.order.draft
+            draft = snapshot.order.draft
             dead = 0 <= step < draft.step and (generation < 0 or draft.generation < generation)
             return (buffer in self.writing, 0 if dead else 1, draft.generation, draft.step)
 
@@ -175,11 +175,15 @@ class SnapshotStore:
     def condemn(self, rank: int, session: str, step: int) -> bool:
         """Prove a rank's snapshots of a step again; whether any failed, which nobody gets now."""
         bad = False
-        for held in self.sealed():
-            draft, side = held.order.draft, held.sidecar
-            this = (held.order.sidecar.rank, draft.session, draft.step)
-            if this == (rank, session, step) and side is not None and sums_of(held) != side.sums:
-                held.condemned = bad = True
+        for snapshot in self.sealed():
+            draft, side = snapshot.order.draft, snapshot.sidecar
+            this = (snapshot.order.sidecar.rank, draft.session, draft.step)
+            if (
+                this == (rank, session, step)
+                and side is not None
+                and sums_of(snapshot) != side.sums
+            ):
+                snapshot.condemned = bad = True
         return bad
 
     def _all(self) -> list[HeldSnapshot]:
@@ -189,10 +193,10 @@ class SnapshotStore:
 
     def find(self, rank: int, session: str, step: int) -> HeldSnapshot | None:
         """A certain snapshot, the own one first."""
-        for held in self.sealed():
-            header = held.order.draft
-            if (held.order.sidecar.rank, header.session, header.step) == (rank, session, step):
-                return held
+        for snapshot in self.sealed():
+            header = snapshot.order.draft
+            if (snapshot.order.sidecar.rank, header.session, header.step) == (rank, session, step):
+                return snapshot
         return None
 
     def _region(
@@ -213,15 +217,15 @@ def refuse_memory(size: int) -> str:
     return ""
 
 
-def sums_of(held: HeldSnapshot) -> bytes:
+def sums_of(snapshot: HeldSnapshot) -> bytes:
     """Checksums of a snapshot that stays in memory; training may wait for those of a large one."""
-    size = held.order.sidecar.shard_bytes
+    size = snapshot.order.sidecar.shard_bytes
 
     def sums(numbered: tuple[int, memoryview]) -> list[int]:
         number, view = numbered
         return chunk_sums(view[: size - number * WRITE_BYTES])
 
-    views = enumerate(held.views())
+    views = enumerate(snapshot.views())
     if size < THREADED_BYTES:
         checksums = [sums(view) for view in views]
     else:

@@ -118,7 +118,7 @@ def buddies(domains: list[str]) -> list[int]:
     order = sorted(range(len(domains)), key=lambda node: (domains[node], node))
     largest = max(domains.count(domain) for domain in set(domains))
     shift = min(largest, len(order) - 1)
-    found = [0] * len(order)
+    buddy_of = [0] * len(order)
     for place, node in enumerate(order):
-        found[node] = order[(place + shift) % len(order)]
-    return found
+        buddy_of[node] = order[(place + shift) % len(order)]
+    return buddy_of

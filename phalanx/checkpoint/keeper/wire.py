@@ -59,18 +59,18 @@ def _receive_body(connection: ByteStream, head: bytes) -> bytes | None:
     return receive_bytes(connection, size) if size <= MOST_BYTES else None
 
 
-def ask(connection: ByteStream, message: ToKeeper, kind: type[T]) -> T:
+def ask(connection: ByteStream, message: ToKeeper, answer_type: type[T]) -> T:
     """The keeper's answer of the kind that belongs to a question; ConnectionError otherwise."""
     send(connection, message)
-    return expect(connection, kind)
+    return expect(connection, answer_type)
 
 
-def expect(connection: ByteStream, kind: type[T]) -> T:
+def expect(connection: ByteStream, answer_type: type[T]) -> T:
     """The next message, which is of this kind or an error."""
     head = receive_bytes(connection, LENGTH.size)
     body = None if head is None else _receive_body(connection, head)
     answer = None if body is None else from_keeper.decode(body)
-    if isinstance(answer, kind):
+    if isinstance(answer, answer_type):
         return answer
     problem = answer.problem if isinstance(answer, Refused) else "no answer"
     raise ConnectionError(f"the keeper does not help: {problem}")

@@ -177,12 +177,12 @@ class Loader:
     def _condemn(self, chosen: RestoreCandidate, local: Path | None) -> None:
         """What is wrong in a keeper's memory or on this node's disk is not tried again."""
         for rank in sorted(self._bad_ranks):
-            place = chosen.holders[rank][0]
-            if not place.folder and current_rank() == 0:
-                condemn_held(place, rank, chosen.session, chosen.step)
-            elif place.folder and place.node == node_name() and local is not None:
+            keeper = chosen.holders[rank][0]
+            if not keeper.folder and current_rank() == 0:
+                condemn_held(keeper, rank, chosen.session, chosen.step)
+            elif keeper.folder and keeper.node == node_name() and local is not None:
                 with suppress(OSError):  # another rank of this node was first
-                    condemn(Path(place.folder).parents[1], rank, chosen.session, chosen.step)
+                    condemn(Path(keeper.folder).parents[1], rank, chosen.session, chosen.step)
 
     def _without_bad(self, chosen: RestoreCandidate) -> RestoreCandidate | None:
         bad = self._bad_ranks
@@ -202,17 +202,17 @@ def _offered_here(home: Path) -> tuple[list[SnapshotOffer], list[str], list[str]
     own: list[SnapshotOffer] = []
     keepers, notes = [], []
     for path in find_keepers(home):
-        held = inventory(path)
-        if held is None:
+        keeper = inventory(path)
+        if keeper is None:
             continue
-        if held.live and not os.environ.get("PHALANX_KEEPER"):
-            steps = max((header.step for header in held.headers), default=-1)
+        if keeper.live and not os.environ.get("PHALANX_KEEPER"):
+            steps = max((header.step for header in keeper.headers), default=-1)
             newest = f", step {steps}" if steps >= 0 else ""
             notes.append(f"memory of keepers{newest}: it is of another run that is at work")
             continue
-        bad = sorted({header.step for header in held.condemned})
+        bad = sorted({header.step for header in keeper.condemned})
         notes += [f"memory of keepers, step {step}: found bad before" for step in bad]
-        own += offers(path, held)
+        own += offers(path, keeper)
         keepers.append(path)
     return own, keepers, notes
 

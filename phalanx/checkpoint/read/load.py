@@ -101,11 +101,11 @@ class StoredTensors:
         direct = wanted_bytes * world_size() <= SHARED_READS * total
         self._fill(by_rank, direct)
 
-    def fill_rows(self, name: str, first: int, part: Tensor, copy: int = 0) -> None:
-        """Copy rows of a whole tensor, from ``first`` on, into ``part``."""
+    def fill_rows(self, name: str, first: int, target: Tensor, copy: int = 0) -> None:
+        """Copy rows of a whole tensor, from ``first`` on, into ``target``."""
         by_rank: dict[int, list[tuple[PartHolder, Tensor]]] = {}
-        offset = (first, *(0,) * (part.dim() - 1)) if part.dim() else ()
-        self._share(name, TensorBlock(offset, tuple(part.shape)), part, by_rank, copy)
+        offset = (first, *(0,) * (target.dim() - 1)) if target.dim() else ()
+        self._share(name, TensorBlock(offset, tuple(target.shape)), target, by_rank, copy)
         self._fill(by_rank, direct=False)
 
     def _share(

@@ -84,13 +84,13 @@ def inventory(path: str) -> KeeperInventory | None:
     return None
 
 
-def offers(path: str, held: KeeperInventory | None = None) -> list[SnapshotOffer]:
+def offers(path: str, keeper: KeeperInventory | None = None) -> list[SnapshotOffer]:
     """What a keeper of this node offers; nothing if it is gone."""
-    held = held or inventory(path)
-    if held is None:
+    keeper = keeper or inventory(path)
+    if keeper is None:
         return []
-    place = KeeperPlace(node_name(), path, own_address(), held.port, _told(held))
-    return [SnapshotOffer(header, place) for header in held.headers]
+    address = KeeperPlace(node_name(), path, own_address(), keeper.port, _told(keeper))
+    return [SnapshotOffer(header, address) for header in keeper.headers]
 
 
 def condemn_held(place: KeeperPlace, rank: int, session: str, step: int) -> bool:
@@ -137,10 +137,10 @@ def candidates(offers: list[SnapshotOffer]) -> list[RestoreCandidate]:
         held_by = by_step.setdefault(key, {}).setdefault(header.rank, [])
         held_by.append((bool(place.folder), header.replica, place))
     whole = []
-    for (generation, step, session, world_size), held in by_step.items():
-        if len(held) == world_size:
+    for (generation, step, session, world_size), keepers_of in by_step.items():
+        if len(keepers_of) == world_size:
             holders = {
-                rank: [place for *_, place in sorted(places)] for rank, places in held.items()
+                rank: [place for *_, place in sorted(places)] for rank, places in keepers_of.items()
             }
             whole.append(RestoreCandidate(generation, step, session, world_size, holders))
     return sorted(whole, key=lambda c: (c.generation, c.step), reverse=True)
@@ -175,14 +175,14 @@ class KeeperSource:
     def _detail(self, rank: int) -> Details:
         with self._lock:
             if rank not in self._details:
-                place = self._chosen.holders[rank][0]
-                on_disk = bool(place.folder)
+                keeper = self._chosen.holders[rank][0]
+                on_disk = bool(keeper.folder)
                 wanted = Detail(rank, self._chosen.session, self._chosen.step, on_disk)
                 try:
-                    if on_disk and place.node == node_name():
-                        self._details[rank] = _read_details(place, wanted)
+                    if on_disk and keeper.node == node_name():
+                        self._details[rank] = _read_details(keeper, wanted)
                     else:
-                        with closing(connect(place)) as connection:
+                        with closing(connect(keeper)) as connection:
                             self._details[rank] = ask(connection, wanted, Details)
                 except OSError as error:
                     problem = f"the snapshot of rank {rank} cannot be read: {error}"
@@ -190,12 +190,12 @@ class KeeperSource:
             return self._details[rank]
 
 
-def _read_details(place: KeeperPlace, wanted: Detail) -> Details:
-    root = Path(place.folder).parents[1]
-    found = find_record(root, wanted.rank, wanted.session, wanted.step)
-    if found is None:
-        raise FileNotFoundError(2, "its record is gone", place.folder)
-    return Details(found.record.order, found.record.sidecar)
+def _read_details(keeper: KeeperPlace, wanted: Detail) -> Details:
+    root = Path(keeper.folder).parents[1]
+    stored = find_record(root, wanted.rank, wanted.session, wanted.step)
+    if stored is None:
+        raise FileNotFoundError(2, "its record is gone", keeper.folder)
+    return Details(stored.record.order, stored.record.sidecar)
 
 
 class KeeperShard:
@@ -227,12 +227,12 @@ class KeeperShard:
             connection.close()
 
 
-def connect(place: KeeperPlace) -> ByteStream:
+def connect(keeper: KeeperPlace) -> ByteStream:
     """To a keeper: by its socket on the same node, otherwise by TCP with its token."""
-    if place.node == node_name():
-        return _connect_unix(place.path)
-    token = place.token or _shared_token()
-    return channel.connect(place.host, place.port, token, ANSWER_SECONDS)
+    if keeper.node == node_name():
+        return _connect_unix(keeper.path)
+    token = keeper.token or _shared_token()
+    return channel.connect(keeper.host, keeper.port, token, ANSWER_SECONDS)
 
 
 def _told(answer: KeeperInventory) -> bytes:

@@ -103,11 +103,11 @@ def _peft_tensors(
             continue
         names = [name.removesuffix(".weight") for name, _ in rule.sources[0].pieces]
         adapted = [n for n, chosen in zip(names, layout.adapted, strict=True) if chosen]
-        found = adapter_tensors(state, layer)
-        each = {"lora_A.weight": found["a"].split(layout.rank)}
-        each["lora_B.weight"] = tuple(layout.rows_of_each(found["b"]))
-        if "growth" in found:
-            lengths = magnitude(state[rule.fqn], found["growth"])
+        factors = adapter_tensors(state, layer)
+        each = {"lora_A.weight": factors["a"].split(layout.rank)}
+        each["lora_B.weight"] = tuple(layout.rows_of_each(factors["b"]))
+        if "growth" in factors:
+            lengths = magnitude(state[rule.fqn], factors["growth"])
             each["lora_magnitude_vector"] = tuple(layout.rows_of_each(lengths))
         for suffix, parts in each.items():
             for name, part in zip(adapted, parts, strict=True):

@@ -132,10 +132,10 @@ def export_checkpoint(
     if average:
         refuse_without_average(stored)
     prefixes = (MODEL_PREFIX, AVERAGE_PREFIX) if average else (MODEL_PREFIX,)
-    held = LazyTensors(stored, *prefixes, report=report)
+    stored_weights = LazyTensors(stored, *prefixes, report=report)
     if config.get("optimizer", {}).get("kind") == "schedule-free":
-        held = EvaluatedTensors(stored, report, config["optimizer"]["beta1"])
-    state = MergedTensors(held, adapter_layouts(config))
+        stored_weights = EvaluatedTensors(stored, report, config["optimizer"]["beta1"])
+    state = MergedTensors(stored_weights, adapter_layouts(config))
     context = config.get("data", {}).get("sequence", 0)
     export_hf(state, model, folder, dtype, max_shard_bytes, context)
     return sum(shape.numel() for shape in state.shapes().values())
@@ -191,11 +191,13 @@ def find_tokenizer(config: dict[str, Any]) -> FoundTokenizer | None:
         *(each.get("path", "") for each in data.get("blend", {}).values()),
     ]
     for corpus in corpora:
-        place = Path(corpus)
-        if corpus and "://" not in corpus and (place / TOKENIZER_FILE).exists():
-            if (place / "tokenizer_config.json").exists():  # a chat's, with its template
-                return FoundTokenizer(place, None)
-            return FoundTokenizer(place / TOKENIZER_FILE, read_corpus(place).end_of_document)
+        corpus_folder = Path(corpus)
+        if corpus and "://" not in corpus and (corpus_folder / TOKENIZER_FILE).exists():
+            if (corpus_folder / "tokenizer_config.json").exists():  # a chat's, with its template
+                return FoundTokenizer(corpus_folder, None)
+            return FoundTokenizer(
+                corpus_folder / TOKENIZER_FILE, read_corpus(corpus_folder).end_of_document
+            )
     origin = config.get("checkpoint", {}).get("load_hf", "")
     if origin and any((Path(origin) / name).exists() for name in TOKENIZER_FILES):
         return FoundTokenizer(Path(origin), None)

@@ -130,12 +130,12 @@ def read_metadata(path: Path) -> Metadata:
     )
 
 
-def _fields(record: Any, kind: str) -> Mapping[str, Any]:
+def _fields(record: Any, class_name: str) -> Mapping[str, Any]:
     """The fields that a record of this kind was given."""
-    if not isinstance(record, _Record) or type(record).__name__ != kind:
-        raise UnsafeMetadataError(f"has a {type(record).__name__} where a {kind} belongs")
+    if not isinstance(record, _Record) or type(record).__name__ != class_name:
+        raise UnsafeMetadataError(f"has a {type(record).__name__} where a {class_name} belongs")
     if not isinstance(record.state, dict):
-        raise UnsafeMetadataError(f"has a {kind} without fields")
+        raise UnsafeMetadataError(f"has a {class_name} without fields")
     return record.state
 
 

@@ -114,15 +114,15 @@ class MegatronFolder:
     def choose(self, model: Model) -> Chosen:
         """What makes each tensor of a model; an error where this is another model."""
         chosen = [(rule, self._form(rule)) for rule in megatron_rules(model)]
-        parts = [part for _, form in chosen for part in form]
-        used = {part.name for part in parts}
+        parts = [piece for _, form in chosen for piece in form]
+        used = {piece.name for piece in parts}
         if unused := [name for name in self.stored if name not in used]:
             more = f" and {len(unused) - NAMES_SHOWN} more" if len(unused) > NAMES_SHOWN else ""
             raise self._another(f"has {', '.join(unused[:NAMES_SHOWN])}{more}; the model has not")
-        for part in parts:
-            if part.indices and self.stored[part.name].size[0] != model.layers:
-                layers = self.stored[part.name].size[0]
-                raise self._another(f"has {layers} layers of {part.name}, not {model.layers}")
+        for piece in parts:
+            if piece.indices and self.stored[piece.name].size[0] != model.layers:
+                layers = self.stored[piece.name].size[0]
+                raise self._another(f"has {layers} layers of {piece.name}, not {model.layers}")
         return chosen
 
     def tensors(self, chosen: Chosen) -> Iterator[tuple[str, Tensor]]:
@@ -138,24 +138,26 @@ class MegatronFolder:
                 return form
         raise self._another(f"has no {rule.forms[0][0].name} (for {rule.fqn})")
 
-    def _check_shape(self, part: StoredPart, *, padded: bool) -> None:
-        shape = tuple(self.stored[part.name].size[len(part.indices) :])
-        more_rows = padded and len(shape) == len(part.shape) and shape[0] > part.shape[0]
-        if shape != part.shape and not (more_rows and shape[1:] == part.shape[1:]):
-            raise self._another(f"has {part.name} of the shape {shape}, not {part.shape}")
+    def _check_shape(self, piece: StoredPart, *, padded: bool) -> None:
+        shape = tuple(self.stored[piece.name].size[len(piece.indices) :])
+        more_rows = padded and len(shape) == len(piece.shape) and shape[0] > piece.shape[0]
+        if shape != piece.shape and not (more_rows and shape[1:] == piece.shape[1:]):
+            raise self._another(f"has {piece.name} of the shape {shape}, not {piece.shape}")
 
     def _another(self, problem: str) -> CheckpointError:
         return CheckpointError(self.path, problem, WRONG_MODEL_FIX)
 
-    def _read(self, part: StoredPart) -> Tensor:
+    def _read(self, piece: StoredPart) -> Tensor:
         """A part of a stored tensor; nothing else of it is read."""
-        item, name = self.stored[part.name], self._prefix + part.name
-        whole = torch.empty((*(1 for _ in part.indices), *part.shape), dtype=item.properties.dtype)
-        offsets = torch.Size([*part.indices, *(0 for _ in part.shape)])
+        item, name = self.stored[piece.name], self._prefix + piece.name
+        whole = torch.empty(
+            (*(1 for _ in piece.indices), *piece.shape), dtype=item.properties.dtype
+        )
+        offsets = torch.Size([*piece.indices, *(0 for _ in piece.shape)])
         planner = _PartPlanner(name, item, offsets, whole)
         with readable_errors(self.path, name):
             load_dcp({name: whole}, storage_reader=self._reader, planner=planner, no_dist=True)
-        return whole.reshape(part.shape)
+        return whole.reshape(piece.shape)
 
 
 class _PartPlanner(DefaultLoadPlanner):

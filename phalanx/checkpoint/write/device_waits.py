@@ -28,9 +28,9 @@ class DeviceWaits:
 
     def passed(self) -> list[float]:
         """Seconds of the waits that are over and were not told before."""
-        found = []
+        wait_seconds = []
         while self._pending and self._pending[0][1].query():
             before, after = self._pending.popleft()
-            found.append(before.elapsed_time(after) / 1e3)
+            wait_seconds.append(before.elapsed_time(after) / 1e3)
             self._spare.append((before, after))
-        return found
+        return wait_seconds

@@ -122,10 +122,10 @@ def find_record(root: Path, rank: int, session: str, step: int) -> LocatedShard 
 
 def condemn(root: Path, rank: int, session: str, step: int) -> bool:
     """Have a shard that fails its proof found no more; whether it did fail."""
-    found = find_record(root, rank, session, step)
-    if found is None or is_good(found):
+    stored = find_record(root, rank, session, step)
+    if stored is None or is_good(stored):
         return False
-    for path in found.folder.glob(f"rank-{rank:05d}.{session}.*{RECORD_SUFFIX}"):
+    for path in stored.folder.glob(f"rank-{rank:05d}.{session}.*{RECORD_SUFFIX}"):
         path.rename(path.with_name(path.name + ".bad"))
     return True
 

@@ -82,29 +82,29 @@ def evaluate(options: EvalOptions, json: Json = False) -> None:
     )
     with exit_on_config_error(json), exit_on_evaluation_error(json), exit_on(OSError):
         if options.watch:
-            watch_run(model_place, plan, lambda found: _show(found, options.out, json))
+            watch_run(model_place, plan, lambda scores: _show(scores, options.out, json))
             return
         with working("evaluate", json):
-            found = evaluate_checkpoint(model_place, plan)
-        _show(found, options.out, json)
-    raise typer.Exit(1 if found.problems else 0)
+            scores = evaluate_checkpoint(model_place, plan)
+        _show(scores, options.out, json)
+    raise typer.Exit(1 if scores.problems else 0)
 
 
-def _show(found: Scores, out: Path | None, json: bool) -> None:
+def _show(scores: Scores, out: Path | None, json: bool) -> None:
     """To the terminal and, where one is named, into a file."""
     from phalanx.train.evaluate.scores import write_scores
 
     if out is not None:
-        write_scores(out, found)
+        write_scores(out, scores)
     if json:
-        print_json(found)
+        print_json(scores)
         return
-    which = ", the average of its weights" if found.average else ""
-    print(f"{found.checkpoint}, step {found.step}{which}")
+    which = ", the average of its weights" if scores.average else ""
+    print(f"{scores.checkpoint}, step {scores.step}{which}")
     shown = table("score", "value")
-    for name, value in found.scores.items():
+    for name, value in scores.scores.items():
         add_row(shown, name, f"{value:,.0f}" if value == int(value) else f"{value:.6g}")
     print_table(shown)
-    for name, problem in found.problems.items():
+    for name, problem in scores.problems.items():
         print(f"not scored: {name}: {problem}")
     sys.stdout.flush()

@@ -41,8 +41,8 @@ def describe(command: DescribeCommand, json: Json = False) -> None:
     with exit_on_config_error(json):
         sources = DescriptionSources(hardware=command.hardware, site_file=command.site_file)
         name = command.name or socket.gethostname()
-        found = sources.checked().describe(name, None, record=command.record)
+        description = sources.checked().describe(name, None, record=command.record)
     if json:
-        print_json(found)
+        print_json(description)
     else:
-        print_description(found)
+        print_description(description)

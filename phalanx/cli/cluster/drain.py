@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
-from phalanx.cli.connection import connected, print_done
+from phalanx.cli.connection import connected, order_job_or_node, print_done
 from phalanx.cli.options import Json, NodeOrJob, ServerUrl, State
-from phalanx.control.wire.api_types import Done, DrainIn, OrderWhy
+from phalanx.control.wire.api_types import DrainIn
 
 app = typer.Typer()
 
@@ -27,10 +26,6 @@ def drain(
 ) -> None:
     """Drain a node: move its work away, place none on it; or checkpoint and hold a job."""
     with connected(server, json, state) as client:
-        if what.isdigit():
-            reason = OrderWhy(why=why) if why else None
-            done = client.post(f"/v1/jobs/{what}/drain", reason, Done)
-        else:
-            body = DrainIn(deadline_seconds=within, why=why)
-            done = client.post(f"/v1/nodes/{quote(what, safe='')}/drain", body, Done)
+        order = DrainIn(deadline_seconds=within, why=why)
+        done = order_job_or_node(client, what, "drain", "drain", order)
     print_done(what, done, json)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
-from phalanx.cli.connection import connected, print_done
+from phalanx.cli.connection import connected, order_job_or_node, print_done
 from phalanx.cli.options import Json, NodeOrJob, ServerUrl, State
-from phalanx.control.wire.api_types import Done, OrderWhy, Readmit
+from phalanx.control.wire.api_types import Readmit
 
 app = typer.Typer()
 
@@ -25,10 +24,6 @@ def resume(
 ) -> None:
     """Return a drained node to service, or release a held job into the queue."""
     with connected(server, json, state) as client:
-        if what.isdigit():
-            reason = OrderWhy(why=why) if why else None
-            done = client.post(f"/v1/jobs/{what}/release", reason, Done)
-        else:
-            body = Readmit(tested=tested, why=why)
-            done = client.post(f"/v1/nodes/{quote(what, safe='')}/readmit", body, Done)
+        order = Readmit(tested=tested, why=why)
+        done = order_job_or_node(client, what, "release", "readmit", order)
     print_done(what, done, json)

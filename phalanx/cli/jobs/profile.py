@@ -109,14 +109,14 @@ def _profile(job: Job, ranks: int, steps: int, timed: int, out: Path | None, jso
         fail(f"{folder}: {error.strerror}")
     recorder = ProfileRecorder(timed, steps, warm=warm_steps(job.data))
     with exit_on_config_error(json), exit_on(ProfileError):
-        found = profile_job(job, ranks, folder, recorder, say=_progress)
-    path, advice = write_profile(found, folder), advise(found)
+        profile = profile_job(job, ranks, folder, recorder, say=_progress)
+    path, advice = write_profile(profile, folder), advise(profile)
     page = folder / "profile.html"
-    write_out(page, profile_page(found, advice).encode())
+    write_out(page, profile_page(profile, advice).encode())
     if json:
         print_json({"profile": str(path), "page": str(page), "advice": advice})
         return
-    show_sections(sections(found, advice))
+    show_sections(sections(profile, advice))
     print(f"\n{page}: the report; {folder}/runs: the trace, for https://ui.perfetto.dev")
 
 
@@ -128,14 +128,14 @@ def show(profile: Kept, html: Page = None, json: Json = False) -> None:
     from phalanx.observe.profile.pages import profile_page
     from phalanx.observe.profile.sections import sections
 
-    found = _read(profile)
-    advice = advise(found)
+    stored = _read(profile)
+    advice = advise(stored)
     if html is not None:
-        write_out(html, profile_page(found, advice).encode())
+        write_out(html, profile_page(stored, advice).encode())
     if json:
-        print_json({"profile": found, "advice": advice})
+        print_json({"profile": stored, "advice": advice})
     else:
-        show_sections(sections(found, advice))
+        show_sections(sections(stored, advice))
 
 
 @app.command()
@@ -146,13 +146,15 @@ def compare(before: Kept, after: Kept, html: Page = None, json: Json = False) ->
     from phalanx.observe.profile.pages import comparison_page
     from phalanx.observe.profile.sections import comparison_sections
 
-    found = compared(_read(before), _read(after))
+    comparison = compared(_read(before), _read(after))
     if html is not None:
-        write_out(html, comparison_page(f"From {before} to {after}", found).encode())
+        write_out(html, comparison_page(f"From {before} to {after}", comparison).encode())
     if json:
-        print_json({"verdict": found.verdict, "change": found.change, "comparison": found})
+        print_json(
+            {"verdict": comparison.verdict, "change": comparison.change, "comparison": comparison}
+        )
     else:
-        show_sections(comparison_sections(found))
+        show_sections(comparison_sections(comparison))
 
 
 def _read(path: Path) -> JobProfile:

@@ -119,12 +119,14 @@ def _progress(job: JobOut) -> str:
 
 def _expected(detail: JobDetail) -> str:
     """The times that recovery and the queue reckon with, those of one origin together."""
-    told: dict[str, list[str]] = {}
+    times_of: dict[str, list[str]] = {}
     for name, value in detail.expected.items():
         if name.endswith("_ns") and value:
             origin = detail.origins.get(name, "default")
-            told.setdefault(origin, []).append(f"{name.removesuffix('_ns')} {value / 1e9:.3g} s")
-    return "; ".join(f"{origin}: {', '.join(parts)}" for origin, parts in told.items())
+            times_of.setdefault(origin, []).append(
+                f"{name.removesuffix('_ns')} {value / 1e9:.3g} s"
+            )
+    return "; ".join(f"{origin}: {', '.join(parts)}" for origin, parts in times_of.items())
 
 
 def _lost(detail: JobDetail) -> str:

@@ -30,33 +30,33 @@ def drift(
     from phalanx.control.wire.api_types import DriftOut
 
     with connected(server, json, state) as client:
-        found = client.get("/v1/drift", DriftOut, node=node or None)
+        differing = client.get("/v1/drift", DriftOut, node=node or None)
     if json:
-        print_json(found)
+        print_json(differing)
     else:
-        _show(found)
-    if found.differences:
+        _show(differing)
+    if differing.differences:
         raise typer.Exit(DRIFTED)
 
 
-def _show(found: DriftOut) -> None:
+def _show(differing: DriftOut) -> None:
     from phalanx.cli.tables import plain
 
-    for each in found.differences:
+    for each in differing.differences:
         print(plain(difference_in_words(each)))
-    for what in found.undecided:
+    for what in differing.undecided:
         print(
             plain(
                 f"nobody is named  {what.aspect} {what.key}: {what.values} values among "
                 f"{what.nodes} nodes{_of(what.kind)}: {what.why}"
             )
         )
-    for kind, nodes in found.compared.items():
+    for kind, nodes in differing.compared.items():
         print(f"{nodes} nodes{_of(kind)} compared")
-    if found.silent:
-        shown = ", ".join(found.silent[:8]) + (" …" if len(found.silent) > 8 else "")
-        print(plain(f"settings of {len(found.silent)} nodes are not known yet: {shown}"))
-    if not found.differences:
+    if differing.silent:
+        shown = ", ".join(differing.silent[:8]) + (" …" if len(differing.silent) > 8 else "")
+        print(plain(f"settings of {len(differing.silent)} nodes are not known yet: {shown}"))
+    if not differing.differences:
         print("nobody differs from a majority")
 
 

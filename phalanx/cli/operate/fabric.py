@@ -74,8 +74,8 @@ class FabricCommand:
         )
 
         if self.pairs not in get_args(PairsWanted):
-            known = ", ".join(get_args(PairsWanted))
-            raise typer.BadParameter(f"--pairs {self.pairs!r}: one of {known}")
+            choices = ", ".join(get_args(PairsWanted))
+            raise typer.BadParameter(f"--pairs {self.pairs!r}: one of {choices}")
         if self.card:
             floor_of(self.card)
         chosen = tuple(self.collective or COLLECTIVES)
@@ -83,8 +83,8 @@ class FabricCommand:
             chosen = ()
         for name in chosen:
             if name not in COLLECTIVES:
-                known = ", ".join(COLLECTIVES)
-                raise typer.BadParameter(f"--collective {name!r}: one of {known}, or none")
+                choices = ", ".join(COLLECTIVES)
+                raise typer.BadParameter(f"--collective {name!r}: one of {choices}, or none")
         request = FabricRequest(
             pairs=self.pairs,  # type: ignore[arg-type]
             pair_bytes=self.pair_mib << 20,

@@ -115,7 +115,9 @@ def _driven(begin: bool) -> Callable[..., None]:
                 rule = "is for runs that this process drives: a server's steps are its jobs"
                 raise ConfigError("--engine", engine, rule, "leave one of both out")
             if server:
-                end = _on_server(path, server, parallel, wait, _Asked(begin, detach, yes), json)
+                end = _on_server(
+                    path, server, parallel, wait, _RunRequest(begin, detach, yes), json
+                )
             else:
                 with _stopped_by_signals():
                     session = open_pipeline(path) if begin else recorded_pipeline(path)
@@ -217,7 +219,7 @@ def scores(
         print(f"{out}: {made.scores} after step {made.step}")
 
 
-class _Asked(NamedTuple):
+class _RunRequest(NamedTuple):
     """What somebody wants of a run on a server."""
 
     begin: bool
@@ -226,7 +228,7 @@ class _Asked(NamedTuple):
 
 
 def _on_server(
-    path: Path, server: str, parallel: int, wait: bool, asked: _Asked, json: bool
+    path: Path, server: str, parallel: int, wait: bool, asked: _RunRequest, json: bool
 ) -> RunEnd | None:
     """A run that a server drives; None: it is left to itself."""
     served = served_pipeline(path, server, begin=asked.begin)

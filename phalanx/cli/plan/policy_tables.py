@@ -25,13 +25,13 @@ def print_study(report: StudyReport, *, groups: bool) -> None:
         f"{escape(report.trace)}: {report.jobs:,} jobs on {report.gpus:,} GPUs, time limits "
         f"{report.limit_factor:g} times their runs where none is recorded{failing}"
     )
-    console.print(_spreads("wait, hours", report, lambda found: found.wait_hours))
-    console.print(_spreads("ends, hours", report, lambda found: found.completion_hours))
-    console.print(_spreads("slowdown", report, lambda found: found.slowdown))
+    console.print(_spreads("wait, hours", report, lambda outcome: outcome.wait_hours))
+    console.print(_spreads("ends, hours", report, lambda outcome: outcome.completion_hours))
+    console.print(_spreads("slowdown", report, lambda outcome: outcome.slowdown))
     console.print(_sharing(report))
     if not groups:
-        console.print(_by_group("wait by GPUs", report, lambda found: found.by_size))
-        console.print(_by_group("wait by team", report, lambda found: found.by_team))
+        console.print(_by_group("wait by GPUs", report, lambda outcome: outcome.by_size))
+        console.print(_by_group("wait by team", report, lambda outcome: outcome.by_team))
     for one in report.policies:
         if groups:
             for what, known in (("GPUs", one.outcome.by_size), ("team", one.outcome.by_team)):
@@ -41,13 +41,13 @@ def print_study(report: StudyReport, *, groups: bool) -> None:
         for count, what in ((one.refused, "refused"), (one.outcome.unfinished, "unfinished")):
             if count:
                 console.print(f"[red]{one.name}: {count:,} jobs {what}[/red]")
-        for told in one.violations:
-            console.print(f"[red]{one.name}: {escape(told)}[/red]")
+        for complaint in one.violations:
+            console.print(f"[red]{one.name}: {escape(complaint)}[/red]")
     if report.left_out:
         reasons = ", ".join(f"{count:,} that {why}" for why, count in report.left_out.items())
         console.print(f"rows left out: {reasons}")
-        for told in report.unreadable:
-            console.print(f"  {escape(told)}")
+        for complaint in report.unreadable:
+            console.print(f"  {escape(complaint)}")
 
 
 def _spreads(heading: str, report: StudyReport, of: Callable[[PolicyOutcome], Spread]) -> Table:
@@ -64,13 +64,13 @@ def _sharing(report: StudyReport) -> Table:
         headings += ["failures", "goodput"]
     table = _headed("", headings)
     for one in report.policies:
-        found = one.outcome
+        outcome = one.outcome
         row = (
-            f"{found.finish_ratio.mean:.2f}",
-            f"{found.worst_team_ratio:.2f}",
-            f"{found.utilisation:.1%}",
-            f"{found.fragmentation:.1%}",
-            f"{found.preempted_gpu_hours:,.0f}",
+            f"{outcome.finish_ratio.mean:.2f}",
+            f"{outcome.worst_team_ratio:.2f}",
+            f"{outcome.utilisation:.1%}",
+            f"{outcome.fragmentation:.1%}",
+            f"{outcome.preempted_gpu_hours:,.0f}",
             f"{one.decisions_per_second:,.0f}",
         )
         failing = (f"{one.interruptions:,}", f"{one.goodput:.1%}") if report.faults else ()

@@ -131,20 +131,22 @@ def _memory(prediction: Prediction) -> str:
         ("libraries", fullest.library_bytes),
     )
     rest = fullest.total_bytes - sum(count for _, count in parts)
-    held = ", ".join(f"{name} {count / 2**30:.1f}" for name, count in (*parts, ("fragments", rest)))
+    contents = ", ".join(
+        f"{name} {count / 2**30:.1f}" for name, count in (*parts, ("fragments", rest))
+    )
     text = (
         f"{prediction.memory_bytes / 2**30:.1f} of {prediction.memory_limit / 2**30:.0f} GiB, "
-        f"{prediction.memory_margin:.0%} free ({held}); "
+        f"{prediction.memory_margin:.0%} free ({contents}); "
         f"{prediction.allocated_bytes / 2**30:.1f} allocated, "
         f"{prediction.reserved_bytes / 2**30:.1f} reserved, "
         f"{prediction.needed_bytes / 2**30:.1f} at least"
     )
-    for place, count, limit in (
+    for memory_name, count, limit in (
         ("host memory", prediction.host_bytes, prediction.host_limit),
         ("NVMe", prediction.nvme_bytes, prediction.nvme_limit),
     ):
         if count:
-            text += f"; {size(count)} of {size(limit)} a GPU in {place}"
+            text += f"; {size(count)} of {size(limit)} a GPU in {memory_name}"
     return text
 
 

@@ -120,21 +120,21 @@ def describe_schedule(spec: JobRequest) -> str:
 
 def dependency(text: str) -> Dependency:
     """A job to wait for, and what must become of it: JOB[:ok|any|fail]."""
-    found = _AFTER.fullmatch(text)
-    kind = _KINDS.get(found[2] or "ok") if found is not None else None
-    if found is None or kind is None or not int(found[1]):
+    match = _AFTER.fullmatch(text)
+    condition = _KINDS.get(match[2] or "ok") if match is not None else None
+    if match is None or condition is None or not int(match[1]):
         rule = "names no job and what must become of it"
         raise ConfigError("--after", f'"{text}"', rule, "e.g. 12, 12:any or 12:fail")
-    return Dependency(kind, int(found[1]))
+    return Dependency(condition, int(match[1]))
 
 
 def indices(text: str) -> Array:
     """An array of jobs: FIRST-LAST[:STEP][%WIDTH]."""
-    found = _ARRAY.fullmatch(text)
-    if found is None:
+    match = _ARRAY.fullmatch(text)
+    if match is None:
         rule = "is a list, and an array is a range" if "," in text else "is no range of indices"
         raise ConfigError("--array", f'"{text}"', rule, _ARRAY_HINT)
-    first, last, step, width = (int(part) if part is not None else None for part in found.groups())
+    first, last, step, width = (int(part) if part is not None else None for part in match.groups())
     assert first is not None
     last = first if last is None else last
     for wrong, rule, fix in (

@@ -19,10 +19,10 @@ PAST_HINT = "e.g. 90m, 08:00 or 2026-11-19T08:00"
 
 def span_seconds(key: str, text: str) -> float:
     """A length of time in seconds; ConfigError where it is none."""
-    found = _SPAN.fullmatch(text.strip())
-    if found is None or float(found[1]) <= 0:
+    match = _SPAN.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
         raise ConfigError(key, f'"{text}"', "is no length of time", SPAN_HINT)
-    seconds = float(found[1]) * _UNITS[found[2]]
+    seconds = float(match[1]) * _UNITS[match[2]]
     if seconds > _LONGEST_SECONDS:
         raise ConfigError(key, f'"{text}"', "is longer than 50 years", SPAN_HINT)
     return seconds
@@ -33,10 +33,10 @@ def time_ns(key: str, text: str, now: datetime) -> int:
 
     ``now`` has a zone: times without one are in that.
     """
-    found = _moment(key, text.strip(), now)
-    if found.year > LAST_YEAR:
+    moment = _moment(key, text.strip(), now)
+    if moment.year > LAST_YEAR:
         raise ConfigError(key, f'"{text}"', f"is after the year {LAST_YEAR}", TIME_HINT)
-    return round(found.timestamp()) * 10**9
+    return round(moment.timestamp()) * 10**9
 
 
 def past_ns(key: str, text: str, now: datetime) -> int:
@@ -44,12 +44,12 @@ def past_ns(key: str, text: str, now: datetime) -> int:
     if _SPAN.fullmatch(text.strip()):
         return round((now.timestamp() - span_seconds(key, text)) * 1e9)
     try:
-        found = _moment(key, text.strip(), now)
+        moment = _moment(key, text.strip(), now)
     except ConfigError:
         raise ConfigError(key, f'"{text}"', "is no time", PAST_HINT) from None
-    if _CLOCK.fullmatch(text.strip()) and found > now:
-        found -= timedelta(days=1)
-    return round(found.timestamp() * 1e9)
+    if _CLOCK.fullmatch(text.strip()) and moment > now:
+        moment -= timedelta(days=1)
+    return round(moment.timestamp() * 1e9)
 
 
 def _moment(key: str, text: str, now: datetime) -> datetime:
@@ -61,7 +61,7 @@ def _moment(key: str, text: str, now: datetime) -> datetime:
             hour, minute, second = (int(part or 0) for part in clock.groups())
             today = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
             return today if today > now else today + timedelta(days=1)
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(key, f'"{text}"', "is no time", TIME_HINT) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=now.tzinfo)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=now.tzinfo)

@@ -36,12 +36,12 @@ def coord_check(
             print(f"width {width}: {steps} steps", flush=True)
 
     with exit_on_config_error(json):
-        found = coordinates(job, sizes, steps, seen)
+        coordinates_seen = coordinates(job, sizes, steps, seen)
     if json:
-        print_json([{**_fields(one), "steady": one.steady} for one in found])
+        print_json([{**_fields(one), "steady": one.steady} for one in coordinates_seen])
     else:
-        _print(found, sizes, job.model.width_base)
-    raise typer.Exit(0 if all(one.steady for one in found) else 1)
+        _print(coordinates_seen, sizes, job.model.width_base)
+    raise typer.Exit(0 if all(one.steady for one in coordinates_seen) else 1)
 
 
 def _sizes(text: str) -> list[int]:
@@ -56,18 +56,20 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _print(found: list[Coordinate], widths: list[int], width_base: int) -> None:
+def _print(coordinates: list[Coordinate], widths: list[int], width_base: int) -> None:
     head = " ".join(f"{width:>9}" for width in widths)
     print(f"\n{'moved, root mean square':28} {head}   slope")
-    for one in found:
+    for one in coordinates:
         cells = " ".join(f"{value:9.2e}" for value in one.moved)
         print(f"{one.name:28} {cells}   {one.slope:+.2f}{'' if one.steady else '  CHANGES'}")
-    changing = sum(not one.steady for one in found)
+    changing = sum(not one.steady for one in coordinates)
     if not changing:
         print("\nno activation's movement depends on the width")
         return
     advice = "" if width_base else "; set model.width_base to the width that they were found at"
-    print(f"\n{changing} of {len(found)} depend on the width: settings do not transfer{advice}")
+    print(
+        f"\n{changing} of {len(coordinates)} depend on the width: settings do not transfer{advice}"
+    )
 
 
 def _fields(found: Coordinate) -> dict[str, object]:

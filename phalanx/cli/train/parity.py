@@ -50,18 +50,18 @@ def parity(
 
     from phalanx.cli.train.parity_tables import print_comparison, print_reshards, print_verdict
 
-    def seen(found: MeshComparison) -> None:
-        if not json and not found.source:
-            print_comparison(found)
+    def seen(comparison: MeshComparison) -> None:
+        if not json and not comparison.source:
+            print_comparison(comparison)
 
     with exit_on_config_error(json):
-        found = prove(job, ranks, steps, reshard=reshard, seen=seen, only=only or ())
+        comparisons = prove(job, ranks, steps, reshard=reshard, seen=seen, only=only or ())
     if json:
-        print_json([{**_fields(one), "same": one.same} for one in found])
+        print_json([{**_fields(one), "same": one.same} for one in comparisons])
     else:
-        print_reshards([one for one in found if one.source])
-        print_verdict(found)
-    raise typer.Exit(1 if any(one.differs for one in found) else 0)
+        print_reshards([one for one in comparisons if one.source])
+        print_verdict(comparisons)
+    raise typer.Exit(1 if any(one.differs for one in comparisons) else 0)
 
 
 def _fields(found: MeshComparison) -> dict[str, object]:

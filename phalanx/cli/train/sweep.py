@@ -154,11 +154,14 @@ def show(
         planned = check_sweep(path)
         client = Client(server, state)
         trials = _known_trials(client, planned)
-        found, driver = list(ranked(trials, planned.sweep.better)), driver_of(client, planned.key)
+        best_first, driver = (
+            list(ranked(trials, planned.sweep.better)),
+            driver_of(client, planned.key),
+        )
     if as_csv:
-        write_csv(found, planned.sweep.metric)
+        write_csv(best_first, planned.sweep.metric)
         return
-    _print_best(found, planned, json, top)
+    _print_best(best_first, planned, json, top)
     if json:
         return
     if driver is not None:
@@ -191,11 +194,11 @@ def cancel(
 def list_sweeps(server: ServerUrl = "", state: State = None, json: Json = False) -> None:
     """List the sweeps that a server knows."""
     with connected(server, json, state) as client:
-        found = client.get("/v1/sweeps", SweepList).sweeps
+        sweeps = client.get("/v1/sweeps", SweepList).sweeps
     if json:
-        print_json(found)
-    elif found:
-        print_sweeps(found)
+        print_json(sweeps)
+    elif sweeps:
+        print_sweeps(sweeps)
     else:
         print("no sweep is known here: phalanx sweep run SWEEP.toml begins one")
 
@@ -215,12 +218,12 @@ def fit(
     """Fit loss against model size, tokens and compute; choose a model for a budget."""
     with _reported(json):
         planned = check_sweep(path)
-        found = _fitted(planned, _known_trials(Client(server, state), planned), flops or [])
-    lines = fit_lines(found, planned)
+        fits = _fitted(planned, _known_trials(Client(server, state), planned), flops or [])
+    lines = fit_lines(fits, planned)
     if out is not None:
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if json:
-        print_json(found)
+        print_json(fits)
     else:
         print("\n".join(map(plain, lines)))
 
@@ -271,12 +274,12 @@ def _known_trials(client: Client, planned: SweepPlan) -> list[TrialOut]:
     raise ConfigError("sweep", planned.key, rule, "phalanx sweep run begins it")
 
 
-def _print_best(found: list[TrialOut], planned: SweepPlan, json: bool, top: int) -> None:
-    shown = found[: top or None]
+def _print_best(trials: list[TrialOut], planned: SweepPlan, json: bool, top: int) -> None:
+    shown = trials[: top or None]
     if json:
         print_json({"sweep": planned.key, "metric": planned.sweep.metric, "trials": shown})
     else:
-        print_trials(shown, planned, len(found))
+        print_trials(shown, planned, len(trials))
 
 
 def _needs_price(planned: SweepPlan) -> bool:

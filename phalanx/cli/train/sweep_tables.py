@@ -100,7 +100,7 @@ def fit_lines(fit: ScalingFit, plan: SweepPlan) -> list[str]:
     return lines
 
 
-def _interval(found: ConfidenceInterval | None, digits: int = 3) -> str:
-    if found is None:
+def _interval(interval: ConfidenceInterval | None, digits: int = 3) -> str:
+    if interval is None:
         return "not known"
-    return f"{found.value:.{digits}g} ({found.low:.{digits}g} to {found.high:.{digits}g})"
+    return f"{interval.value:.{digits}g} ({interval.low:.{digits}g} to {interval.high:.{digits}g})"

@@ -78,13 +78,17 @@ def _summary(report: TuneReport) -> list[str]:
 
 def evidence(report: TuneReport) -> str:
     """Before and after, in a sentence."""
-    found = report.outcome.comparison
-    if found is None or report.step_seconds_before is None or report.step_seconds_after is None:
+    comparison = report.outcome.comparison
+    if (
+        comparison is None
+        or report.step_seconds_before is None
+        or report.step_seconds_after is None
+    ):
         return report.outcome.reason
     return (
         f"step {report.step_seconds_before * 1e3:.1f} -> {report.step_seconds_after * 1e3:.1f} ms: "
-        f"{found.speedup:.2f} times as fast, {found.low:.2f} to {found.high:.2f} "
-        f"(98 %, {found.pairs} pairs in turn)"
+        f"{comparison.speedup:.2f} times as fast, {comparison.low:.2f} to {comparison.high:.2f} "
+        f"(98 %, {comparison.pairs} pairs in turn)"
     )
 
 

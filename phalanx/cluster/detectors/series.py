@@ -48,10 +48,10 @@ def loss_spike(losses: Sequence[float | None]) -> int | None:
     if last is None or not isfinite(last):
         return MILLION
     before = losses[-SPIKE_WINDOW - 1 : -1]
-    known = [scaled(loss) for loss in before if loss is not None and isfinite(loss)]
-    if len(known) < SPIKE_WINDOW // 2:
+    finite = [scaled(loss) for loss in before if loss is not None and isfinite(loss)]
+    if len(finite) < SPIKE_WINDOW // 2:
         return None
-    center, spread = middle_and_spread(np.asarray(known, np.int64))
+    center, spread = middle_and_spread(np.asarray(finite, np.int64))
     above = scaled(last) - center
     limit = max(SPIKE_DEVIATIONS * spread, LEAST_SPIKE_PPM * abs(center) // MILLION)
     return min(MOST_PPM, above * MILLION // max(1, abs(center))) if above > limit else None

@@ -34,10 +34,10 @@ def gradient_explosion(norms: Sequence[float | None]) -> int | None:
     """How far (parts per million of the usual norm) the last gradient norm is above it."""
     if not norms or norms[-1] is None:
         return None
-    known = [scaled(norm) for norm in norms[-EXPLOSION_WINDOW - 1 : -1] if norm is not None]
-    if len(known) < EXPLOSION_WINDOW // 2:
+    usual = [scaled(norm) for norm in norms[-EXPLOSION_WINDOW - 1 : -1] if norm is not None]
+    if len(usual) < EXPLOSION_WINDOW // 2:
         return None
-    center, _ = middle_and_spread(np.asarray(known, np.int64))
+    center, _ = middle_and_spread(np.asarray(usual, np.int64))
     above = (scaled(norms[-1]) - center) * MILLION // max(1, center)
     return min(MOST_PPM, above) if above > EXPLOSION_PPM else None
 

@@ -162,12 +162,12 @@ class Fleet:
             column = self._columns["node_class"]
             for number, node in enumerate(self.nodes):
                 column[number] = self._class_of(node)
-        for place in PLACES:
-            if place in stale:
-                self._places[place], self._place_index[place] = [], {}
-                column = self._columns[place]
+        for place_key in PLACES:
+            if place_key in stale:
+                self._places[place_key], self._place_index[place_key] = [], {}
+                column = self._columns[place_key]
                 for number, node in enumerate(self.nodes):
-                    column[number] = self._place(place, places_of(node)[place])
+                    column[number] = self._place(place_key, places_of(node)[place_key])
 
     def problem_of(self, node: Node) -> ConfigProblem | None:
         """Why a node cannot be part of the fleet; None: it can."""

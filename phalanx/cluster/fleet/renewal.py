@@ -57,10 +57,10 @@ def renew(ctx: Context, node: int, new: Node) -> None:
     small = not misfits and all(key in at_once or key in HOST for key in changes)
     ctx.notify(why, node=node, level="info" if small else "warning")
     if at_once:
-        known = structs.replace(
+        renewed = structs.replace(
             ctx.fleet.nodes[node], **{key: getattr(new, key) for key in at_once}
         )
-        ctx.fleet.renew(node, known)
+        ctx.fleet.renew(node, renewed)
         ctx.look_at_queue(capacity=True)
     ctx.health.renewed[node] = new
     if ctx.fleet.nodes[node] == new:

@@ -92,10 +92,10 @@ def _wanted(domain: Column, policy: SparePolicy) -> Column:
         return np.asarray(needed, np.int64)
     # A given number is divided by size, the remainder to the largest remainders.
     shares, total = policy.nodes * sizes, int(sizes.sum())
-    found = shares // total
+    spares = shares // total
     order = np.lexsort((np.arange(len(sizes)), -(shares % total)))
-    found[order[: policy.nodes - int(found.sum())]] += 1
-    return found
+    spares[order[: policy.nodes - int(spares.sum())]] += 1
+    return spares
 
 
 def _nth(group: Column) -> Column:

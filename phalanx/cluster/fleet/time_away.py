@@ -48,10 +48,10 @@ def expected_ns(ctx: Context, nodes: Iterable[int], count: int) -> int | None:
         return None
     usual_ns, per_usual = max(1, ctx.policy.recovery.repair_ns), 0
     for cause, passed in causes.items():
-        known = ctx.health.returns.get(cause)
+        returned = ctx.health.returns.get(cause)
         mean_ns = usual_ns
-        if known is not None and known.count >= FEW:
-            mean_ns = max(1, (known.away_ns + sum(passed)) // known.count)
+        if returned is not None and returned.count >= FEW:
+            mean_ns = max(1, (returned.away_ns + sum(passed)) // returned.count)
         # Returns of these within the usual time, in thousandths.
         per_usual += len(passed) * usual_ns * 1000 // mean_ns
     return count * usual_ns * 1000 // max(1, per_usual)

@@ -159,14 +159,14 @@ class Estimates:
         for number in awaited:
             if number in covered:
                 continue
-            parent, held = jobs[number].array_parent, jobs[number].held
+            parent, is_held = jobs[number].array_parent, jobs[number].held
             key: object = number
             entry = (0, number)
             if number in where:
                 lane, demand, queued_ns = where[number]
                 key, entry = (id(lane), id(demand)), (queued_ns, number)
             elif number in self._view.array_waiting.get(parent, ()):
-                key = ("array", parent, held)
+                key = ("array", parent, is_held)
             last[key] = max(last.get(key, entry), entry)
         remembered = self._awaited[job.id] = [number for _, number in last.values()]
         return remembered

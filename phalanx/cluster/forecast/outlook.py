@@ -271,10 +271,10 @@ class Outlook:
 
     def _stands_on(self, job: int, classes: tuple[int, ...]) -> bool:
         """Whether a running job's first node is of one of some classes; gangs rarely mix them."""
-        known = self._view.jobs.get(job)
-        if known is None or known.placement is None:
+        running = self._view.jobs.get(job)
+        if running is None or running.placement is None:
             return False
-        return self._view.fleet.class_of(known.placement.nodes[0]) in classes
+        return self._view.fleet.class_of(running.placement.nodes[0]) in classes
 
     def _of_limit(self, limit: Limited, name: str) -> Supply:
         """What a team's ceiling, or the limit of a class of service, leaves."""

@@ -83,10 +83,10 @@ class QueueView:
         """Where a job stands, or would."""
         position = self._positions.get(job.id)
         if position is None:
-            known = self._waiting.where.get(job.id)
-            lane, demand, queued_ns = known or self._newcomer(job)
+            entry = self._waiting.where.get(job.id)
+            lane, demand, queued_ns = entry or self._newcomer(job)
             rank = self.ranks.of(lane, queued_ns, demand.gpus)
-            number = job.id if known else LAST
+            number = job.id if entry else LAST
             position = QueuePosition(lane, demand, queued_ns, (-rank, queued_ns, number))
             self._positions[job.id] = position
         return position
@@ -192,10 +192,10 @@ class QueueView:
 
     def obstacle(self, job: ClusterJob) -> Obstacle:
         """Why a job of the queue does not start."""
-        found = self._obstacles.get(job.id)
-        if found is None:
-            found = self._obstacles[job.id] = self._obstacle(job)
-        return found
+        obstacle = self._obstacles.get(job.id)
+        if obstacle is None:
+            obstacle = self._obstacles[job.id] = self._obstacle(job)
+        return obstacle
 
     def _obstacle(self, job: ClusterJob) -> Obstacle:
         view, position = self._view, self.position(job)

@@ -40,36 +40,36 @@ def ends_running(ctx: Context, gang: Gang) -> str | None:
     """The gang stops, for whatever reason; the kind of its nodes. None: it did not run."""
     if gang.runs_on is None:
         return None
-    (kind, gpus), gang.runs_on = gang.runs_on, None
-    for each, group_gpus in _by_kind(gang, kind, gpus).items():
+    (node_kind, gpus), gang.runs_on = gang.runs_on, None
+    for each, group_gpus in _by_kind(gang, node_kind, gpus).items():
         known = ctx.health.failures[each]
         known.running_gpus -= group_gpus
         known.running_gpu_ns -= group_gpus * gang.since_ns
         _today(ctx, each).gpu_seconds += (ctx.now_ns - gang.since_ns) * group_gpus // SECOND_NS
     _count_groups(ctx, gang, gpus)
     gang.node_groups = {}
-    return kind
+    return node_kind
 
 
-def interrupted(ctx: Context, kind: str, cause: str, node: int) -> None:
+def interrupted(ctx: Context, node_kind: str, cause: str, node: int) -> None:
     """What interrupted a gang that ran is known: it counts.
 
-    ``kind``: of its nodes, where nobody knows which of them it was (``node``: -1).
+    ``node_kind``: of its nodes, where nobody knows which of them it was (``node``: -1).
     """
     if Cause.of(cause).node == "keep" or cause in PLANNED:
         return
-    kind = ctx.fleet.nodes[node].kind if node >= 0 else kind
-    day = _today(ctx, kind)
+    node_kind = ctx.fleet.nodes[node].kind if node >= 0 else node_kind
+    day = _today(ctx, node_kind)
     day.causes[cause] = day.causes.get(cause, 0) + 1
     if node >= 0:
         group = risk_groups.group_of(ctx, node)
         day.aged_failures[group] = day.aged_failures.get(group, 0) + 1
         risk_groups.fails(ctx, node)
     ctx.node_rates = None
-    if not _has_moved(ctx, kind):
+    if not _has_moved(ctx, node_kind):
         return  # a storm of failures: not every job is looked at for each
     for job in _running(ctx):
-        if job.gang is not None and kind in job.gang.node_groups:
+        if job.gang is not None and node_kind in job.gang.node_groups:
             _tell(ctx, job)
 
 
@@ -89,10 +89,13 @@ def look_again(ctx: Context) -> None:
         _look_tomorrow(ctx)
 
 
-def _has_moved(ctx: Context, kind: str) -> bool:
+def _has_moved(ctx: Context, node_kind: str) -> bool:
     """Whether jobs on nodes of a kind may have to be told: a rate is another one than it was."""
-    failures, prior = ctx.health.failures[kind], ctx.policy.health.failures_per_million_node_days
-    rates, before = node_rates.of_groups(ctx, kind), failures.looked_at
+    failures, prior = (
+        ctx.health.failures[node_kind],
+        ctx.policy.health.failures_per_million_node_days,
+    )
+    rates, before = node_rates.of_groups(ctx, node_kind), failures.looked_at
     moved = any(
         abs(rate - before.get(group, prior)) * MILLION > before.get(group, prior) * TOLD_AGAIN_PPM
         for group, rate in rates.items()
@@ -107,11 +110,11 @@ def _running(ctx: Context) -> list[ClusterJob]:
     return [job for job in jobs if job.gang is not None and job.gang.runs_on is not None]
 
 
-def _by_kind(gang: Gang, kind: str, gpus: int) -> dict[str, int]:
+def _by_kind(gang: Gang, first_kind: str, gpus: int) -> dict[str, int]:
     """GPUs of a gang by the kind of node. Older logs count all as the kind of its first node."""
     counts = {each: sum(groups.values()) for each, groups in gang.node_groups.items()}
     nodes = sum(counts.values())
-    return {each: gpus * count // nodes for each, count in counts.items()} or {kind: gpus}
+    return {each: gpus * count // nodes for each, count in counts.items()} or {first_kind: gpus}
 
 
 def _count_groups(ctx: Context, gang: Gang, gpus: int) -> None:

@@ -109,7 +109,7 @@ def buddy_shift(domains: FailureDomains, nodes: Sequence[int], before: int = 0) 
         return 0
     where = np.asarray(nodes, np.int64)
     places = [domains.rack[where], domains.power[where], domains.switch[where]]
-    sizes = [int(np.bincount(place).max()) for place in places]
+    sizes = [int(np.bincount(domain_of).max()) for domain_of in places]
     # Whoever cannot stand outside of a place that has more than half of the slots shares it.
     fewest = tuple(max(0, 2 * size - count) for size in (max(sizes[:2]), sizes[2]))
     longer = (count * part // SHIFTS for part in range(SHIFTS // 2, 0, -1))
@@ -118,7 +118,8 @@ def buddy_shift(domains: FailureDomains, nodes: Sequence[int], before: int = 0) 
         if not 0 < shift < count:
             continue
         rack, power, switch = (
-            place == np.concatenate((place[shift:], place[:shift])) for place in places
+            domain_of == np.concatenate((domain_of[shift:], domain_of[:shift]))
+            for domain_of in places
         )
         shared = int(np.count_nonzero(rack | power)), int(np.count_nonzero(switch))
         if shared < least:

@@ -19,22 +19,22 @@ from phalanx.cluster.policy import DAY_NS
 from phalanx.cluster.units import MILLION
 
 
-def of_groups(ctx: Context, kind: str) -> dict[str, int]:
+def of_groups(ctx: Context, node_kind: str) -> dict[str, int]:
     """The rate of nodes of a kind, by group."""
     tables = _worked_out(ctx).by_kind
-    if kind not in tables:
-        groups = seen_now(ctx, kind).groups
-        tables[kind] = {group: each.per_million_node_days for group, each in groups.items()}
-    return tables[kind]
+    if node_kind not in tables:
+        groups = seen_now(ctx, node_kind).groups
+        tables[node_kind] = {group: each.per_million_node_days for group, each in groups.items()}
+    return tables[node_kind]
 
 
-def seen_now(ctx: Context, kind: str) -> SeenFailures:
+def seen_now(ctx: Context, node_kind: str) -> SeenFailures:
     """What is known of a kind of node; many jobs are told of it at a time."""
-    known = _worked_out(ctx).seen
-    if kind not in known:
-        known[kind] = seen_of(kind, ctx.health, ctx.policy.health, ctx.now_ns)
-    found: SeenFailures = known[kind]
-    return found
+    seen_by_kind = _worked_out(ctx).seen
+    if node_kind not in seen_by_kind:
+        seen_by_kind[node_kind] = seen_of(node_kind, ctx.health, ctx.policy.health, ctx.now_ns)
+    seen: SeenFailures = seen_by_kind[node_kind]
+    return seen
 
 
 class RatedNodes(Struct, frozen=True):
@@ -69,11 +69,13 @@ def rates_of(ctx: Context, nodes: Sequence[int]) -> list[int]:
 def mean_of_groups(ctx: Context, groups: dict[str, dict[str, int]]) -> int:
     """The mean rate of so many nodes of each kind and group."""
     total, count, rates = 0, 0, _worked_out(ctx).of_group
-    for kind, numbers in groups.items():
+    for node_kind, numbers in groups.items():
         for group, number in numbers.items():
-            if (kind, group) not in rates:
-                rates[kind, group] = seen_now(ctx, kind).group(group).per_million_node_days
-            total, count = total + number * rates[kind, group], count + number
+            if (node_kind, group) not in rates:
+                rates[node_kind, group] = (
+                    seen_now(ctx, node_kind).group(group).per_million_node_days
+                )
+            total, count = total + number * rates[node_kind, group], count + number
     return max(1, total // max(1, count))
 
 
@@ -85,10 +87,10 @@ def down_ppm(ctx: Context, away_ns: int) -> int:
 
 
 def _worked_out(ctx: Context) -> NodeRates:
-    known = ctx.node_rates
-    if known is None or (known.sequence, known.now_ns) != (ctx.sequence, ctx.now_ns):
-        known = ctx.node_rates = NodeRates(sequence=ctx.sequence, now_ns=ctx.now_ns)
-    return known
+    cached = ctx.node_rates
+    if cached is None or (cached.sequence, cached.now_ns) != (ctx.sequence, ctx.now_ns):
+        cached = ctx.node_rates = NodeRates(sequence=ctx.sequence, now_ns=ctx.now_ns)
+    return cached
 
 
 def by_node(ctx: Context, priced: Callable[[int], int]) -> NDArray[np.int64]:
@@ -103,15 +105,15 @@ def by_node(ctx: Context, priced: Callable[[int], int]) -> NDArray[np.int64]:
 
 def _of_all(ctx: Context) -> NDArray[np.int64]:
     """The rate of every node of the fleet."""
-    known = _worked_out(ctx)
-    if known.of_nodes is None or len(known.of_nodes) != len(ctx.fleet):
-        known.of_nodes = by_node(ctx, lambda rate: rate)
-    return known.of_nodes
+    cached = _worked_out(ctx)
+    if cached.of_nodes is None or len(cached.of_nodes) != len(ctx.fleet):
+        cached.of_nodes = by_node(ctx, lambda rate: rate)
+    return cached.of_nodes
 
 
 def _group_numbers(ctx: Context) -> NDArray[np.int64]:
     """The group of every node of the fleet, by its place among all groups."""
-    known = _worked_out(ctx)
-    if known.groups is None or len(known.groups) != len(ctx.fleet):
-        known.groups = risk_groups.group_numbers(ctx)
-    return known.groups
+    cached = _worked_out(ctx)
+    if cached.groups is None or len(cached.groups) != len(ctx.fleet):
+        cached.groups = risk_groups.group_numbers(ctx)
+    return cached.groups

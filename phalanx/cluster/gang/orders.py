@@ -77,10 +77,10 @@ def _told(job: ClusterJob) -> tuple[int, int]:
 def go_order(job: ClusterJob) -> Go:
     """The order to make steps."""
     step = gang_of(job).restored
-    told = reason("go", step=step)
+    why = reason("go", step=step)
     if not step and not job.spec.reports_steps:
-        told = reason("go_program")  # which may go on by itself, nobody knows from where
-    return Go(reason=told, job=job.id, generation=job.generation)
+        why = reason("go_program")  # which may go on by itself, nobody knows from where
+    return Go(reason=why, job=job.id, generation=job.generation)
 
 
 def drain_order(job: ClusterJob) -> Drain:

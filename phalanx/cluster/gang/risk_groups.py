@@ -74,13 +74,13 @@ def groups_of(ctx: Context, nodes: Sequence[int]) -> dict[str, dict[str, int]]:
         return few
     chosen, classes = np.asarray(nodes, np.int64), ctx.fleet.columns.node_class
     places = classes[chosen] * len(GROUPS) + group_numbers(ctx)[chosen]
-    found: dict[str, dict[str, int]] = {}
+    numbers: dict[str, dict[str, int]] = {}
     seen, counts = np.unique(places, return_counts=True)
     for place, number in zip(seen.tolist(), counts.tolist(), strict=True):
-        of_kind = found.setdefault(ctx.fleet.classes[place // len(GROUPS)].kind, {})
+        of_kind = numbers.setdefault(ctx.fleet.classes[place // len(GROUPS)].kind, {})
         group = GROUPS[place % len(GROUPS)]
         of_kind[group] = of_kind.get(group, 0) + number
-    return found
+    return numbers
 
 
 def count_time(ctx: Context, gang: Gang, gpus: int, today: Callable[[str], FailureDay]) -> None:
@@ -92,18 +92,18 @@ def count_time(ctx: Context, gang: Gang, gpus: int, today: Callable[[str], Failu
     groups = gang.node_groups or groups_of(ctx, gang.keepers)
     passed_ns: dict[tuple[str, str], int] = {}
     aging = False
-    for kind, numbers in groups.items():
+    for node_kind, numbers in groups.items():
         for group, number in numbers.items():
             if group.startswith(OLDER):
-                passed_ns[kind, group] = number * (ctx.now_ns - begin_ns)
+                passed_ns[node_kind, group] = number * (ctx.now_ns - begin_ns)
             else:
                 aging = True
     if aging:
         passed_ns |= _aging_ns(ctx, gang, begin_ns)
-    for (kind, group), part_ns in passed_ns.items():
+    for (node_kind, group), part_ns in passed_ns.items():
         seconds = part_ns * gpus // (len(gang.keepers) * SECOND_NS)
         if seconds > 0:
-            counted = today(kind).aged_gpu_seconds
+            counted = today(node_kind).aged_gpu_seconds
             counted[group] = counted.get(group, 0) + seconds
 
 
@@ -120,10 +120,12 @@ def _aging_ns(ctx: Context, gang: Gang, begin_ns: int) -> dict[tuple[str, str], 
     alike = fleet.columns.node_class[nodes] * len(FAILED) + times[nodes]
     aging_ns: dict[tuple[str, str], int] = {}
     for place in np.unique(alike).tolist():
-        kind, often = fleet.classes[place // len(FAILED)].kind, FAILED[place % len(FAILED)]
+        node_kind, often = fleet.classes[place // len(FAILED)].kind, FAILED[place % len(FAILED)]
         for age, part_ns in _parts(since_ns[alike == place], begin_ns, ctx.now_ns):
             if part_ns:
-                aging_ns[kind, age + often] = aging_ns.get((kind, age + often), 0) + part_ns
+                aging_ns[node_kind, age + often] = (
+                    aging_ns.get((node_kind, age + often), 0) + part_ns
+                )
     return aging_ns
 
 

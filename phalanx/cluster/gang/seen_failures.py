@@ -109,22 +109,22 @@ def seen(health: HealthState, policy: HealthPolicy, now_ns: int) -> list[SeenFai
     return [seen_of(kind, health, policy, now_ns) for kind in sorted(health.failures)]
 
 
-def seen_of(kind: str, health: HealthState, policy: HealthPolicy, now_ns: int) -> SeenFailures:
+def seen_of(node_kind: str, health: HealthState, policy: HealthPolicy, now_ns: int) -> SeenFailures:
     """What is known of one kind."""
-    known = health.failures.get(kind, KindFailures())
+    recorded = health.failures.get(node_kind, KindFailures())
     since = (now_ns - policy.failure_window_ns) // DAY_NS
     causes: dict[str, int] = {}
     seconds: dict[str, int] = {}
     failures: dict[str, int] = {}
-    gpu_seconds = (now_ns * known.running_gpus - known.running_gpu_ns) // SECOND_NS
-    for day in known.days:
+    gpu_seconds = (now_ns * recorded.running_gpus - recorded.running_gpu_ns) // SECOND_NS
+    for day in recorded.days:
         if day.day >= since:
             gpu_seconds += day.gpu_seconds
             _add_up(causes, day.causes)
             _add_up(seconds, day.aged_gpu_seconds)
             _add_up(failures, day.aged_failures)
     return SeenFailures(
-        kind=kind,
+        kind=node_kind,
         gpu_seconds=gpu_seconds,
         causes=dict(sorted(causes.items())),
         prior=max(1, policy.failures_per_million_node_days),

@@ -150,10 +150,10 @@ class Horizon:
             count = fleet.nodes[node].gpus
             times: list[int] = []
             last = 0
-            for job, held in fleet.held[node].items():
+            for job, claim in fleet.held[node].items():
                 end = self.end_ns(view, job)
                 last = max(last, end)
-                times += [end] * held.gpus.bit_count()
+                times += [end] * claim.gpus.bit_count()
             times.sort()
             empty_at.append(last)
             free = count - len(times)

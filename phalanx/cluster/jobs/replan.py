@@ -114,10 +114,10 @@ def place_as(ctx: Context, job: ClusterJob, changed: ClusterJob) -> Placement | 
     placement, fleet = job.placement, ctx.fleet
     assert placement is not None
     held = [(node, fleet.release(job.id, node)) for node in placement.nodes]
-    found = place(fleet, _request(ctx, changed, placement))
+    placed = place(fleet, _request(ctx, changed, placement))
     for node, part in held:
         fleet.take(job.id, node, part)
-    return found
+    return placed
 
 
 def _request(ctx: Context, job: ClusterJob, left: Placement) -> PlacementRequest:

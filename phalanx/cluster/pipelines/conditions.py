@@ -61,10 +61,10 @@ class JudgedCondition(Struct, frozen=True):
 
 def parse_metric(text: str) -> MetricName:
     """STEP.METRIC; ValueError where it is none."""
-    found = _METRIC.fullmatch(text.strip())
-    if found is None:
+    match = _METRIC.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a metric of a step")
-    return MetricName(found[1], found[2])
+    return MetricName(match[1], match[2])
 
 
 def parse_condition(text: str) -> Condition:

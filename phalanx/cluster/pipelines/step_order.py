@@ -105,9 +105,9 @@ def encode_record(record: RecordedRun) -> list[str]:
     return [text[at : at + MOST_ORDER_BYTES] for at in range(0, len(text), MOST_ORDER_BYTES)]
 
 
-def decode_record(words: list[str]) -> RecordedRun:
+def decode_record(encoded: list[str]) -> RecordedRun:
     """Decode a record; ValueError if it is invalid."""
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode("".join(words)), type=RecordedRun)
+        return msgspec.json.decode(base64.urlsafe_b64decode("".join(encoded)), type=RecordedRun)
     except (ValueError, msgspec.MsgspecError) as error:
         raise ValueError(f"this is not a record of a run: {error}") from None

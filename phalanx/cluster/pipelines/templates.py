@@ -25,10 +25,10 @@ def placeholders(text: str) -> list[str]:
 def fill(text: str, values: Mapping[str, object]) -> str:
     """Fill in the given names; placeholders of inputs and outputs stay."""
 
-    def one(found: re.Match[str]) -> str:
-        name = found[1]
+    def one(match: re.Match[str]) -> str:
+        name = match[1]
         if name is None or name.startswith(LATER):
-            return found[0]
+            return match[0]
         value = values[name]
         return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -41,19 +41,19 @@ def fill_builtin(value: Any) -> Any:
         return {name: fill_builtin(each) for name, each in value.items()}
     if isinstance(value, list):
         return [fill_builtin(each) for each in value]
-    known = builtin()
+    builtin_values = builtin()
     if not isinstance(value, str):
         return value
-    return _PLACE.sub(lambda found: known.get(found[1] or "", found[0]), value)
+    return _PLACE.sub(lambda found: builtin_values.get(found[1] or "", found[0]), value)
 
 
-def fill_paths(words: Sequence[str], paths: Mapping[str, Sequence[str]]) -> list[str]:
+def fill_paths(arguments: Sequence[str], paths: Mapping[str, Sequence[str]]) -> list[str]:
     """Fill in ``inputs.NAME`` and ``outputs.NAME``.
 
     A word that is nothing but a placeholder becomes as many words as there are paths.
     """
     filled: list[str] = []
-    for word in words:
+    for word in arguments:
         names = placeholders(word)
         if len(names) == 1 and word == f"{{{names[0]}}}":
             filled += paths[names[0]]
@@ -62,8 +62,8 @@ def fill_paths(words: Sequence[str], paths: Mapping[str, Sequence[str]]) -> list
     return filled
 
 
-def _one(found: re.Match[str], paths: Mapping[str, Sequence[str]]) -> str:
-    if found[1] is None:
-        return found[0][0]
-    (path,) = paths[found[1]]
+def _one(match: re.Match[str], paths: Mapping[str, Sequence[str]]) -> str:
+    if match[1] is None:
+        return match[0][0]
+    (path,) = paths[match[1]]
     return path

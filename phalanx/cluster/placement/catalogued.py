@@ -73,10 +73,10 @@ def _most_common(fleet: Fleet, spec: JobSpec) -> tuple[int, NodeClass]:
     return number, fleet.classes[number]
 
 
-def _device(kind: str) -> Gpu:
-    gpu = lookup(kind) or gpus_by_key().get(kind.casefold())
+def _device(gpu_kind: str) -> Gpu:
+    gpu = lookup(gpu_kind) or gpus_by_key().get(gpu_kind.casefold())
     if gpu is None:
-        rule = "is no GPU of the catalogue" if kind else "the nodes name no kind of GPU"
+        rule = "is no GPU of the catalogue" if gpu_kind else "the nodes name no kind of GPU"
         fix = "known: " + ", ".join(gpus_by_key())
-        raise ConfigError("kind", kind or '""', rule, fix)
+        raise ConfigError("kind", gpu_kind or '""', rule, fix)
     return gpu

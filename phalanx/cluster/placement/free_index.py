@@ -86,10 +86,10 @@ class FreeIndex:
 
     def sound(self, classes: tuple[int, ...]) -> Nodes:
         """Healthy nodes of some classes, whatever they hold."""
-        found = 0
+        members = 0
         for number in classes:
-            found |= self.members[number]
-        return found & self.healthy
+            members |= self.members[number]
+        return members & self.healthy
 
     def best_fit(self, shape: GangShape, classes: tuple[int, ...], closed: Nodes) -> int | None:
         """The node for one slot that leaves the fewest GPUs of it free; lemons come last."""

@@ -48,7 +48,7 @@ def replacements(
     fail alike.
     """
     groups = [
-        _Group(fleet, request, number, nodes, prices)
+        _CandidateGroup(fleet, request, number, nodes, prices)
         for number, nodes in enumerate(candidates(fleet, request))
         if len(nodes)
     ]
@@ -99,7 +99,7 @@ POOL = 3  # of these groups: the fleet's spares
 WARM = 2  # and those before this one have started workers
 
 
-class _Group:
+class _CandidateGroup:
     """Candidates that are used alike."""
 
     def __init__(

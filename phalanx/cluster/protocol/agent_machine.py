@@ -314,10 +314,10 @@ class Agent:
         self._lease_ends_ns = None
         for job, local in self.jobs.items():
             self.fences[job] = max(self.fences.get(job, 0), local.generation)
-        known = dict.fromkeys((*self.jobs, *self.memory))  # nor do snapshots stay for ever
+        dropped = dict.fromkeys((*self.jobs, *self.memory))  # nor do snapshots stay for ever
         why = reason("lease_over", seconds=self.lease_ns // 10**9)
         stops: list[Output] = [
-            Stop(reason=why, job=job, generation=self.fences.get(job, 0)) for job in known
+            Stop(reason=why, job=job, generation=self.fences.get(job, 0)) for job in dropped
         ]
         self.jobs = {}
         self.memory = {}

@@ -101,10 +101,10 @@ class Holdings:
             if not book[name]:
                 del book[name]
         if fresh:  # snapshots of equal states are equal to the byte, whatever came first
-            held = self._state.held  # sorted in place: the pass under way counts by this dict
-            ordered = sorted(held.items())
-            held.clear()
-            held.update(ordered)
+            held_gpus = self._state.held  # sorted in place: the pass under way counts by this dict
+            ordered = sorted(held_gpus.items())
+            held_gpus.clear()
+            held_gpus.update(ordered)
         if gpus:
             self._jobs[number] = (team, qos, gpus)
         else:

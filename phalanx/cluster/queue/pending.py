@@ -130,10 +130,10 @@ class PendingJobs:
             gpus, least_gpus = gpus_of(view.fleet, job), gpus_of(view.fleet, job, least)
             demand = self.demands[key] = Demand(key, group, gpus, least_gpus)
         parts = base_parts(view.policy.queue, job)
-        place = (spec.team, spec.qos, sum(parts.values()), given_priority(parts))
-        lane = self.lanes.get(place)
+        lane_key = (spec.team, spec.qos, sum(parts.values()), given_priority(parts))
+        lane = self.lanes.get(lane_key)
         if lane is None:
-            lane = self.lanes[place] = Lane(*place)
+            lane = self.lanes[lane_key] = Lane(*lane_key)
         return lane, demand
 
     def refresh(self, view: View) -> None:
@@ -149,10 +149,10 @@ class PendingJobs:
 
     def remove(self, job: int) -> None:
         """A job started or was withdrawn."""
-        known = self.where.pop(job, None)
-        if known is None:
+        kept = self.where.pop(job, None)
+        if kept is None:
             return
-        lane, demand, queued_ns = known
+        lane, demand, queued_ns = kept
         self.gpu_ns -= demand.gpus * demand.length_ns
         del self.held_ns[job]
         entry, group = (queued_ns, job), demand.group

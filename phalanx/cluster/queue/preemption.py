@@ -235,9 +235,9 @@ class _Frame:
         gpus = self._fleet.free_mask(node).bit_count()
         cpus, memory = self._fleet.free_cpus(node), self._fleet.free_memory(node)
         for job in jobs:
-            part = shares[job]
-            gpus += part.gpus.bit_count()
-            cpus += part.cpus
-            memory += part.memory_bytes
+            share = shares[job]
+            gpus += share.gpus.bit_count()
+            cpus += share.cpus
+            memory += share.memory_bytes
         enough = cpus >= shape.slot_cpus and memory >= shape.slot_memory_bytes
         return gpus >= shape.slot_gpus and enough

@@ -74,13 +74,13 @@ def firm_after_ns(view: View, waiting: PendingJobs) -> int:
 def overtaken(view: View, waiting: PendingJobs) -> list[Entry]:
     """Of each lane the first job, where others were before it for too long; the oldest first."""
     after_ns, highest = firm_after_ns(view, waiting), _highest(waiting)
-    found = []
+    firsts = []
     for lane in waiting.lanes.values():
         job = view.jobs[lane.entries[0][1]]
         due = lane.given == highest and waited_ns(view, job) >= after_ns
         if due or starves(view, job):
-            found.append(lane.entries[0])
-    return sorted(found)
+            firsts.append(lane.entries[0])
+    return sorted(firsts)
 
 
 def yield_to_higher(view: View, waiting: PendingJobs, promises: Promises) -> None:

@@ -119,10 +119,10 @@ def _loss(
     job: ClusterJob,
     mapping: FallbackMapping,
     nodes: tuple[int, ...],
-    found: tuple[int, Source],
+    restore_point: tuple[int, Source],
     missing_by_ns: int | None,
 ) -> int:
-    placement, usual, (step, source) = job.placement, job.expected, found
+    placement, usual, (step, source) = job.placement, job.expected, restore_point
     assert placement is not None
     shape, on = mapping.gang, rated(ctx, nodes)
     gpus, had = shape.gpus(shape.replicas), job.spec.gang.gpus(placement.replicas)

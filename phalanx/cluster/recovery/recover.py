@@ -201,16 +201,18 @@ def recover(ctx: Context, job: ClusterJob) -> None:
     if best.rung in LEAVES:
         job.preemptions += best.rung is Rung.REQUEUE
         gone = doubtful(ctx, job, tuple(gang.broken))
-        ending, told = (gang.ending, gang.ending_why) if gang.ending else (JobState.PENDING, why)
+        ending, explanation = (
+            (gang.ending, gang.ending_why) if gang.ending else (JobState.PENDING, why)
+        )
         wait_ns = ctx.policy.recovery.wait_ns if best.rung is Rung.WAIT else 0
-        leave(ctx, job, ending, told, keep_memory=True, keep_ns=wait_ns)
+        leave(ctx, job, ending, explanation, keep_memory=True, keep_ns=wait_ns)
         if wait_ns and job.kept is not None and job.id in ctx.view.pending:
             rest = tuple(node for node in job.kept.holders if node not in best.leaving)
             ctx.queue.wait_for_rest(ctx.view, job, rest, ctx.now_ns + wait_ns)
         settle_nodes(ctx, gone)
         return
-    for told in safer(ctx, job, best.leaving, best.incoming):
-        ctx.notify(told, job=job.id)
+    for explanation in safer(ctx, job, best.leaving, best.incoming):
+        ctx.notify(explanation, job=job.id)
     if best.fallback is not None:
         remap(ctx, job, best, why)
     else:

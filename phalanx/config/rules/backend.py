@@ -74,10 +74,10 @@ def _slurm(slurm: Slurm) -> Iterator[ConfigProblem]:
         if not option.startswith("-") or "\n" in option:
             rule = "must be one option of sbatch"
             yield problem("backend.slurm.options", written(option), rule, 'e.g. "--licenses=a"')
-    for line in slurm.setup:
-        if "\n" in line:
+    for setup_line in slurm.setup:
+        if "\n" in setup_line:
             rule = "must be one line of shell"
-            yield problem("backend.slurm.setup", written(line), rule, "write several strings")
+            yield problem("backend.slurm.setup", written(setup_line), rule, "write several strings")
     if slurm.array_width and slurm.array_width > max(1, slurm.array):
         rule = f"must be at most backend.slurm.array ({slurm.array})"
         yield problem(

@@ -327,15 +327,15 @@ def _context(job: Job, world_size: int) -> Iterator[ConfigProblem]:
         )
     if axes.context_method == "ulysses":
         name = "heads" if model.latent is not None else "kv_heads"
-        here = (heads := getattr(model, name)) // axes.tensor
-        if here == 0 or here % axes.context:
+        heads_of_rank = (heads := getattr(model, name)) // axes.tensor
+        if heads_of_rank == 0 or heads_of_rank % axes.context:
             other = "" if not ring_computes(model) else ', or parallel.context_method = "ring"'
             yield problem(
                 "parallel.context",
                 axes.context,
                 f"ulysses needs it to divide model.{name} / tensor ({heads} / {axes.tensor})",
-                f"nearest: {nearest_divisor(max(1, here), axes.context)}{other}",
-                *other_sizes("parallel.context", axes, world_size, divisors(max(1, here))),
+                f"nearest: {nearest_divisor(max(1, heads_of_rank), axes.context)}{other}",
+                *other_sizes("parallel.context", axes, world_size, divisors(max(1, heads_of_rank))),
                 [{"parallel.context_method": "ring"}],
             )
 

@@ -48,11 +48,11 @@ def _adapted_model(job: Job) -> Iterator[ConfigProblem]:
 
 
 def _adapter_axes(job: Job) -> Iterator[ConfigProblem]:
-    axes, kind = job.parallel, job.adapter.kind
+    axes, adapter_kind = job.parallel, job.adapter.kind
     if axes.expert > 1:
         rule = "adapters are not proved where frozen experts are spread over ranks"
         yield problem("parallel.expert", axes.expert, rule, "set it to 1")
-    if kind == "dora" and axes.tensor > 1:
+    if adapter_kind == "dora" and axes.tensor > 1:
         rule = "DoRA measures whole rows of matrices, of which a tensor-parallel rank has a part"
         fix = 'set it to 1, or adapter.kind = "lora"'
         yield problem("parallel.tensor", axes.tensor, rule, fix)

@@ -138,11 +138,11 @@ def model_differences(ours: Model, theirs: Model) -> list[ModelDifference]:
 
 def _compare(ours: Section, theirs: Section, prefix: str) -> Iterator[tuple[str, object, object]]:
     for name in ours.__struct_fields__:
-        here, there = getattr(ours, name), getattr(theirs, name)
-        if isinstance(here, Section) and isinstance(there, Section):
-            yield from _compare(here, there, f"{prefix}{name}.")
-        elif here != there:
-            yield prefix + name, here, there
+        our_value, their_value = getattr(ours, name), getattr(theirs, name)
+        if isinstance(our_value, Section) and isinstance(their_value, Section):
+            yield from _compare(our_value, their_value, f"{prefix}{name}.")
+        elif our_value != their_value:
+            yield prefix + name, our_value, their_value
 
 
 def _without_effect(model: Model) -> set[str]:

@@ -211,11 +211,11 @@ class BatchLeader:
 
     def _settle_nodes(self) -> None:
         """Nodes of an earlier allocation get no work; those that are back are taken again."""
-        here = self.site.nodes()
+        allocated = self.site.nodes()
         for name, node in self._nodes().items() if self.options.own_server else ():
-            if name not in here and node.state in ("healthy", "spare", "suspect"):
+            if name not in allocated and node.state in ("healthy", "spare", "suspect"):
                 self._empty(name, "it is not part of this allocation")
-            elif name in here and node.state == "draining":
+            elif name in allocated and node.state == "draining":
                 self._readmit(name)
 
     def _empty(self, name: str, why: str) -> None:

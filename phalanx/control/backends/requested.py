@@ -187,10 +187,10 @@ def _slurm_options(asked: JobSchedule) -> Iterator[str]:
         yield "--mail-type=END,FAIL,INVALID_DEPEND"
 
 
-def _one(name: str, given: T, key: str, known: T) -> T:
+def _one(name: str, given: T, key: str, setting: T) -> T:
     """What an option and a setting both say; refused where they differ."""
-    if known and known != given:
-        rule = f"contradicts {key} = {written(known)}"
+    if setting and setting != given:
+        rule = f"contradicts {key} = {written(setting)}"
         raise ConfigError(option(name), written(given), rule, "leave one of them out")
     return given
 

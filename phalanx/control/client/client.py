@@ -163,10 +163,12 @@ class Client:
         }
         return {name: value for name, value in options.items() if value}
 
-    def get(self, path: str, kind: type[T], **query: object) -> T:
+    def get(self, path: str, answer_type: type[T], **query: object) -> T:
         """Reads something."""
         given = {name: str(value).lower() for name, value in query.items() if value is not None}
-        return self._call("GET", path + (f"?{urlencode(given)}" if given else ""), None, kind)
+        return self._call(
+            "GET", path + (f"?{urlencode(given)}" if given else ""), None, answer_type
+        )
 
     def post(self, path: str, body: object, kind: type[T]) -> T:
         """Asks for something; retried with one key, it is done once."""

@@ -44,13 +44,13 @@ def sweep_cost(client: Client, plan: SweepPlan) -> SweepCost:
         made = trial_submission(plan, _last(plan, trial), node_gpus, confirmed=True)
         own_gpus = made.spec.gang.gpus(made.spec.gang.replicas)
         gpus = max(gpus, own_gpus)
-        found = client.post("/v1/estimates", made, JobEstimate)
-        price = found.dollars_per_gpu_hour
+        quote = client.post("/v1/estimates", made, JobEstimate)
+        price = quote.dollars_per_gpu_hour
         own = plan.steps_of(trial, _last(plan, trial).rung)
         if budget.step_seconds is not None:
             each = budget.step_seconds * own_gpus / 3600
-        elif found.estimate is not None and not found.estimate.by_limit:
-            each = found.estimate.gpu_hours / own
+        elif quote.estimate is not None and not quote.estimate.by_limit:
+            each = quote.estimate.gpu_hours / own
         else:
             hours = None
             break

@@ -64,10 +64,10 @@ def trusting_pinned(url: str, fingerprint: str, kept: Path) -> ssl.SSLContext:
         raise TlsError(f"{fingerprint!r} is no fingerprint: sha256: and 64 hexadecimal digits")
     if not kept.exists() or (fingerprint and _fingerprint(kept.read_text()) != fingerprint):
         text = _fetch_authority(url)
-        found = _fingerprint(text)
-        if found != fingerprint:
+        shown = _fingerprint(text)
+        if shown != fingerprint:
             raise TlsError(
-                f"{url} shows the fingerprint {found}, not {fingerprint}: it is another server, or "
+                f"{url} shows the fingerprint {shown}, not {fingerprint}: it is another server, or "
                 "somebody is in between (the server's is in its output and `phalanx up` prints it)"
             )
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

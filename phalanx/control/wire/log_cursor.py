@@ -47,11 +47,11 @@ class LogCursor:
 
     def of_rank(self, rank: int) -> dict[int, dict[int, int]]:
         """Places by node and worker."""
-        found: dict[int, dict[int, int]] = {}
+        places: dict[int, dict[int, int]] = {}
         for (of, node, worker), behind in self._behind.items():
             if of == rank:
-                found.setdefault(node, {})[worker] = behind
-        return found
+                places.setdefault(node, {})[worker] = behind
+        return places
 
     def __str__(self) -> str:
         return "_".join(

@@ -21,9 +21,9 @@ def shut_network_sockets() -> int:
             if not str(path.readlink()).startswith("socket:"):
                 continue
             # A duplicate: the descriptor may be closed and used anew while we look at it.
-            with socket.socket(fileno=os.dup(int(path.name))) as found:
-                if found.family in FAMILIES and found.type & socket.SOCK_STREAM:
-                    found.getpeername()
-                    found.shutdown(socket.SHUT_RDWR)
+            with socket.socket(fileno=os.dup(int(path.name))) as connection:
+                if connection.family in FAMILIES and connection.type & socket.SOCK_STREAM:
+                    connection.getpeername()
+                    connection.shutdown(socket.SHUT_RDWR)
                     count += 1
     return count

@@ -68,13 +68,13 @@ def _messages(fields: dict[str, Any], key: str) -> list[Message]:
     if key not in fields:
         keys = ", ".join(f"`{each}`" for each in list(fields)[:12]) or "none"
         raise ChatRecordError(f"has no key `{key}`, only {keys}")
-    found = fields[key]
-    if not isinstance(found, list) or not found:
+    messages = fields[key]
+    if not isinstance(messages, list) or not messages:
         raise ChatRecordError(f"`{key}` is no list of messages")
-    for message in found:
+    for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ChatRecordError(f"`{key}` holds a message without a role")
-    return found
+    return messages
 
 
 def _equal_messages(left: list[Message], right: list[Message]) -> int:

@@ -90,7 +90,7 @@ def prepare_chat(
         ) as writer,
     ):
         _copy_tokenizer(encoder, out)
-        samples = _Samples(writer, encoder.end_token, options)
+        samples = _ChatSamples(writer, encoder.end_token, options)
         left_out: list[Unreadable] = []
         records = read_records(files, options.messages_key, pairs=options.pairs)
         for unit in _units(records, encoder, progress):
@@ -113,7 +113,7 @@ def prepare_chat(
     )
 
 
-class _Samples:
+class _ChatSamples:
     """Packs units into samples and writes these."""
 
     def __init__(self, writer: ShardWriter, padding_token: int, options: ChatOptions) -> None:

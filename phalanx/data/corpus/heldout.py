@@ -45,15 +45,15 @@ class HeldOut:
 class CutStream:
     """A stream without its held-out documents, or these alone, packed without gaps."""
 
-    def __init__(self, whole: FileStream, held: HeldOut, fraction: float, split: Split) -> None:
+    def __init__(self, whole: FileStream, held_out: HeldOut, fraction: float, split: Split) -> None:
         self._whole = whole
         if split == "validation":
-            firsts, lengths = held.starts, held.lengths
-            self.documents = held.documents
+            firsts, lengths = held_out.starts, held_out.lengths
+            self.documents = held_out.documents
         else:
-            firsts = np.concatenate([[0], held.starts + held.lengths])
-            lengths = np.concatenate([held.starts, [whole.tokens]]) - firsts
-            self.documents = whole.documents - held.documents
+            firsts = np.concatenate([[0], held_out.starts + held_out.lengths])
+            lengths = np.concatenate([held_out.starts, [whole.tokens]]) - firsts
+            self.documents = whole.documents - held_out.documents
         kept = lengths > 0
         packed = np.concatenate([[0], np.cumsum(lengths[kept])])
         # Lists are searched and indexed several times as fast, arrays are a fifth of their size.
@@ -130,13 +130,13 @@ def choose_held_out(
     unended = 0  # 1 while the last held-out document may go on in the next file
     for number in range(len(edges) - 1):
         inside = np.asarray(stream.file_documents(number)[:], np.int64) + edges[number]
-        held = np.flatnonzero(stream.file_hashes(number) < threshold)
+        chosen = np.flatnonzero(stream.file_hashes(number) < threshold)
         if unended and len(inside):
             ends.append(inside[:1])
             unended = 0
-        starts.append(inside[held])
-        ends.append(inside[held[held + 1 < len(inside)] + 1])
-        unended = unended or int(len(held) > 0 and held[-1] + 1 == len(inside))
+        starts.append(inside[chosen])
+        ends.append(inside[chosen[chosen + 1 < len(inside)] + 1])
+        unended = unended or int(len(chosen) > 0 and chosen[-1] + 1 == len(inside))
         progress(edges[number + 1] - edges[number])
     first = np.concatenate(starts) if starts else np.empty(0, np.int64)
     past = np.concatenate([*ends, np.full(unended, stream.tokens)]) if ends else first
@@ -157,12 +157,12 @@ def record_path(home: Path, fraction: float) -> Path:
     return beside(home, f"{fraction!r}.heldout")
 
 
-def record_held_out(stream: FileStream, fraction: float, held: HeldOut) -> Path:
+def record_held_out(stream: FileStream, fraction: float, held_out: HeldOut) -> Path:
     """Write the held-out documents beside the corpus."""
     path = record_path(stream.home, fraction)
-    body = np.asarray([held.starts, held.lengths], "<i8").tobytes()
+    body = np.asarray([held_out.starts, held_out.lengths], "<i8").tobytes()
     identity = stream.fingerprint.encode()
-    counts = (len(held.starts), held.documents, crc32c(body))
+    counts = (len(held_out.starts), held_out.documents, crc32c(body))
     write_atomically(path, _HEADER.pack(_MAGIC, _VERSION, identity, fraction, *counts) + body)
     return path
 
@@ -194,8 +194,8 @@ def load_held_out(stream: FileStream, fraction: float) -> HeldOut | None:
 
 def cut(stream: FileStream, fraction: float, split: Split, own_hashes: bool) -> CutStream:
     """One side of a stream; ``own_hashes``: its index holds them, so that looking is cheap."""
-    held = load_held_out(stream, fraction)
-    if held is None:
+    held_out = load_held_out(stream, fraction)
+    if held_out is None:
         if not own_hashes or stream.documents > MOST_DOCUMENTS:
             raise DataError(
                 "data.validation_fraction",
@@ -203,5 +203,5 @@ def cut(stream: FileStream, fraction: float, split: Split, own_hashes: bool) -> 
                 f"which documents of {stream.home} are held out has not been recorded",
                 f"record it once with `phalanx data split {stream.home} --fraction {fraction!r}`",
             )
-        held = choose_held_out(stream, fraction)
-    return CutStream(stream, held, fraction, split)
+        held_out = choose_held_out(stream, fraction)
+    return CutStream(stream, held_out, fraction, split)

@@ -120,7 +120,7 @@ def parse_manifest(text: bytes, path: str) -> CorpusManifest:
         version = manifest.version
     except msgspec.DecodeError as error:
         try:
-            version = msgspec.json.decode(text, type=_Versioned).version
+            version = msgspec.json.decode(text, type=_CorpusVersion).version
         except msgspec.DecodeError:
             version = FORMAT_VERSION
         if version == FORMAT_VERSION:
@@ -133,7 +133,7 @@ def parse_manifest(text: bytes, path: str) -> CorpusManifest:
     return manifest
 
 
-class _Versioned(msgspec.Struct):
+class _CorpusVersion(msgspec.Struct):
     version: int
 
 

@@ -64,10 +64,10 @@ def open_whole(
     if home.is_dir():
         if (home / MANIFEST_NAME).exists():
             return ShardStream(home, check_sizes=check_sizes)
-        if found := sorted(home.rglob("*.ds")):
-            return open_datatrove(home, found, vocab)
-        if found := [path for path in sorted(home.rglob("*.idx")) if is_megatron(path)]:
-            return open_megatron(home, found, vocab, check_sizes)
+        if files := sorted(home.rglob("*.ds")):
+            return open_datatrove(home, files, vocab)
+        if files := [path for path in sorted(home.rglob("*.idx")) if is_megatron(path)]:
+            return open_megatron(home, files, vocab, check_sizes)
         return ShardStream(home)  # which says what is missing
     if home.suffix == ".ds":
         return open_datatrove(home, [home], vocab)
@@ -81,14 +81,14 @@ def open_whole(
 
 def refuse_mixed_tokenizers(streams: Mapping[str, TokenStream]) -> None:
     """Refuse sources whose tokens mean different things; unknown tokenizers pass."""
-    known = {name: stream.tokenizer for name, stream in streams.items() if stream.tokenizer}
-    for name, tokenizer in known.items():
-        first = next(iter(known))
-        if tokenizer != known[first]:
+    makers = {name: stream.tokenizer for name, stream in streams.items() if stream.tokenizer}
+    for name, tokenizer in makers.items():
+        first = next(iter(makers))
+        if tokenizer != makers[first]:
             raise DataError(
                 "data.path",
                 name,
-                f"was made with tokenizer {tokenizer[:16]}, and {first} with {known[first][:16]}",
+                f"was made with tokenizer {tokenizer[:16]}, and {first} with {makers[first][:16]}",
                 "tokenise both with the same tokenizer.json",
             )
 

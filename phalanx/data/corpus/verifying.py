@@ -57,10 +57,10 @@ def check_tokenizer(stream: ShardStream) -> None:
     path = stream.home / TOKENIZER_NAME
     if not path.exists() or not stream.tokenizer:
         return
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != stream.tokenizer:
+    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    if actual != stream.tokenizer:
         rule = (
-            f"is tokenizer {found[:16]}, but the manifest says that {stream.tokenizer[:16]} made "
+            f"is tokenizer {actual[:16]}, but the manifest says that {stream.tokenizer[:16]} made "
             "the tokens"
         )
         raise DataError("data.path", path, rule, "restore the tokenizer.json of this corpus")

@@ -92,7 +92,7 @@ def pack_documents(
     ):
         if (tokenizer := stream.home / TOKENIZER_NAME).is_file():
             write_atomically(out / TOKENIZER_NAME, tokenizer.read_bytes())
-        samples = _Samples(stream, writer, options)
+        samples = _DocumentSamples(stream, writer, options)
         for document in documents_of(stream):
             samples.add(document)
             progress(document.tokens)
@@ -139,7 +139,7 @@ def pieces_of(document: StoredDocument, sequence: int) -> Iterator[Piece]:
         yield Piece(first, left, document.hash)
 
 
-class _Samples:
+class _DocumentSamples:
     """Packs pieces into samples and writes these."""
 
     def __init__(self, stream: FileStream, writer: ShardWriter, options: PackOptions) -> None:

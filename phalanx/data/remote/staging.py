@@ -130,10 +130,10 @@ def _refuse_damage(
             sums.add(np.frombuffer(data, np.uint8))
     if proof is None:
         return
-    found = sums.finish()
-    if len(found) != len(proof.sums):
+    actual_sums = sums.finish()
+    if len(actual_sums) != len(proof.sums):
         raise DataError("source", path, "is truncated", REDO_FIX)
-    for block in np.flatnonzero(found != proof.sums)[:1]:
+    for block in np.flatnonzero(actual_sums != proof.sums)[:1]:
         raise DataError("source", path, f"block {block} is damaged: wrong checksum", REDO_FIX)
 
 

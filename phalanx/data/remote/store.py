@@ -72,14 +72,14 @@ class RangeStore:
 
         async def get() -> memoryview:
             try:
-                found = await self._client.get_range_async(name, start=first, length=length)
+                content = await self._client.get_range_async(name, start=first, length=length)
             except exceptions.GenericError:
                 await self._refuse_short(name, first + length)
                 raise
-            if len(found) != length:
+            if len(content) != length:
                 await self._refuse_short(name, first + length)
-                raise ConnectionError(f"{len(found)} bytes came, where {length} were asked for")
-            return memoryview(found)
+                raise ConnectionError(f"{len(content)} bytes came, where {length} were asked for")
+            return memoryview(content)
 
         from obstore import exceptions
 

@@ -115,12 +115,12 @@ def describe(reader: Reader, known: Known) -> NodeDescription:
     )
 
 
-def until_read(told: tuple[Fact, ...], before: NodeDescription | None) -> NodeDescription:
+def until_read(configured: tuple[Fact, ...], before: NodeDescription | None) -> NodeDescription:
     """What is known while the machine is being read: what was told, and what was read before."""
-    known = before or NodeDescription()
-    said = [*told, *(fact for fact in known.facts if fact.source in READ)]
+    remembered = before or NodeDescription()
+    said = [*configured, *(fact for fact in remembered.facts if fact.source in READ)]
     facts, _ = _with_kind(_chosen(said))
-    return structs.replace(known, facts=facts, unread=(), warnings=())
+    return structs.replace(remembered, facts=facts, unread=(), warnings=())
 
 
 def _asker(
@@ -190,15 +190,15 @@ def _read_cards(
         for card in [card for card in rdma if _on_fabric(card)][:MOST_NEIGHBOURS]
     }
     failed = Attempts()
-    found = []
+    described = []
     for card in cards:
         switch, source = ethernet.neighbour_of(card, lldp)
         if card.name in asked:
             switch = failed.parsed(asked[card.name], infiniband.parse_neighbour) or ""
             source = INFINIBAND if switch else ""
-        found.append(structs.replace(card, switch=switch, switch_source=source))
+        described.append(structs.replace(card, switch=switch, switch_source=source))
     attempts.unread += failed.unread[:1]  # the others say the same
-    return sorted(found, key=lambda card: _natural(card.name))
+    return sorted(described, key=lambda card: _natural(card.name))
 
 
 def _on_fabric(card: NicDescription) -> bool:
@@ -300,17 +300,17 @@ def _with_kind(facts: tuple[Fact, ...]) -> tuple[tuple[Fact, ...], str]:
     product = by_key.get("product")
     if product is None:
         return facts, ""
-    known = lookup(str(product.value)) or lookup(str(product.value).replace("-", " "))
+    catalogued = lookup(str(product.value)) or lookup(str(product.value).replace("-", " "))
     if "kind" in by_key:
         return facts, ""
-    if known is not None:
-        return (*facts, Fact("kind", known.key, CATALOGUE)), ""
-    kind = Fact("kind", slug(str(product.value)), product.source)
+    if catalogued is not None:
+        return (*facts, Fact("kind", catalogued.key, CATALOGUE)), ""
+    kind_fact = Fact("kind", slug(str(product.value)), product.source)
     warning = (
-        f'"{product.value}" is not in the catalogue of GPUs: its kind is "{kind.value}", and plans '
-        "do not know it; name a file with it in PHALANX_GPU_CATALOGUE, or set --kind"
+        f'"{product.value}" is not in the catalogue of GPUs: its kind is "{kind_fact.value}", and '
+        "plans do not know it; name a file with it in PHALANX_GPU_CATALOGUE, or set --kind"
     )
-    return (*facts, kind), warning
+    return (*facts, kind_fact), warning
 
 
 def slug(product: str) -> str:

@@ -132,13 +132,13 @@ def _parts(described: NodeDescription) -> Iterator[object]:
     """Everything inside a description; of a list that is too long its beginning."""
     left: list[object] = [described]
     while left:
-        part = left.pop()
-        if isinstance(part, Struct):
-            left.extend(structs.astuple(part))
+        inner = left.pop()
+        if isinstance(inner, Struct):
+            left.extend(structs.astuple(inner))
             continue
-        if isinstance(part, tuple):
-            left.extend(part[:MOST_LISTED])
-        yield part
+        if isinstance(inner, tuple):
+            left.extend(inner[:MOST_LISTED])
+        yield inner
 
 
 def kept_description(data: bytes) -> NodeDescription | None:

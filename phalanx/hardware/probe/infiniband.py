@@ -65,13 +65,13 @@ def neighbour_command(device: str) -> tuple[str, ...]:
 
 def read_rdma(reader: Reader, ibstat: list[IbPort]) -> list[NicDescription]:
     """Every port with RDMA, by sysfs, and by ``ibstat`` where sysfs does not say."""
-    known = {(port.device, port.port): port for port in ibstat}
+    ibstat_ports = {(port.device, port.port): port for port in ibstat}
     cards = []
     for device in listed(reader, FOLDER):
         folder = f"{FOLDER}/{device}"
         for port_text in listed(reader, f"{folder}/ports"):
             port = f"{folder}/ports/{port_text}"
-            said = known.get((device, number(port_text)), IbPort(device=device, port=0))
+            said = ibstat_ports.get((device, number(port_text)), IbPort(device=device, port=0))
             pci = linked(reader, f"{folder}/device")
             rate = number(read(reader, f"{port}/rate")) or said.gigabits_per_second
             state = read(reader, f"{port}/state") or said.state

@@ -55,16 +55,16 @@ def parse_query(text: str) -> SmiFacts:
 
 def parse_nvlink(text: str) -> dict[int, tuple[int, int]]:
     """``nvidia-smi nvlink -s``: links that are up and their bytes per second together, by GPU."""
-    found: dict[int, tuple[int, int]] = {}
+    links_of: dict[int, tuple[int, int]] = {}
     gpu = -1
     for line in text.splitlines():
         if match := re.match(r"GPU (\d+):", line.strip()):
             gpu = int(match[1])
         elif match := re.match(r"Link \d+: ([\d.]+) GB/s", line.strip()):
-            links, rate = found.get(gpu, (0, 0))
+            links, rate = links_of.get(gpu, (0, 0))
             with suppress(ValueError):
-                found[gpu] = (links + 1, rate + round(float(match[1]) * 1e9))
-    return found
+                links_of[gpu] = (links + 1, rate + round(float(match[1]) * 1e9))
+    return links_of
 
 
 def _gpu(index: int, element: ElementTree.Element) -> GpuDescription:

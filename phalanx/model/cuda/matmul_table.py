@@ -87,10 +87,10 @@ def shipped(device: str, version: int) -> dict[str, Tuned]:
     return {}
 
 
-def written(device: str, version: int, found: dict[str, Tuned]) -> str:
+def written(device: str, version: int, fastest: dict[str, Tuned]) -> str:
     """The text of a table to ship."""
     lines = [f"device = {json.dumps(device)}", f"library = {version}", "", "[matmuls]"]
-    for problem, tuned in sorted(found.items()):
+    for problem, tuned in sorted(fastest.items()):
         words = ", ".join(f'"{word:x}"' for word in tuned.algorithm)
         lines.append(
             f'"{problem}" = {{ algorithm = [{words}], workspace = {tuned.workspace}, '

@@ -50,13 +50,15 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise HfError(folder, f"config.json cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise HfError(folder, f"config.json is not JSON: {error}") from error
-    kind = config.get("model_type")
-    if kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        supported = ", ".join(FAMILIES)
         hint = ""
-        if f"{kind}_text" in FAMILIES:
-            hint = f"; save its text model alone, which is of the type {kind}_text"
-        problem = f"config.json: model_type = {kind!r} is not supported ({known} are){hint}"
+        if f"{model_type}_text" in FAMILIES:
+            hint = f"; save its text model alone, which is of the type {model_type}_text"
+        problem = (
+            f"config.json: model_type = {model_type!r} is not supported ({supported} are){hint}"
+        )
         raise HfError(folder, problem)
     return config
 
@@ -231,17 +233,19 @@ def kind_of(model: Model) -> str:
     if model.module:
         raise HfError(None, f'model.module = "{model.module}": no published layout is that of it')
     moe = model.moe
-    found = {kind: obstacles(model, family) for kind, family in FAMILIES.items()}
+    problems_of = {model_type: obstacles(model, family) for model_type, family in FAMILIES.items()}
     sparse = moe is not None
-    kind = min(found, key=lambda each: (FAMILIES[each].moe != sparse, len(found[each])))
-    if found[kind]:
-        settings, known = " and ".join(found[kind]), ", ".join(FAMILIES)
-        raise HfError(None, f"{settings}: has no place in the layouts {known}")
+    model_type = min(
+        problems_of, key=lambda each: (FAMILIES[each].moe != sparse, len(problems_of[each]))
+    )
+    if problems_of[model_type]:
+        settings, architectures = " and ".join(problems_of[model_type]), ", ".join(FAMILIES)
+        raise HfError(None, f"{settings}: has no place in the layouts {architectures}")
     unlike = moe is not None and (not moe.normalize_top_k or moe.first_dense_layers)
-    if FAMILIES[kind].one_ffn and unlike:
-        rule = f"needs model.qk_norm = true (qwen3_moe): {kind} cannot express it"
+    if FAMILIES[model_type].one_ffn and unlike:
+        rule = f"needs model.qk_norm = true (qwen3_moe): {model_type} cannot express it"
         raise HfError(None, f"model.moe.normalize_top_k = false or first_dense_layers > 0 {rule}")
-    return kind
+    return model_type
 
 
 def config_to_hf(model: Model, dtype: torch.dtype, context: int = 0) -> dict[str, Any]:

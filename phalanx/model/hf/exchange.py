@@ -76,15 +76,15 @@ def export_hf(
 
 def exporter(model: Model, dtype: torch.dtype) -> Callable[[str, Tensor], dict[str, Tensor]]:
     """What makes of one of our tensors those that a Hugging Face folder has in its place."""
-    known: dict[str, list[Rule]] = {}
+    rules_of: dict[str, list[Rule]] = {}
     for rule in (*rules(model, kind_of(model)), *copies(model)):
         if _is_stored(rule, model):
-            known.setdefault(rule.fqn, []).append(rule)
+            rules_of.setdefault(rule.fqn, []).append(rule)
 
     def export(fqn: str, whole: Tensor) -> dict[str, Tensor]:
         return {
             name: _own_copy(part, rule.keep or dtype)
-            for rule in known.get(fqn, ())
+            for rule in rules_of.get(fqn, ())
             for (name, _), part in zip(
                 _pieces(rule), rule.sources[0].split(whole.detach()), strict=True
             )
@@ -182,10 +182,12 @@ def _check_state(state: Mapping[str, Tensor], exported: list[Rule], model: Model
         if tensors[rule.fqn] != rule.shape:
             shapes = f"{tuple(tensors[rule.fqn])}, the model needs {rule.shape}"
             raise HfError(None, f"tensor {rule.fqn} has the shape {shapes}")
-    known = {rule.fqn for rule in exported} | ({"head.weight"} if model.tied_embedding else set())
+    expected = {rule.fqn for rule in exported} | (
+        {"head.weight"} if model.tied_embedding else set()
+    )
     for fqn in state:
         # The bias is a buffer of every router; kind_of has refused the models that use it.
-        if fqn not in known and not fqn.endswith(".moe.router.expert_bias"):
+        if fqn not in expected and not fqn.endswith(".moe.router.expert_bias"):
             raise HfError(None, f"tensor {fqn} is no part of the model to export")
     tied = model.tied_embedding and "head.weight" in state
     if tied and not torch.equal(state["head.weight"], state["embed.weight"]):

@@ -47,14 +47,14 @@ class Rule:
     keep: torch.dtype | None = None  # exported in this type, whatever the others are
 
 
-def rules(model: Model, kind: str) -> Iterator[Rule]:
+def rules(model: Model, model_type: str) -> Iterator[Rule]:
     """Every tensor of a resolved model, in the order of the forward pass."""
     yield _same("embed.weight", "model.embed_tokens.weight", (model.vocab, model.dim))
     for layer in range(model.layers):
-        yield from _layer_rules(model, kind, layer)
+        yield from _layer_rules(model, model_type, layer)
     yield _same("norm.weight", "model.norm.weight", (model.dim,))
     for depth in range(model.mtp.layers if model.mtp is not None else 0):
-        yield from _prediction_rules(model, kind, depth)
+        yield from _prediction_rules(model, model_type, depth)
     head = "model.embed_tokens.weight" if model.tied_embedding else "lm_head.weight"
     yield _same("head.weight", head, (model.vocab, model.dim))
 
@@ -79,17 +79,17 @@ def prediction_prefix(model: Model, depth: int) -> str:
     return f"model.layers.{model.layers + depth}."
 
 
-def _prediction_rules(model: Model, kind: str, depth: int) -> Iterator[Rule]:
+def _prediction_rules(model: Model, model_type: str, depth: int) -> Iterator[Rule]:
     layer, dim = model.layers + depth, model.dim
     ours, theirs = f"layers.{layer}.", prediction_prefix(model, depth)
     yield _same(ours + "token_norm.weight", theirs + "enorm.weight", (dim,))
     yield _same(ours + "state_norm.weight", theirs + "hnorm.weight", (dim,))
     yield _same(ours + "merge.weight", theirs + "eh_proj.weight", (dim, 2 * dim))
-    yield from _layer_rules(model, kind, layer)
+    yield from _layer_rules(model, model_type, layer)
     yield _same(ours + "out_norm.weight", theirs + "shared_head.norm.weight", (dim,))
 
 
-def _layer_rules(model: Model, kind: str, layer: int) -> Iterator[Rule]:
+def _layer_rules(model: Model, model_type: str, layer: int) -> Iterator[Rule]:
     ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
     dim, attention = model.dim, theirs + "self_attn."
     for name, norm in NORMS[model.norm].items():
@@ -98,10 +98,10 @@ def _layer_rules(model: Model, kind: str, layer: int) -> Iterator[Rule]:
         yield from _latent_rules(model, model.latent, ours + "attention.", attention)
     else:
         yield from _grouped_rules(model, ours, attention)
-    if kind == "gpt_oss":
+    if model_type == "gpt_oss":
         yield from _gpt_oss_rules(model, ours + "moe.", theirs + "mlp.")
     elif model.moe is not None and layer >= model.moe.first_dense_layers:
-        yield from _moe_rules(model, kind, ours + "moe.", theirs)
+        yield from _moe_rules(model, model_type, ours + "moe.", theirs)
     else:
         yield from _gated(ours + "mlp.", theirs + "mlp.", model.ffn, dim)
 
@@ -158,12 +158,12 @@ def _rotary(fqn: str, name: str, shape: tuple[int, int], before: int, rope: int)
     return Rule(fqn, shape, (source,))
 
 
-def _moe_rules(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Rule]:
+def _moe_rules(model: Model, model_type: str, ours: str, theirs: str) -> Iterator[Rule]:
     """Experts lie one by one in files, or stacked as transformers 5 holds them in memory."""
     assert model.moe is not None
     experts, ffn, dim = model.moe.experts, model.moe.ffn, model.dim
     block, gate, up, down = theirs + "mlp.", "gate_proj", "up_proj", "down_proj"
-    if kind == "mixtral":
+    if model_type == "mixtral":
         block, gate, up, down = theirs + "block_sparse_moe.", "w1", "w3", "w2"
     router = (experts, dim)
     yield Rule(
@@ -184,11 +184,11 @@ def _moe_rules(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Rule
         stacked = f"{theirs}mlp.experts.{fqn}_proj"
         sources = (_stack(pieces, shape), _alone(stacked, shape))
         yield Rule(f"{ours}experts.{fqn}", shape, sources)
-    if kind == "qwen2_moe":
+    if model_type == "qwen2_moe":
         gate_shape = (1, dim)
         yield _same(ours + "shared_gate.weight", block + "shared_expert_gate.weight", gate_shape)
         yield from _gated(ours + "shared.", block + "shared_expert.", model.moe.shared_ffn, dim)
-    if kind == "deepseek_v3":
+    if model_type == "deepseek_v3":
         bias = _alone(block + "gate.e_score_correction_bias", (experts,))
         yield Rule(ours + "router.expert_bias", (experts,), (bias,), keep=torch.float32)
         yield from _gated(
@@ -245,11 +245,11 @@ def _same(fqn: str, name: str, shape: tuple[int, ...]) -> Rule:
 
 def _stack(pieces: Sequence[tuple[str, tuple[int, ...]]], shape: tuple[int, ...]) -> TensorSource:
     """Matrices one after another: experts, each with its gate rows before its up rows."""
-    part = pieces[0][1]
+    piece_shape = pieces[0][1]
     return TensorSource(
         tuple(pieces),
         lambda parts: torch.stack(tuple(parts)).view(shape),
-        lambda whole: whole.reshape(-1, *part).unbind(0),
+        lambda whole: whole.reshape(-1, *piece_shape).unbind(0),
     )
 
 

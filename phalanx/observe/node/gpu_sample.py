@@ -75,10 +75,10 @@ class Gpus:
 
     def _uuid(self, handle: Any) -> str:
         try:
-            found = self._nvml.nvmlDeviceGetUUID(handle)
+            uuid = self._nvml.nvmlDeviceGetUUID(handle)
         except self._nvml.NVMLError:
             return ""
-        return found.decode() if isinstance(found, bytes) else str(found)
+        return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
 
     def _gpu(self, index: int, handle: Any) -> dict[str, float]:
         nvml, sample = self._nvml, dict[str, float]()

@@ -118,10 +118,10 @@ class Sampler:
         receive = transmit = errors = 0.0
         for line in (self._proc / "net" / "dev").read_text().splitlines()[2:]:
             name, _, rest = line.partition(":")
-            words = rest.split()
+            counters = rest.split()
             if name.strip() != LOOPBACK:
-                receive, transmit = receive + float(words[0]), transmit + float(words[8])
-                errors += float(words[2]) + float(words[10])
+                receive, transmit = receive + float(counters[0]), transmit + float(counters[8])
+                errors += float(counters[2]) + float(counters[10])
         return {"count_receive": receive, "count_transmit": transmit, "network_errors": errors}
 
     def _fabric(self) -> dict[str, float]:

@@ -58,13 +58,13 @@ class StepLines:
         """The steps in some more output, oldest first; none is given out twice."""
         lines = re.split(r"[\r\n]", self._rest + text)
         self._rest = lines.pop()[-LINE_CHARS:]
-        found: list[PrintedStep] = []
+        steps: list[PrintedStep] = []
         for line in lines:
             printed = self._line(_COLOUR.sub("", line[:LINE_CHARS]))
             if printed is not None and self._step < printed.step < MOST_STEP:
                 self._step = printed.step
-                found.append(printed)
-        return found
+                steps.append(printed)
+        return steps
 
     def _line(self, line: str) -> PrintedStep | None:
         for library, read in READERS.items():

@@ -68,10 +68,10 @@ class RingRecords:
 
     def read(self, generation: int, now_ns: int) -> list[TimedRecord]:
         """New records of a generation."""
-        found = self._ring.read()
-        self.lost_bytes += found.lost_bytes
+        unread = self._ring.read()
+        self.lost_bytes += unread.lost_bytes
         records: list[TimedRecord] = []
-        for body in found.bodies:
+        for body in unread.bodies:
             try:
                 time_ns, record = _decode(body)
             except (msgspec.MsgspecError, OverflowError):

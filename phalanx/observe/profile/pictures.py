@@ -77,7 +77,7 @@ def _decades(
 
 def _point(profile: JobProfile, kernel: KernelTime, across: AxisScale, up: AxisScale) -> str:
     share = kernel.seconds / profile.traced_seconds
-    words = (
+    caption = (
         f"{kernel.name} {kernel.shapes}: {kernel.flops_per_second / 1e9:,.0f} GFLOP/s, "
         f"{share:.1%} of a step"
     )
@@ -85,7 +85,7 @@ def _point(profile: JobProfile, kernel: KernelTime, across: AxisScale, up: AxisS
     return (
         f'<circle class="{tone}" cx="{across.at(kernel.intensity):.1f}" '
         f'cy="{up.at(kernel.flops_per_second):.1f}" r="{4 + 30 * math.sqrt(share):.1f}" '
-        f'opacity=".75"><title>{escape(words)}</title></circle>'
+        f'opacity=".75"><title>{escape(caption)}</title></circle>'
     )
 
 
@@ -107,10 +107,10 @@ def memory_line(profile: JobProfile) -> str:
     if any(point.reserved for point in points):
         held = _path([(across.at(p.seconds), up.at(p.reserved)) for p in points])
         parts.append(f'<path d="{held}" stroke-dasharray="4 4" opacity=".6"/>')
-    words = f"{points[-1].seconds * 1e3:.4g} ms"
+    caption = f"{points[-1].seconds * 1e3:.4g} ms"
     parts.append(
         f'<text x="{LEFT}" y="{HIGH - 16}">0</text>'
-        f'<text x="{WIDE - RIGHT}" y="{HIGH - 16}" text-anchor="end">{words}</text>'
+        f'<text x="{WIDE - RIGHT}" y="{HIGH - 16}" text-anchor="end">{caption}</text>'
     )
     what = "allocated by tensors over the traced steps"
     if profile.device == "cpu":

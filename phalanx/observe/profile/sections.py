@@ -124,31 +124,31 @@ def _host_lines(profile: JobProfile) -> list[str]:
 
 
 def _memory_lines(profile: JobProfile) -> list[str]:
-    held = profile.memory
-    state = ", ".join(f"{name} {size(count)}" for name, count in held.state.items())
-    lines = [f"peak {size(held.peak_bytes)} of {size(held.limit_bytes)}; {state}"]
+    memory = profile.memory
+    state = ", ".join(f"{name} {size(count)}" for name, count in memory.state.items())
+    lines = [f"peak {size(memory.peak_bytes)} of {size(memory.limit_bytes)}; {state}"]
     if profile.device == "cuda":
-        wasted = max(0, held.reserved_bytes - held.peak_bytes)
+        wasted = max(0, memory.reserved_bytes - memory.peak_bytes)
         lines.append(
             f"fragmentation: {size(wasted)} held by the allocator beyond the peak in use, "
-            f"{held.retries} retries"
+            f"{memory.retries} retries"
         )
     return lines
 
 
-def comparison_sections(found: ProfileComparison) -> list[ReportSection]:
+def comparison_sections(comparison: ProfileComparison) -> list[ReportSection]:
     """The report of a comparison."""
     head = ["part", "before", "after", "change"]
-    facts = [["what", "before", "after"], *([f.name, f.before, f.after] for f in found.facts)]
+    facts = [["what", "before", "after"], *([f.name, f.before, f.after] for f in comparison.facts)]
     made = [
-        ReportSection("Verdict", lines=[found.verdict]),
+        ReportSection("Verdict", lines=[comparison.verdict]),
         ReportSection("What is different", table=facts if len(facts) > 1 else []),
         *(
             ReportSection(title, table=[head, *map(_change_row, rows)] if rows else [])
             for title, rows in (
-                ("By kind", found.kinds),
-                ("Exposed communication", found.axes),
-                ("Kernels", found.kernels[:12]),
+                ("By kind", comparison.kinds),
+                ("Exposed communication", comparison.axes),
+                ("Kernels", comparison.kernels[:12]),
             )
         ),
     ]

@@ -117,10 +117,10 @@ class GangGeneration:
     def rest(self) -> Iterator[GangStep]:
         """What is left when the gang is over."""
         for step in sorted(self.open):
-            found = self.open.pop(step)
-            if 2 * len(found.slots) > len(self.nodes):
+            unfinished = self.open.pop(step)
+            if 2 * len(unfinished.slots) > len(self.nodes):
                 self.done = step
-                yield found
+                yield unfinished
 
     def _middle(self) -> int:
         """The step that half of the nodes have reached: a node's lie about its own moves it not.

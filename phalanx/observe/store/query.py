@@ -271,15 +271,15 @@ def _together(reads: Sequence[ColumnRows]) -> ColumnRows:
 def _series(read: ColumnRows, tier: int, points: int) -> Series:
     times, steps = read.times_ns, read.steps
     mean = read.values["mean"][:, 0].astype(np.float64)
-    known = ~np.isnan(mean)
+    measured = ~np.isnan(mean)
     least = read.values.get("min", read.values["mean"])[:, 0].astype(np.float64)
     most = read.values.get("max", read.values["mean"])[:, 0].astype(np.float64)
     order = np.arange(len(times))
     if tier == 0:  # a step that was made again counts as it was in the end
         _, index = np.unique(steps[::-1], return_index=True)
         order = len(steps) - 1 - index
-    if known.sum() < len(known) // 2:  # a column that hardly any row has
-        order = order[known[order]]
+    if measured.sum() < len(measured) // 2:  # a column that hardly any row has
+        order = order[measured[order]]
     times, steps, mean, least, most = (each[order] for each in (times, steps, mean, least, most))
     edges = _edges(len(times), points)
     last = edges[1:] - 1
@@ -308,10 +308,10 @@ def _binned(values: Array, edges: Array, how: str) -> Array:
     elif how == "max":
         binned = np.fmax.reduceat(values, starts)
     else:
-        known = ~np.isnan(values)
-        total = np.add.reduceat(np.where(known, values, 0.0), starts)
+        measured = ~np.isnan(values)
+        total = np.add.reduceat(np.where(measured, values, 0.0), starts)
         with np.errstate(invalid="ignore"):
-            binned = total / np.add.reduceat(known.astype(np.float64), starts)
+            binned = total / np.add.reduceat(measured.astype(np.float64), starts)
     return binned
 
 

@@ -139,16 +139,16 @@ class Recorder:
             self._scores(job, record, time_ns)
             return
         if isinstance(record, ValidationRecord):
-            told = validation_summary(record.step, record.loss)
-            self._validated[job] = told
+            summary = validation_summary(record.step, record.loss)
+            self._validated[job] = summary
             if job in self.latest:
-                self.latest[job] |= told
-            kind, name, value = VALIDATION, "validation_loss", _number(record.loss)
+                self.latest[job] |= summary
+            table_kind, name, value = VALIDATION, "validation_loss", _number(record.loss)
         elif not record.problem:
-            kind, name, value = CHECKPOINTS, "checkpoint_seconds", record.seconds
+            table_kind, name, value = CHECKPOINTS, "checkpoint_seconds", record.seconds
         else:
             return
-        table = self.store.table(owner_of(job), kind, 0, [Column(name)])
+        table = self.store.table(owner_of(job), table_kind, 0, [Column(name)])
         table.append(time_ns, record.step, {name: value})
 
     def _scores(self, job: int, record: EvaluationRecord, time_ns: int) -> None:
@@ -217,12 +217,12 @@ class Recorder:
         if not head.tokens or not seconds > 0:
             return {}
         per_gpu = head.tokens / seconds / gang.world
-        known = gang.per_gpu.setdefault(gang.world, deque(maxlen=BASELINE_STEPS))
-        known.append(per_gpu)
+        earlier = gang.per_gpu.setdefault(gang.world, deque(maxlen=BASELINE_STEPS))
+        earlier.append(per_gpu)
         metrics = {
             "tokens_per_second_per_gpu": per_gpu,
             # Medians of the last steps: one step beside a median would only show its noise.
-            "scaling_efficiency": statistics.median(known)
+            "scaling_efficiency": statistics.median(earlier)
             / statistics.median(gang.per_gpu[min(gang.per_gpu)]),
             "tokens_per_second": head.tokens / seconds,  # of the gang, not of rank 0's own clock
         }

@@ -72,11 +72,11 @@ class Bucket:
         self.count, self.sum = np.zeros(width), np.zeros(width)
         self.least, self.most = np.full(width, np.nan), np.full(width, np.nan)
 
-    def add(self, step: int, row: Array, known: Array) -> None:
+    def add(self, step: int, row: Array, is_known: Array) -> None:
         self.step = max(self.step, step)
-        self.count += known
+        self.count += is_known
         with np.errstate(over="ignore"):  # a sum beyond all numbers is shown as unknown
-            self.sum += np.where(known, row, 0.0)
+            self.sum += np.where(is_known, row, 0.0)
         np.fmin(self.least, row, out=self.least)
         np.fmax(self.most, row, out=self.most)
 
@@ -113,8 +113,8 @@ class MetricTable:
             place = self._places.get(name)
             if place is not None:
                 row[place] = value
-        known = np.isfinite(row)
-        row[~known] = np.nan
+        finite = np.isfinite(row)
+        row[~finite] = np.nan
         self._raw.append((time_ns, step, row))
         for index, tier in enumerate(TIERS[1:], 1):
             number = time_ns // tier.bucket_ns
@@ -123,7 +123,7 @@ class MetricTable:
                 if bucket is not None:
                     self._closed[index].append(bucket)
                 bucket = self._open[index] = Bucket(number, self._width)
-            bucket.add(step, row, known)
+            bucket.add(step, row, finite)
 
     def take(self, *, everything: bool = False) -> Iterator[Rows]:
         """Rows to be stored; with ``everything`` also buckets that are not full."""

@@ -106,10 +106,10 @@ _LOAD = ["load", "memory_used_bytes"]  # what a node did before something happen
 
 def from_event(body: EventBody, time_ns: int, node_name: dict[int, str]) -> RunFinding | None:
     """What an event of the log means to a person; None: nothing to find in it."""
-    found = _found(body)
-    if found is None:
+    finding = _found(body)
+    if finding is None:
         return None
-    kind, sentence, evidence, picture = found
+    kind, sentence, evidence, picture = finding
     number = getattr(body, "node", -1)
     job, rank = job_of(body), int(getattr(body, "rank", -1))
     node = node_name.get(number, "") if isinstance(number, int) else ""

@@ -262,10 +262,10 @@ def advice(material: ReportInput) -> list[str]:
     """What would help most, from what was measured."""
     advices: list[tuple[float, str]] = []
     shares = step_shares(material)
-    for part, (least, words) in PART_ADVICE.items():
+    for part, (least, advice_text) in PART_ADVICE.items():
         share = shares.get(part, 0.0)
         if share > least:
-            advices.append((share, f"{share:.0%} of a step {words}"))
+            advices.append((share, f"{share:.0%} of a step {advice_text}"))
     if material.ledger:
         total = int(material.ledger["allocation_gpu_ns"]) or 1
         for bucket in LOST:

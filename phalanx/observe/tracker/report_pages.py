@@ -42,11 +42,11 @@ def markdown(material: ReportInput) -> str:
             if index == 0:
                 lines.append("|" + "---|" * len(row))
         for name, curve in section.curves.items():
-            known = [value for value in curve.values if value is not None]
-            if known:
+            values = [value for value in curve.values if value is not None]
+            if values:
                 lines.append(
-                    f"- {name}: first {short(known[0])}, least {short(min(known))}, "
-                    f"most {short(max(known))}, last {short(known[-1])}"
+                    f"- {name}: first {short(values[0])}, least {short(min(values))}, "
+                    f"most {short(max(values))}, last {short(values[-1])}"
                 )
         lines.append("")
     return "\n".join(lines)
@@ -132,10 +132,10 @@ def _bars(shares: Mapping[str, float]) -> str:
     """One row a name, as long as its share."""
     rows = []
     for index, (name, share) in enumerate(shares.items()):
-        y, words = index * (BAR + 6), escape(name.replace("_", " "))
+        y, label = index * (BAR + 6), escape(name.replace("_", " "))
         tone = "rank" if name.startswith("rank ") else TONES.get(name, "loss")
         rows.append(
-            f'<text x="0" y="{y + 13}">{words}</text>'
+            f'<text x="0" y="{y + 13}">{label}</text>'
             f'<rect class="track" x="200" y="{y}" width="520" height="{BAR}" rx="3"/>'
             f'<rect class="{tone}" x="200" y="{y}" width="{max(1.0, 520 * share):.1f}" '
             f'height="{BAR}" rx="3"/>'
@@ -148,11 +148,11 @@ def _bars(shares: Mapping[str, float]) -> str:
 def _curve(name: str, curve: Curve, marks: Sequence[int]) -> str:
     """A curve as a picture, with the steps at which something happened; unknown is a gap."""
     pairs = list(zip(curve.steps, curve.values, strict=True))
-    known = [(x, y) for x, y in pairs if y is not None]
-    if len(known) < 2:
+    points = [(x, y) for x, y in pairs if y is not None]
+    if len(points) < 2:
         return ""
-    first, last = known[0][0], known[-1][0]
-    least, most = min(y for _, y in known), max(y for _, y in known)
+    first, last = points[0][0], points[-1][0]
+    least, most = min(y for _, y in points), max(y for _, y in points)
     wide, high = (last - first) or 1, (most - least) or 1.0
 
     def at(step: float) -> float:

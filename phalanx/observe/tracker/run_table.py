@@ -72,26 +72,28 @@ def described(body: bytes) -> DescribedRun:
 
 def run_table(runs: Sequence[tuple[int, DescribedRun]]) -> RunTable:
     """Rows of runs, with the settings that tell them apart."""
-    keys = _differing(tuple(dict.fromkeys(found.settings_text for _, found in runs)))
+    keys = _differing(tuple(dict.fromkeys(run_entry.settings_text for _, run_entry in runs)))
     return RunTable(
         settings=keys,
         rows=[
             RunRow(
                 job=job,
-                name=found.run.name,
-                user=found.run.user,
-                team=found.run.team,
-                state=found.run.state,
-                created=found.run.created,
-                ended=found.run.ended,
-                tags=found.run.tags,
-                notes=len(found.run.notes),
-                last={name: _number(found.run.summary.get(name)) for name in LAST},
-                settings={key: found.settings[key] for key in keys if key in found.settings},
-                flops_per_token=found.flops_per_token,
-                scores=_scored(found.run.summary.get("scores")),
+                name=run_entry.run.name,
+                user=run_entry.run.user,
+                team=run_entry.run.team,
+                state=run_entry.run.state,
+                created=run_entry.run.created,
+                ended=run_entry.run.ended,
+                tags=run_entry.run.tags,
+                notes=len(run_entry.run.notes),
+                last={name: _number(run_entry.run.summary.get(name)) for name in LAST},
+                settings={
+                    key: run_entry.settings[key] for key in keys if key in run_entry.settings
+                },
+                flops_per_token=run_entry.flops_per_token,
+                scores=_scored(run_entry.run.summary.get("scores")),
             )
-            for job, found in runs
+            for job, run_entry in runs
         ],
     )
 
@@ -109,10 +111,13 @@ def differing(trees: Sequence[dict[str, Value]]) -> tuple[str, ...]:
         counts.update(tree.keys())
         for key, value in tree.items():
             values[key].add(value)
-    found = [key for key, each in values.items() if len(each) > 1 or counts[key] < len(trees)]
+    differing_keys = [
+        key for key, each in values.items() if len(each) > 1 or counts[key] < len(trees)
+    ]
     # A program among job files has none of their keys: that alone tells little.
-    found.sort(key=lambda key: (len(values[key]) == 1, len(values[key]), key))
-    return tuple(sorted(found[:MOST_SETTINGS], key=lambda key: (len(values[key]) == 1, key)))
+    differing_keys.sort(key=lambda key: (len(values[key]) == 1, len(values[key]), key))
+    shown = differing_keys[:MOST_SETTINGS]
+    return tuple(sorted(shown, key=lambda key: (len(values[key]) == 1, key)))
 
 
 def _short(value: Any) -> Value:

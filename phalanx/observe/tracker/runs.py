@@ -276,19 +276,19 @@ def validations(folder: RunFolder) -> list[ValidationRecord]:
     Lines that cannot be read are left out.
     """
     try:
-        found = list(read_records(folder.validation, ValidationRecord))
+        records = list(read_records(folder.validation, ValidationRecord))
     except (OSError, msgspec.MsgspecError):
         return []
-    return sorted({record.step: record for record in found}.values(), key=lambda each: each.step)
+    return sorted({record.step: record for record in records}.values(), key=lambda each: each.step)
 
 
 def evaluations(folder: RunFolder) -> list[EvaluationRecord]:
     """Scores on tasks and domains, oldest first, by the same rules."""
     try:
-        found = list(read_records(folder.evaluation, EvaluationRecord))
+        records = list(read_records(folder.evaluation, EvaluationRecord))
     except (OSError, msgspec.MsgspecError):
         return []
-    return sorted({record.step: record for record in found}.values(), key=lambda each: each.step)
+    return sorted({record.step: record for record in records}.values(), key=lambda each: each.step)
 
 
 def _validated(folder: RunFolder) -> Table:
@@ -327,10 +327,10 @@ def _checkpoints(folder: RunFolder) -> Iterator[Table]:
 
 def _json(path: Path) -> Table:
     try:
-        found = msgspec.json.decode(path.read_bytes())
+        decoded = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 def _seconds(stamp: object) -> float:

@@ -152,25 +152,25 @@ class Pipeline:
         """
         x = tokens
         for number in range(self.stages):
-            here = number in self.parts
-            if here and number > 0 and number - 1 not in self.parts:
+            is_local = number in self.parts
+            if is_local and number > 0 and number - 1 not in self.parts:
                 x = torch.empty_like(hidden)
                 dist.recv(x, self._global_rank(number - 1), self.group)
-            if here:
+            if is_local:
                 x = self.parts[number](x, labels, documents)
-            if here and number + 1 < self.stages and number + 1 not in self.parts:
+            if is_local and number + 1 < self.stages and number + 1 not in self.parts:
                 dist.send(x.contiguous(), self._global_rank(number + 1), self.group)
         return x if self.is_last else torch.zeros((), device=labels.device)
 
     def _schedule(self, micro_batches: int) -> Schedule:
         """Made for a number of micro-batches, which changes where the global batch does."""
         if micro_batches not in self._schedules:
-            kind = self.parallel.schedule
+            schedule = self.parallel.schedule
             options: dict[str, Any] = {"loss_fn": _loss, "scale_grads": False}
             self._schedules[micro_batches] = (
-                SINGLE[kind](self._held[0], micro_batches, **options)
-                if kind in SINGLE
-                else MULTI[kind](self._held, micro_batches, **options)
+                SINGLE[schedule](self._held[0], micro_batches, **options)
+                if schedule in SINGLE
+                else MULTI[schedule](self._held, micro_batches, **options)
             )
         return self._schedules[micro_batches]
 

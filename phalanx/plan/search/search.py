@@ -90,7 +90,7 @@ def search(
     pins = pins or Pins()
     space = Space(workload, cluster, gpus, pins, precision)
     constants = constants or shipped(cluster.gpu.family)
-    asked = _Asked(
+    asked = _Search(
         workload,
         machine_of(cluster, gpus),
         constants,
@@ -121,7 +121,7 @@ def search(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Search:
     """One search: what is priced, and on what."""
 
     workload: Workload

@@ -63,11 +63,11 @@ class ChaosInjector:
         for _ in range(3 + luck.below(8)):
             self.world.agenda.at(luck.below(self.until_ns), self.inject, "site_order")
 
-    def inject(self, kind: str) -> None:
+    def inject(self, fault: str) -> None:
         """Makes one fault happen."""
-        self.counts[kind] = self.counts.get(kind, 0) + 1
-        self.world.story.say(self.world.agenda.now_ns, f"FAULT {kind}")
-        getattr(self, f"_{kind}")()
+        self.counts[fault] = self.counts.get(fault, 0) + 1
+        self.world.story.say(self.world.agenda.now_ns, f"FAULT {fault}")
+        getattr(self, f"_{fault}")()
 
     # Machines.
 
@@ -162,10 +162,10 @@ class ChaosInjector:
         self._node_crash()
         self.world.agenda.after(2 * SECOND, self._kill_incoming, known, 120)
 
-    def _kill_incoming(self, known: dict[tuple[int, int], object], tries: int) -> None:
+    def _kill_incoming(self, starts: dict[tuple[int, int], object], tries: int) -> None:
         for (job, generation), form in self.world.forms.items():
-            before = [f for (j, g), f in known.items() if j == job and g < generation]
-            if (job, generation) in known or not before:
+            before = [f for (j, g), f in starts.items() if j == job and g < generation]
+            if (job, generation) in starts or not before:
                 continue
             old = {node for one in before for node in getattr(one, "nodes", ())}
             incoming = [node for node in form.nodes if node not in old]
@@ -175,7 +175,7 @@ class ChaosInjector:
                 self._later(30, 200, host.boot)
                 return
         if tries:
-            self.world.agenda.after(SECOND, self._kill_incoming, known, tries - 1)
+            self.world.agenda.after(SECOND, self._kill_incoming, starts, tries - 1)
 
     def _hang(self) -> None:
         """Of a program that has told of no step nobody can know: the core judges none such."""

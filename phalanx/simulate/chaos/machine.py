@@ -135,10 +135,10 @@ class SimulatedMachine(ABC):
             [
                 step
                 for (sealed, which, _), held in kept.items()
-                if sealed == generation and which == kind
+                if sealed == generation and which == holder
                 for step in held
             ]
-            for kind in ("own", "ward")
+            for holder in ("own", "ward")
         )
         steps = KeptSteps.newest(own, ward)
         self.feed(KeeperFound(job=job, kept_generation=generation, kept=steps))
@@ -156,11 +156,11 @@ class SimulatedMachine(ABC):
         """A device reports an error."""
         self.feed(DeviceError(node=THIS_NODE, cause=cause, rail=rail))
 
-    def keep(self, form: Form, kind: str, slot: int, step: int, branch: int) -> None:
+    def keep(self, form: Form, holder: str, slot: int, step: int, branch: int) -> None:
         """A snapshot is in this node's memory."""
-        steps = self.memory.setdefault(form.job, {}).setdefault((form.generation, kind, slot), {})
+        steps = self.memory.setdefault(form.job, {}).setdefault((form.generation, holder, slot), {})
         for later in [each for each in steps if each > step]:  # its generation restored again
             del steps[later]
         steps[step] = branch
-        while len(steps) > KEPT[kind]:
+        while len(steps) > KEPT[holder]:
             del steps[min(steps)]

@@ -16,11 +16,11 @@ CONTROLLER = -1  # every controller's end of a link
 class SimulatedNetwork:
     """One link each way between every node and the controllers."""
 
-    def __init__(self, agenda: Agenda, luck: DrawStream, part: ChaosPart) -> None:
+    def __init__(self, agenda: Agenda, luck: DrawStream, settings: ChaosPart) -> None:
         self.agenda = agenda
         self.sent = 0
         self._luck = luck
-        self._part = part
+        self._part = settings
         self._cuts: dict[tuple[int, int], int] = {}  # (from, to): how many faults cut it
         self.slow: dict[int, int] = {}  # node: extra delay
         self.storm = 1.0  # factor on loss and duplicates
@@ -28,11 +28,11 @@ class SimulatedNetwork:
     def send(self, source: int, target: int, deliver: Callable[..., None], *args: Any) -> None:
         """Delivers a message, or not, or twice."""
         self.sent += 1
-        part, luck = self._part, self._luck
-        if self.blocked(source, target) or luck.chance(min(0.9, part.loss * self.storm)):
+        settings, luck = self._part, self._luck
+        if self.blocked(source, target) or luck.chance(min(0.9, settings.loss * self.storm)):
             return
         self.agenda.after(self._delay(source, target), deliver, *args)
-        if luck.chance(min(0.9, part.duplicates * self.storm)):
+        if luck.chance(min(0.9, settings.duplicates * self.storm)):
             self.agenda.after(self._delay(source, target), deliver, *args)
 
     def _delay(self, source: int, target: int) -> int:

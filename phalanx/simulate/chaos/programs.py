@@ -46,11 +46,11 @@ class ProgramProcesses:
         for host in self._world.hosts:
             other = host.programs.running.get(worker.job)
             if other is not None and any(rank in other.ranks for rank in worker.ranks):
-                told = (
+                violation = (
                     f"job {worker.job}: generation {worker.generation} starts on node {self._node},"
                     f" and generation {other.generation} still runs on node {host.node}"
                 )
-                self._world.complain("two_writers", told)
+                self._world.complain("two_writers", violation)
         self.running[worker.job] = worker
 
     def end(self, job: int, then: Callable[[], None] = lambda: None) -> None:

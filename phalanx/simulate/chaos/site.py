@@ -97,11 +97,11 @@ def lab_nodes(count: int) -> int:
 
 def lab_rules(luck: DrawStream) -> Partition:
     """Whom the lab is for, or for how long; or both."""
-    kind = luck.below(3)
+    limited_by = luck.below(3)
     return Partition(
         priority=luck.below(2) * 50,
-        teams=("team-0", "team-2") if kind != 1 else (),
-        most_time_ns=SHORT_NS if kind != 0 else 0,
+        teams=("team-0", "team-2") if limited_by != 1 else (),
+        most_time_ns=SHORT_NS if limited_by != 0 else 0,
     )
 
 
@@ -127,10 +127,10 @@ def busy_queue(gpus: int, partitions: dict[str, Partition]) -> QueuePolicy:
     )
 
 
-def usual_jobs(luck: DrawStream, part: ChaosPart, nodes: int) -> list[JobSpec]:
+def usual_jobs(luck: DrawStream, settings: ChaosPart, nodes: int) -> list[JobSpec]:
     """Gangs of up to half of the fleet, some elastic, some with spares."""
     jobs = []
-    for number in range(1 + luck.below(part.jobs)):
+    for number in range(1 + luck.below(settings.jobs)):
         slots = 1 + luck.below(max(1, nodes // 2))
         elastic = slots > 1 and luck.chance(0.5)
         half = luck.chance(0.3)

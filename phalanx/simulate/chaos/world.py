@@ -100,11 +100,11 @@ class ChaosWorld:
         self.leader = SimulatedController(self, core, 1)
         self.workers = Workers(self)
         usual = usual_jobs(shape, part, count)
-        found = busy_jobs(site, usual, count) if self.busy else [PlannedJob(spec) for spec in usual]
+        queued = busy_jobs(site, usual, count) if self.busy else [PlannedJob(s) for s in usual]
         if lab:
-            found = [to_the_lab(stream, wanted, partitions[LAB], lab) for wanted in found]
+            queued = [to_the_lab(stream, wanted, partitions[LAB], lab) for wanted in queued]
         programs = draws.stream("programs")
-        self.wanted = [as_program(programs, wanted, part.programs) for wanted in found]
+        self.wanted = [as_program(programs, wanted, part.programs) for wanted in queued]
         self.ends = draws.stream("ends")  # of processes
         self.cancelled: dict[int, None] = {}  # jobs that somebody cancelled
         limits = derive(self.policy.timeouts, usual[0].expected)
@@ -127,11 +127,11 @@ class ChaosWorld:
 
     def _submit(self, number: int) -> None:
         """Asks until the job is there: the controller may be gone, or a job that it waits for."""
-        if number in (known := self._accepted()):
+        if number in (accepted := self._accepted()):
             return
         wanted = self.wanted[number]
-        if self.leader.answers and all(other in known for _, other in wanted.after):
-            after = tuple(Dependency(kind, known[other]) for kind, other in wanted.after)
+        if self.leader.answers and all(other in accepted for _, other in wanted.after):
+            after = tuple(Dependency(kind, accepted[other]) for kind, other in wanted.after)
             spec = structs.replace(wanted.spec, after=after, payload=str(number))
             self.leader.tell(Submit(spec=spec, request=spec.name))
         self.agenda.after(5 * SECOND, self._submit, number)

@@ -186,16 +186,16 @@ def shares(jobs: Sequence[PlayedJob], gpus: int) -> tuple[float, float]:
         if job.end < 0:
             moves.append((since, 0, 1, job.gpus))
     moves.sort(key=lambda move: move[0])
-    held, used, wasted, at = 0, 0.0, 0.0, first
+    held_gpus, used, wasted, at = 0, 0.0, 0.0, first
     waiting: dict[int, int] = {}
     for when, more, queued, size in moves:
         until = min(when, last)
         if until > at:
-            used += held * (until - at)
-            if any(count and asked <= gpus - held for asked, count in waiting.items()):
-                wasted += (gpus - held) * (until - at)
+            used += held_gpus * (until - at)
+            if any(count and asked <= gpus - held_gpus for asked, count in waiting.items()):
+                wasted += (gpus - held_gpus) * (until - at)
             at = until
-        held += more
+        held_gpus += more
         if queued:
             waiting[size] = waiting.get(size, 0) + queued
     whole = gpus * (last - first)

@@ -233,10 +233,10 @@ class Invariants:
             if jobs.keys() != claims.keys():
                 self.add("books", f"node {node}: held by {list(jobs)}, claimed by {list(claims)}")
             taken = 0
-            for job, held in jobs.items():
-                if claims.get(job) is not None and held.gpus != claims[job]:
-                    self.add("books", f"node {node}: job {job} holds {held.gpus:b}")
-                taken |= held.gpus
+            for job, claim in jobs.items():
+                if claims.get(job) is not None and claim.gpus != claims[job]:
+                    self.add("books", f"node {node}: job {job} holds {claim.gpus:b}")
+                taken |= claim.gpus
             if taken & fleet.free_mask(node):
                 self.add("books", f"node {node}: a held GPU counts as free")
 

@@ -40,13 +40,13 @@ def members(jobs: Mapping[int, ClusterJob], number: int) -> list[int]:
 
 def held_by(view: View, whose: Callable[[JobSpec], str]) -> dict[str, int]:
     """GPUs of the jobs that have nodes, by what ``whose`` says of each."""
-    held: dict[str, int] = {}
+    gpus_of: dict[str, int] = {}
     for number in view.active:
         job = view.jobs[number]
         if job.placement is not None:
             owner, gpus = whose(job.spec), job.spec.gang.gpus(job.placement.replicas)
-            held[owner] = held.get(owner, 0) + gpus
-    return held
+            gpus_of[owner] = gpus_of.get(owner, 0) + gpus
+    return gpus_of
 
 
 def _let_in(rule: Partition, spec: JobSpec) -> bool:
@@ -151,13 +151,13 @@ class SiteRules:
     def _windows(self) -> None:
         """Reserved nodes are left to those they are for, once everybody had the time to leave."""
         view = self.core.view
-        known = {}
+        open_windows = {}
         for window in view.reservations.values():
             before = self._seen_ns.get(window.name)
             same = before is not None and before[0] == window
-            known[window.name] = before if before and same else (window, view.now_ns)
-        self._seen_ns = known
-        for window, seen_ns in known.values():
+            open_windows[window.name] = before if before and same else (window, view.now_ns)
+        self._seen_ns = open_windows
+        for window, seen_ns in open_windows.values():
             closed_ns = max(window.start_ns, seen_ns) + view.policy.queue.grace_ns + 3 * MINUTE_NS
             if not closed_ns <= view.now_ns < window.end_ns:
                 continue

@@ -40,10 +40,10 @@ def problems_of(scenario: Scenario, given: Collection[str] = ()) -> list[ConfigP
 
 def _chaos(scenario: Scenario) -> Iterator[ConfigProblem]:
     assert scenario.chaos is not None
-    for kind in scenario.chaos.kinds:
-        if kind not in KINDS:
-            fix = did_you_mean(kind, list(KINDS))
-            yield problem("chaos.kinds", kind, "no such gray fault", fix)
+    for fault in scenario.chaos.kinds:
+        if fault not in KINDS:
+            fix = did_you_mean(fault, list(KINDS))
+            yield problem("chaos.kinds", fault, "no such gray fault", fix)
     usual = Scenario()
     for key in Scenario.__struct_fields__:
         value, before = getattr(scenario, key), getattr(usual, key)

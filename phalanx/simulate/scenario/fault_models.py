@@ -95,14 +95,14 @@ def model(name: str) -> ModelFile:
 
 def _read(name: str, readers: tuple[str, ...]) -> ModelFile:
     """A model; ``readers``: those whose causes are said to be like its own."""
-    known = model_names()
-    if name in known:
+    names = model_names()
+    if name in names:
         text = resources.files("phalanx.simulate").joinpath("faults", f"{name}.toml").read_text()
         table = tomllib.loads(text)
     elif name.endswith(".toml"):
         table = read_table(Path(name))
     else:
-        raise ConfigError("faults.model", name, "no such fault model", did_you_mean(name, known))
+        raise ConfigError("faults.model", name, "no such fault model", did_you_mean(name, names))
     found = mistakes(ModelFile, table)
     if found:
         raise ConfigError.of([structs.replace(one, key=f"{name}: {one.key}") for one in found])

@@ -64,13 +64,16 @@ def _hidden(table: dict[str, Any], overrides: Sequence[str]) -> list[ConfigProbl
 
 def _meant(table: dict[str, Any], merged: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """Without what a scenario says about its own kind of workload, where another one is asked."""
-    part = merged.get("workload")
-    if not isinstance(part, dict):
+    workload = merged.get("workload")
+    if not isinstance(workload, dict):
         return merged
-    kind, before = part.get("kind", "one-job"), table.get("workload", {}).get("kind", "one-job")
-    if kind == before or kind not in READ:
+    asked_kind, before = (
+        workload.get("kind", "one-job"),
+        table.get("workload", {}).get("kind", "one-job"),
+    )
+    if asked_kind == before or asked_kind not in READ:
         return merged
-    kept = {k: v for k, v in part.items() if k in READ[kind] or f"workload.{k}" in given}
+    kept = {k: v for k, v in workload.items() if k in READ[asked_kind] or f"workload.{k}" in given}
     return {**merged, "workload": kept}
 
 
@@ -89,11 +92,11 @@ def _spares_meant(table: dict[str, Any], merged: dict[str, Any], given: set[str]
 def _load_meant(merged: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """Jobs a day and load are two words for one thing: what is given replaces the scenario's."""
     keys = ("workload.jobs_per_day", "workload.utilisation")
-    part = merged.get("workload")
-    if not isinstance(part, dict) or len(given.intersection(keys)) != 1:
+    workload = merged.get("workload")
+    if not isinstance(workload, dict) or len(given.intersection(keys)) != 1:
         return merged
     other = "utilisation" if keys[0] in given else "jobs_per_day"
-    return {**merged, "workload": {k: v for k, v in part.items() if k != other}}
+    return {**merged, "workload": {k: v for k, v in workload.items() if k != other}}
 
 
 def _with_load(scenario: Scenario, merged: dict[str, Any]) -> Scenario:
@@ -124,10 +127,10 @@ def _check_variant(table: dict[str, Any], variant: str, changes: Sequence[str]) 
 
 
 def _table(name: str) -> dict[str, Any]:
-    known = scenario_names()
-    if name in known:
+    names = scenario_names()
+    if name in names:
         folder = resources.files("phalanx.simulate").joinpath("scenarios")
         return tomllib.loads(folder.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
     if name.endswith(".toml"):
         return read_table(Path(name))
-    raise ConfigError("scenario", name, "no such scenario", did_you_mean(name, known))
+    raise ConfigError("scenario", name, "no such scenario", did_you_mean(name, names))

@@ -107,35 +107,42 @@ def rollback_steps(scenario: Scenario) -> int:
     return max(1, round(people.rollback_minutes * 60 / scenario.job.step_seconds))
 
 
-def queue_of(part: QueuePart, quotas: dict[str, Quota]) -> QueuePolicy:
+def queue_of(settings: QueuePart, quotas: dict[str, Quota]) -> QueuePolicy:
     """The order of the queue, as a site's policy file would have it."""
     return QueuePolicy(
         quotas=quotas,
-        half_life_ns=ns(part.half_life_days * 86400),
-        age_weight=part.age_weight,
-        age_full_ns=ns(part.age_full_days * 86400),
-        fair_share_weight=part.fair_share_weight,
-        size_weight=part.size_weight,
-        short_weight=part.short_weight,
-        backfill_depth=part.backfill_depth,
-        reservations=part.reservations,
-        starving_ns=ns(part.starving_hours * 3600),
-        firm_after_ns=ns(part.firm_after_hours * 3600),
-        starving_reservations=part.starving_reservations,
-        least_run_ns=ns(part.least_run_minutes * 60),
+        half_life_ns=ns(settings.half_life_days * 86400),
+        age_weight=settings.age_weight,
+        age_full_ns=ns(settings.age_full_days * 86400),
+        fair_share_weight=settings.fair_share_weight,
+        size_weight=settings.size_weight,
+        short_weight=settings.short_weight,
+        backfill_depth=settings.backfill_depth,
+        reservations=settings.reservations,
+        starving_ns=ns(settings.starving_hours * 3600),
+        firm_after_ns=ns(settings.firm_after_hours * 3600),
+        starving_reservations=settings.starving_reservations,
+        least_run_ns=ns(settings.least_run_minutes * 60),
     )
 
 
-def price_of(part: FleetPart) -> PricePolicy:
+def price_of(settings: FleetPart) -> PricePolicy:
     """What a GPU costs and draws: as was set, or as the catalogue has it with its usual server."""
-    usual, known = PricePolicy(), make_cluster(part.kind, ClusterFile(gpu=part.kind, gpus=1))
-    dollars, watts, idle = part.dollars_per_gpu_hour, part.watts_per_gpu, part.idle_watts_per_gpu
-    watts = known.watts_per_gpu if watts is None else watts
+    usual, catalogued = (
+        PricePolicy(),
+        make_cluster(settings.kind, ClusterFile(gpu=settings.kind, gpus=1)),
+    )
+    dollars, watts, idle = (
+        settings.dollars_per_gpu_hour,
+        settings.watts_per_gpu,
+        settings.idle_watts_per_gpu,
+    )
+    watts = catalogued.watts_per_gpu if watts is None else watts
     if idle is None:
         idle = watts * usual.idle_watts_per_gpu / usual.watts_per_gpu
     return PricePolicy(
         micro_dollars_per_gpu_hour=round(
-            1e6 * (known.price_per_gpu_hour if dollars is None else dollars)
+            1e6 * (catalogued.price_per_gpu_hour if dollars is None else dollars)
         ),
         watts_per_gpu=round(watts),
         idle_watts_per_gpu=round(idle),

@@ -155,11 +155,11 @@ def _job(row: dict[str, str], names: dict[str, str], line: int) -> RecordedJob:
 
 def _column(header: Iterable[str], column: str) -> str:
     """The name of a column in a file; "": it has none."""
-    known = list(header)
+    names = list(header)
     for name in COLUMNS[column]:
-        if name == "queue" and _first(known, "start"):
+        if name == "queue" and _first(names, "start"):
             continue  # Helios and Acme: how long the job waited there
-        if name in known:
+        if name in names:
             return name
     return ""
 
@@ -190,10 +190,10 @@ def _gpus(row: dict[str, str], names: dict[str, str]) -> int:
     if text is not None and names["gpus"].endswith("tres"):
         asked = {kind: int(count) for kind, count in GPUS_OF_TRES.findall(text)}
         return asked.get("", sum(asked.values()))
-    found = _number(text, MOST_GPUS)
-    if not found.is_integer():
+    gpus = _number(text, MOST_GPUS)
+    if not gpus.is_integer():
         raise ValueError(f"{text!r} is no whole number of GPUs")
-    return int(found)
+    return int(gpus)
 
 
 def _limit(name: str, text: str) -> float:
@@ -218,11 +218,11 @@ def _number(text: str | None, most: float) -> float:
         raise ValueError("it ends too early")
     if not text.strip():
         raise ValueError("a cell that must have a number is blank")
-    found = float(text)
-    if not math.isfinite(found) or not 0 <= found <= most:
+    number = float(text)
+    if not math.isfinite(number) or not 0 <= number <= most:
         bounds = "from 0 up" if math.isinf(most) else f"from 0 up to {most:g}"
         raise ValueError(f"{text!r} is not a number {bounds}")
-    return found
+    return number
 
 
 def _is_date(text: str | None) -> bool:

@@ -62,10 +62,10 @@ class WorkloadJob(Struct, frozen=True):
 
 def submissions(scenario: Scenario, draws: SeedDraws) -> Trace:
     """Every submission with its time, in order, and what of a recorded trace is left out."""
-    kind = scenario.workload.kind
-    if kind == "csv":
+    workload_kind = scenario.workload.kind
+    if workload_kind == "csv":
         return recorded(scenario)
-    jobs = [(0, big_job(scenario))] if kind == "one-job" else generated(scenario, draws)
+    jobs = [(0, big_job(scenario))] if workload_kind == "one-job" else generated(scenario, draws)
     return Trace(jobs, {})
 
 
@@ -75,12 +75,12 @@ def generated(scenario: Scenario, draws: SeedDraws) -> list[Submission]:
     Lengths are as published whatever the load. Jobs that would be under way at the beginning, had
     the fleet run before, are submitted then with what is left of them.
     """
-    part, end = scenario.workload, scenario.days * DAY_SECONDS
+    workload, end = scenario.workload, scenario.days * DAY_SECONDS
     mix = _mix(scenario, draws)
-    if part.jobs_per_day is not None:
-        chosen = _by_count(mix, max(1, round(part.jobs_per_day * scenario.days)), end)
+    if workload.jobs_per_day is not None:
+        chosen = _by_count(mix, max(1, round(workload.jobs_per_day * scenario.days)), end)
     else:
-        chosen = _by_load(mix, part.utilisation * scenario.fleet.gpus * end, end)
+        chosen = _by_load(mix, workload.utilisation * scenario.fleet.gpus * end, end)
     chosen.sort(key=lambda job: job.time)
     return [
         (ns(max(0.0, job.time)), _spec(scenario, job, number)) for number, job in enumerate(chosen)
@@ -134,23 +134,23 @@ def _by_load(mix: Iterator[WorkloadJob], work: float, end: float) -> list[Worklo
 
 def sizes_of(scenario: Scenario) -> list[tuple[int, float]]:
     """Sizes of the mix that the scenario has, with their shares."""
-    part = scenario.workload
-    largest = max(part.least_gpus, int(scenario.fleet.gpus * part.largest_share))
-    sizes = [(gpus, share) for gpus, share in SIZES if part.least_gpus <= gpus <= largest]
+    workload = scenario.workload
+    largest = max(workload.least_gpus, int(scenario.fleet.gpus * workload.largest_share))
+    sizes = [(gpus, share) for gpus, share in SIZES if workload.least_gpus <= gpus <= largest]
     if not sizes:
-        rule = f"no job fits between {part.least_gpus} and {largest} GPUs"
-        raise ConfigError("workload.least_gpus", part.least_gpus, rule, "lower it")
+        rule = f"no job fits between {workload.least_gpus} and {largest} GPUs"
+        raise ConfigError("workload.least_gpus", workload.least_gpus, rule, "lower it")
     return sizes
 
 
 def load_of(scenario: Scenario) -> float:
     """The load that ``workload.jobs_per_day`` gives: a part of all GPU time."""
-    sizes, part = sizes_of(scenario), scenario.workload
-    assert part.jobs_per_day is not None
+    sizes, workload = sizes_of(scenario), scenario.workload
+    assert workload.jobs_per_day is not None
     shares = sum(share for _, share in sizes)
     work = sum(gpus * share / shares * _mean_length(gpus) for gpus, share in sizes)
-    ran = 1 - part.user_error_share / 2  # a mistake shows half-way, on average
-    return part.jobs_per_day * work * ran / (scenario.fleet.gpus * DAY_SECONDS)
+    ran = 1 - workload.user_error_share / 2  # a mistake shows half-way, on average
+    return workload.jobs_per_day * work * ran / (scenario.fleet.gpus * DAY_SECONDS)
 
 
 def _spec(scenario: Scenario, job: WorkloadJob, number: int) -> JobSpec:

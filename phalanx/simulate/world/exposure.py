@@ -45,10 +45,10 @@ class Exposure:
     def _look(self) -> None:
         self._world.agenda.after(self._every, self._look)
         columns = self._world.fleet.columns
-        held = (columns.gpus - columns.free_gpus).astype(float)
-        held[list(self._world.broken)] = 0  # what is broken does not break again
-        shares = held / np.maximum(1, columns.gpus)
-        busy = (held > 0).astype(float)
+        used_gpus = (columns.gpus - columns.free_gpus).astype(float)
+        used_gpus[list(self._world.broken)] = 0  # what is broken does not break again
+        shares = used_gpus / np.maximum(1, columns.gpus)
+        busy = (used_gpus > 0).astype(float)
         self._hits_per_day += sum(
             self._per_day(cause, rates, busy, shares) for cause, rates in self._causes
         )

@@ -99,7 +99,7 @@ class FaultInjector:
             return  # a later generation has found out by itself
         self.gangs.report(run)
         now = self.world.agenda.now_ns
-        held = [node for node in nodes if run.job in self.world.fleet.held[node]]
+        involved = [node for node in nodes if run.job in self.world.fleet.held[node]]
         if incident.symptom == "hang":
             located = incident.quantile < self.world.scenario.detection.hang_located_share
             self.world.tell(
@@ -107,11 +107,11 @@ class FaultInjector:
                     job=run.job,
                     generation=run.generation,
                     step=run.step(now),
-                    nodes=tuple(held) if located else (),
+                    nodes=tuple(involved) if located else (),
                 )
             )
             return
-        for node in held:
+        for node in involved:
             self.exit(run, node, incident.cause)
 
     def exit(self, run: GangRun, node: int, cause: str) -> None:

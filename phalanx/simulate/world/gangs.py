@@ -241,14 +241,14 @@ class Gangs:
         """A job has no nodes any more; they may keep its memory."""
         for table in (self.runs, self.living, self._had):
             table.pop(job, None)
-        known, now = self.world.view.jobs.get(job), self.world.agenda.now_ns
-        over = known is None or known.ended
+        placed_job, now = self.world.view.jobs.get(job), self.world.agenda.now_ns
+        over = placed_job is None or placed_job.ended
         for kept_by in (self.memory, self.wiped) if over or not keeps else ():
             kept_by.pop(job, None)
-        if known is not None:
+        if placed_job is not None:
             account = self.world.core.ledger.accounts.get(job)
             kept = account.reached if account is not None else 0
-            self.world.record.left(known, now - self._since.pop(job, now), kept)
+            self.world.record.left(placed_job, now - self._since.pop(job, now), kept)
         if over:
             self.durable.pop(job, None)
             self.saved.pop(job, None)
@@ -307,10 +307,10 @@ class Gangs:
         """Tells the core how far a gang is, if that is news; of checkpoints only up to ``most``."""
         now = self.world.agenda.now_ns
         durable = self._durable(run, now, most)
-        told = run.report(now, run.committed(now, self._replicate_ns), durable)
-        if told is not None:
+        progress = run.report(now, run.committed(now, self._replicate_ns), durable)
+        if progress is not None:
             self._save(run.job, durable)
-            self.world.tell(told)
+            self.world.tell(progress)
 
     def _save(self, job: int, step: int) -> None:
         """A checkpoint is durable, and the core is told so."""

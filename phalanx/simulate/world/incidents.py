@@ -135,10 +135,10 @@ class Incidents:
         if cause.scope == "node":
             return (first,)
         if cause.scope == "scattered":
-            found, size = dict.fromkeys([first]), group.stop - group.start
-            while len(found) < min(cause.nodes, size):
-                found[group.start + luck.below(size)] = None
-            return tuple(found)
+            broken_nodes, size = dict.fromkeys([first]), group.stop - group.start
+            while len(broken_nodes) < min(cause.nodes, size):
+                broken_nodes[group.start + luck.below(size)] = None
+            return tuple(broken_nodes)
         place = self._rates.place(cause)
         return tuple(int(node) for node in np.nonzero(place == place[first])[0])
 

@@ -15,10 +15,10 @@ WEEK_DAYS, WORK_DAYS = 7, 5
 class WorkingHours:
     """The hours of a scenario's people."""
 
-    def __init__(self, part: PeoplePart) -> None:
-        self._open_ns = part.first_hour * HOUR_NS
-        self._close_ns = part.last_hour * HOUR_NS
-        self._days = WEEK_DAYS if part.weekends else WORK_DAYS
+    def __init__(self, settings: PeoplePart) -> None:
+        self._open_ns = settings.first_hour * HOUR_NS
+        self._close_ns = settings.last_hour * HOUR_NS
+        self._days = WEEK_DAYS if settings.weekends else WORK_DAYS
         self.share = (self._close_ns - self._open_ns) * self._days / (DAY_NS * WEEK_DAYS)
 
     def next_ns(self, at_ns: int) -> int:

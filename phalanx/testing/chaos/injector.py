@@ -120,10 +120,10 @@ class JobFaults:
         raise FaultError("it has no worker")
 
     def _keeper(self, node: LocalNode) -> int:
-        found = keeper_pid(node, self.job)
-        if found is None:
+        pid = keeper_pid(node, self.job)
+        if pid is None:
             raise FaultError("it has no keeper")
-        return found
+        return pid
 
     # What is done.
 

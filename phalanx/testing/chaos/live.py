@@ -305,13 +305,13 @@ def agents_here(servers: Sequence[str]) -> list[LocalNode]:
     for process in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
             if process.name.isdigit():
-                words = (process / "cmdline").read_bytes().decode().split("\0")
-                if "agent" in words and "--join" in words and "--state" in words:
-                    joined = words[words.index("--join") + 1].split(",")
+                arguments = (process / "cmdline").read_bytes().decode().split("\0")
+                if "agent" in arguments and "--join" in arguments and "--state" in arguments:
+                    joined = arguments[arguments.index("--join") + 1].split(",")
                     if ports.isdisjoint(urlsplit(url.strip()).port for url in joined):
                         continue
-                    state = Path(words[words.index("--state") + 1]).absolute()
-                    agents.append(LocalNode(words[words.index("--name") + 1], state))
+                    state = Path(arguments[arguments.index("--state") + 1]).absolute()
+                    agents.append(LocalNode(arguments[arguments.index("--name") + 1], state))
     return agents
 
 

@@ -27,7 +27,7 @@ def time_sends() -> None:
     os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
 
 
-class _Link(NamedTuple):
+class _SendGroup(NamedTuple):
     """Sends that take equally long."""
 
     size: int
@@ -39,9 +39,9 @@ class Sends:
 
     def __init__(self, *, on_device: bool) -> None:
         self._on_device = on_device
-        self._open: deque[tuple[_Link, Any]] = deque(maxlen=MOST_OPEN)  # of the device
-        self._began: dict[int, tuple[_Link, float]] = {}  # of the host, by the work's identity
-        self._times: dict[_Link, list[float]] = {}
+        self._open: deque[tuple[_SendGroup, Any]] = deque(maxlen=MOST_OPEN)  # of the device
+        self._began: dict[int, tuple[_SendGroup, float]] = {}  # of the host, by the work's identity
+        self._times: dict[_SendGroup, list[float]] = {}
         watch_sends(self)
 
     def sent(self, size: int, peer: int, work: Any) -> None:
@@ -50,9 +50,9 @@ class Sends:
             return
         if self._on_device:
             self._look()
-            self._open.append((_Link(size, peer), work))
+            self._open.append((_SendGroup(size, peer), work))
         else:
-            self._began[id(work)] = _Link(size, peer), perf_counter()
+            self._began[id(work)] = _SendGroup(size, peer), perf_counter()
 
     def settled(self, work: Any, blocked_seconds: float) -> None:
         """A thread waited for a work."""
@@ -78,12 +78,12 @@ class Sends:
         waiting = [(link, work) for link, work in self._open if not self._read(link, work)]
         self._open = deque(waiting, maxlen=MOST_OPEN)
 
-    def _read(self, link: _Link, work: Any) -> bool:
+    def _read(self, link: _SendGroup, work: Any) -> bool:
         with suppress(RuntimeError):  # it keeps no time, or its group is gone
             if not work.is_completed():
                 return False
             self._add(link, work._get_duration() / 1e3)
         return True
 
-    def _add(self, link: _Link, seconds: float) -> None:
+    def _add(self, link: _SendGroup, seconds: float) -> None:
         self._times.setdefault(link, []).append(seconds)

@@ -43,7 +43,7 @@ def run_group(
     with tempfile.TemporaryDirectory(prefix="phalanx-ranks-") as folder:
         results_folder = Path(folder)
         limit = timedelta(seconds=max(COLLECTIVE_SECONDS, timeout_seconds - GRACE_SECONDS))
-        group = _Group(world_size, results_folder, limit, device)
+        group = _Rendezvous(world_size, results_folder, limit, device)
         processes = [_fork(rank, group, function) for rank in range(world_size)]
         ends: dict[int, int] = {}
         try:
@@ -59,7 +59,7 @@ def run_group(
     return [value for _, value in results]
 
 
-class _Group(NamedTuple):
+class _Rendezvous(NamedTuple):
     """What ranks need to meet."""
 
     world_size: int
@@ -80,7 +80,7 @@ class _Group(NamedTuple):
         )
 
 
-def _fork(rank: int, group: _Group, function: Callable[[], bytes]) -> int:
+def _fork(rank: int, group: _Rendezvous, function: Callable[[], bytes]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

@@ -34,10 +34,10 @@ class LastReports:
 
     def expect(self, order: Abort | Stop, targets: tuple[int, ...], nodes: dict[int, None]) -> None:
         """Nodes are told that a generation is over; ``nodes``: those of it that took part."""
-        known = self._stopped.get(order.job)
-        if known is None or known.generation != order.generation:
-            known = self._stopped[order.job] = StoppedGeneration(order.generation)
-        known.nodes.update((node, None) for node in targets if node in nodes)
+        stopped = self._stopped.get(order.job)
+        if stopped is None or stopped.generation != order.generation:
+            stopped = self._stopped[order.job] = StoppedGeneration(order.generation)
+        stopped.nodes.update((node, None) for node in targets if node in nodes)
         while len(self._stopped) > MOST_KEPT:
             del self._stopped[next(iter(self._stopped))]
 

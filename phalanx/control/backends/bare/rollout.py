@@ -59,8 +59,8 @@ class HostOutcome(Struct, frozen=True, kw_only=True):
 def read_hosts(text: str) -> list[RolloutHost]:
     """Hosts of a file, one a line; ``#`` begins a comment."""
     hosts: list[RolloutHost] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        fields = line.partition("#")[0].split()
+    for number, host_line in enumerate(text.splitlines(), start=1):
+        fields = host_line.partition("#")[0].split()
         if not fields:
             continue
         places = [field.partition("=")[::2] for field in fields if "=" in field]
@@ -70,7 +70,9 @@ def read_hosts(text: str) -> list[RolloutHost]:
         good = 0 < len(fields) <= 2 and HOST.fullmatch(fields[0]) and (not colon or port.isdigit())
         if not good:
             rule = "must be [user@]address[:port] and a name, if it has another"
-            raise ConfigError(f"line {number}", f'"{line.strip()}"', rule, "e.g. root@10.0.0.7 n7")
+            raise ConfigError(
+                f"line {number}", f'"{host_line.strip()}"', rule, "e.g. root@10.0.0.7 n7"
+            )
         name = fields[1] if len(fields) > 1 else address.rpartition("@")[2]
         hosts.append(RolloutHost(address, name, int(port) if port else 22, tuple(places)))
     names = [host.name for host in hosts]

@@ -69,10 +69,10 @@ def delete(text: str, namespace: str, pods: str) -> str:
 
     ``pods``: their labels, since there may be more of them than ``text`` says (other --spares).
     """
-    words = ("delete", "--ignore-not-found", "--wait=true")
-    said = kubectl(*words, "-f", "-", text=text, seconds=DELETE_SECONDS)
+    command = ("delete", "--ignore-not-found", "--wait=true")
+    said = kubectl(*command, "-f", "-", text=text, seconds=DELETE_SECONDS)
     some = ("--namespace", namespace, "--selector", pods)
-    return said + kubectl(*words, "pods", *some, seconds=DELETE_SECONDS)
+    return said + kubectl(*command, "pods", *some, seconds=DELETE_SECONDS)
 
 
 class NoAnswerError(KubernetesError):

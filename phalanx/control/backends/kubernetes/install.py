@@ -36,15 +36,17 @@ def install(site: Kubernetes, gpus: int = 0) -> list[Tree]:
     return made
 
 
-def _rights(kind: str, name: str, namespace: str, what: str, subject: list[Tree]) -> list[Tree]:
+def _rights(
+    role_kind: str, name: str, namespace: str, what: str, subject: list[Tree]
+) -> list[Tree]:
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     rule = {"apiGroups": [""], "resources": [what], "verbs": ["get", "list"]}
-    role = {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, "rules": [rule]}
+    role = {"apiVersion": f"{RBAC}/v1", "kind": role_kind, "metadata": metadata, "rules": [rule]}
     binding = {
         "apiVersion": f"{RBAC}/v1",
-        "kind": f"{kind}Binding",
+        "kind": f"{role_kind}Binding",
         "metadata": dict(metadata),
-        "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
+        "roleRef": {"apiGroup": RBAC, "kind": role_kind, "name": name},
         "subjects": subject,
     }
     return [role, binding]

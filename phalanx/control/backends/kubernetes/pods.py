@@ -83,10 +83,10 @@ def job_secret(options: PodOptions) -> str:
 
 def controller_pod(options: PodOptions) -> Tree:
     """The template of the pod that leads the job."""
-    words = ["python", "-m", "phalanx", "lead", "--engine", "kubernetes"]
-    words += ["--state", options.state, "--url", options.url, *options.lead]
+    command = ["python", "-m", "phalanx", "lead", "--engine", "kubernetes"]
+    command += ["--state", options.state, "--url", options.url, *options.lead]
     container = {
-        **_container(options, "controller", words),
+        **_container(options, "controller", command),
         "ports": [{"name": "api", "containerPort": PORT}],
         "resources": _same({"cpu": "2", "memory": "4G"}),
         **_probes(),

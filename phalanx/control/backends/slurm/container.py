@@ -20,10 +20,10 @@ def container_words(backend: Backend) -> tuple[list[str], list[str]]:
     image = staged(backend) or _address(backend)
     mounts = ",".join(each if ":" in each else f"{each}:{each}" for each in backend.mounts)
     if runtime == "pyxis":
-        words = [f"--container-image={shlex.quote(image)}", "--container-writable"]
+        options = [f"--container-image={shlex.quote(image)}", "--container-writable"]
         if mounts:
-            words.append(f"--container-mounts={shlex.quote(mounts)}")
-        return words, []
+            options.append(f"--container-mounts={shlex.quote(mounts)}")
+        return options, []
     if runtime == "apptainer":
         bind = ["--bind", shlex.quote(mounts)] if mounts else []
         return [], ["apptainer", "exec", "--nv", *bind, shlex.quote(image)]
@@ -32,11 +32,11 @@ def container_words(backend: Backend) -> tuple[list[str], list[str]]:
 
 def staged(backend: Backend) -> str:
     """Where each node's own copy lies; "": images are not staged."""
-    folder, kind = backend.slurm.image_folder, backend.slurm.container
-    if not folder or kind == "none":
+    folder, runtime = backend.slurm.image_folder, backend.slurm.container
+    if not folder or runtime == "none":
         return ""
     digest = backend.image.rpartition("@sha256:")[2]
-    return f"{folder.rstrip('/')}/{digest}.{SUFFIX[kind]}"
+    return f"{folder.rstrip('/')}/{digest}.{SUFFIX[runtime]}"
 
 
 def staging(backend: Backend) -> str:

@@ -48,14 +48,14 @@ class Directive(Struct, frozen=True):
 
 def directives(options: ScriptOptions) -> Iterator[Directive]:
     """All of them, as a script has them."""
-    for line in (
+    for directive in (
         *_who(options),
         *_nodes(options),
         *_place(options),
         *_time(options),
         *_fate(options),
     ):
-        yield Directive(f"#SBATCH {line.text}", line.why)
+        yield Directive(f"#SBATCH {directive.text}", directive.why)
 
 
 # Of a batch script alone.

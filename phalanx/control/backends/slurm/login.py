@@ -58,10 +58,10 @@ class Allocation:
     def __enter__(self) -> Allocation:
         command = ["salloc", "--no-shell", *allocation_words(self._options)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = GRANTED.search(done.stderr)
-        if done.returncode or found is None:
+        granted = GRANTED.search(done.stderr)
+        if done.returncode or granted is None:
             raise SlurmError(explained("salloc", done.stderr.strip()))
-        self.job = int(found[1])
+        self.job = int(granted[1])
         try:
             shown = self._programs.run("scontrol", "--oneliner", "show", "job", str(self.job))
             fields = dict(re.findall(r"(\w+)=(\S*)", shown))

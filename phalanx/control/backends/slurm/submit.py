@@ -133,10 +133,10 @@ def run_folder(number: int, there: Collection[str]) -> str:
 def latest_run(first: Path) -> Path:
     """The folder of the last job that had the number of this one."""
     there = {path.name for path in first.parent.iterdir()} if first.parent.exists() else ()
-    found, number = first, 2
+    latest, number = first, 2
     while first.name in there and f"{first.name}.{number}" in there:
-        found, number = first.with_name(f"{first.name}.{number}"), number + 1
-    return found
+        latest, number = first.with_name(f"{first.name}.{number}"), number + 1
+    return latest
 
 
 def _excluded(text: str) -> tuple[str, ...]:

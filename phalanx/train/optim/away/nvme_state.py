@@ -34,7 +34,7 @@ class NvmeState:
         self._block = torch.frombuffer(self.file.map, dtype=torch.uint8)
         self._taken = 0
         self._buffers: list[_HostBuffer] = []
-        self._link = _Link(device) if device.type == "cuda" else None
+        self._link = _DeviceStreams(device) if device.type == "cuda" else None
         self._mapped = True  # somebody may have written through the mapping
 
     @staticmethod
@@ -197,7 +197,7 @@ class _HostBuffer:
         return self._memory[start : start + paged(part.bytes)]
 
 
-class _Link:
+class _DeviceStreams:
     """Between host memory and the device: one stream to it, one from it."""
 
     def __init__(self, device: torch.device) -> None:
