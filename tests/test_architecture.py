@@ -269,7 +269,7 @@ BEHAVIOUR = {
         "checkpoint": "ckpt_cli hf_export",
         "data": "docs exactness keeping s3 tokenize_runs",
         "doctor": "measured",
-        "doctor/checks": "gpu os",
+        "doctor/checks": "cgroups gpu os",
         "hardware": "consistency",
         "hardware/probe": "parsers",
         "observe/profile": "reports rules",
@@ -278,6 +278,7 @@ BEHAVIOUR = {
     },
     "every command": {
         "cli": "bad_input commands help_text without_torch",
+        "config": "file_kinds",
         "cli/plan": "plan_docs",
         "cli/train": "train_errors",
     },

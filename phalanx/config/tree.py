@@ -77,12 +77,13 @@ def mistakes(section: type[Section], table: Mapping[str, Any]) -> list[ConfigPro
     return list(_mistakes(section, table, "", section))
 
 
-def of_another_kind(table: Mapping[str, Any], known: Collection[str]) -> ConfigProblem | None:
+def of_another_kind(table: Mapping[str, Any], keys: Collection[str]) -> ConfigProblem | None:
     """That a table was written for another command, where its keys say so and none of them fits."""
-    for kind in FILE_KINDS:
-        tables = [isinstance(table.get(key), Mapping | list) for key in kind.keys]
-        if any(tables) and all(key in table and key not in known for key in kind.keys):
-            return problem(kind.keys[0], "", f"is a key of {kind.name}, not of this", kind.commands)
+    for other in FILE_KINDS:
+        tables = [isinstance(table.get(key), Mapping | list) for key in other.keys]
+        if any(tables) and all(key in table and key not in keys for key in other.keys):
+            rule = f"is a key of {other.name}, not of this"
+            return problem(other.keys[0], "", rule, other.commands)
     return None
 
 

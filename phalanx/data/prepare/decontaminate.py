@@ -93,12 +93,12 @@ def _examples(path: str, text_key: str) -> Iterator[str]:
     """Texts of an evaluation set; without a key, every string of every JSON line by itself."""
     name = path.removesuffix(".gz").removesuffix(".zst")
     if text_key or not name.endswith(LINE_SUFFIXES):
-        for found in read_documents(path, text_key, ""):
-            if not isinstance(found, SourceDocument):
-                rule = f"record {found.record} cannot be read: it {found.reason}"
+        for document in read_documents(path, text_key, ""):
+            if not isinstance(document, SourceDocument):
+                rule = f"record {document.record} cannot be read: it {document.reason}"
                 fix = "correct the file, or decontaminate.text_key"
                 raise DataError("decontaminate.against", path, rule, fix)
-            yield found.text
+            yield document.text
         return
     number = 0
     with open_input(path) as raw:

@@ -107,7 +107,7 @@ def _refuse_others(script: Path, text: str) -> None:
     lines = [line for line in text.splitlines() if not _is_remark(line) and not _is_step(line)]
     if lines != frame:
         pairs = zip_longest(lines, frame, fillvalue="")
-        first = next(line or "its end" for line, wanted in pairs if line != wanted)
+        first = next(read or "its end" for read, wanted in pairs if read != wanted)
         rule = f"is not as doctor wrote it: {first.strip()[:80]!r}"
         raise ConfigError("script", str(script), rule, "read it; `sh` runs it if you trust it")
 
@@ -116,13 +116,13 @@ def _is_remark(line: str) -> bool:
     return not line.strip() or line.lstrip().startswith("#")
 
 
-def _is_step(line: str) -> bool:
+def _is_step(text: str) -> bool:
     """A step with one quoted command, and nothing behind it."""
     try:
-        words = shlex.split(line)
+        step = shlex.split(text)
     except ValueError:
         return False
-    return len(words) == 2 and line == f"    step {quote(words[1])}"
+    return len(step) == 2 and text == f"    step {quote(step[1])}"
 
 
 def run_script(script: Path, action: Literal["apply", "undo"]) -> int:

@@ -232,9 +232,9 @@ def _is_date(text: str | None) -> bool:
 def _seconds(text: str | None) -> float:
     """Seconds since some beginning, or a date: one without a zone is taken for UTC."""
     if text is None or not _is_date(text):
-        found = _number(text, math.inf)
-        if found > MOST_STAMP:
+        stamp = _number(text, math.inf)
+        if stamp > MOST_STAMP:
             raise ValueError(f"{text!r} is too late for seconds; divide milliseconds by 1000")
-        return found
+        return stamp
     when = datetime.fromisoformat(text.strip())
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
