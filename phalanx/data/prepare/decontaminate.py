@@ -81,8 +81,7 @@ def gather_ngrams(
             if own_size >= least:
                 hashes.setdefault(own_size, []).append(ngram_hashes(view.word_hashes, own_size))
         if not count:
-            rule = f"no example has text under {text_key!r}" if text_key else "holds no example"
-            fix = "correct decontaminate.text_key (empty: all strings of an example)"
+            rule, fix = "holds no example", "correct the file, or take it out of the list"
             raise DataError("decontaminate.against", path, rule, fix)
     return EvaluationNgrams(
         {size: np.unique(np.concatenate(hashes[size])) for size in sorted(hashes)}
@@ -96,7 +95,9 @@ def _examples(path: str, text_key: str) -> Iterator[str]:
         for document in read_documents(path, text_key, ""):
             if not isinstance(document, SourceDocument):
                 rule = f"record {document.record} cannot be read: it {document.reason}"
-                fix = "correct the file, or decontaminate.text_key"
+                fix = (
+                    "correct the file, or decontaminate.text_key (empty: all strings of an example)"
+                )
                 raise DataError("decontaminate.against", path, rule, fix)
             yield document.text
         return

@@ -57,7 +57,10 @@ def test_other_texts_are_clean(ngrams: EvaluationNgrams, text: str) -> None:
 def test_a_set_without_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "exam.jsonl"
     path.write_text('{"question": "a"}\n')
-    with pytest.raises(DataError, match="no example has text under 'text'"):
+    with pytest.raises(DataError, match="record 1 cannot be read: it has no text under 'text'"):
+        gather_ngrams([str(path)], "text", 13, 8)
+    path.write_text("")
+    with pytest.raises(DataError, match="holds no example"):
         gather_ngrams([str(path)], "text", 13, 8)
     path.write_text("{\n")
     with pytest.raises(DataError, match="line 1 cannot be read"):
