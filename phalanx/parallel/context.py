@@ -1,4 +1,4 @@
-"""Context parallelism: a sequence longer than one device, split over ranks.
+"""Context parallelism (ring attention, Ulysses): a sequence longer than one device, over ranks.
 
 Ring: keys and values travel round the ranks while each keeps its queries. Every rank holds
 one early and one late chunk, so that all do the same work under the causal mask. Ulysses:
