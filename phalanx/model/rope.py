@@ -1,4 +1,4 @@
-"""Rotary positions: frequencies, how they are scaled to longer contexts, and their tables."""
+"""Rotary positions (RoPE): frequencies, how YaRN and others scale them for length, and tables."""
 
 from __future__ import annotations
 

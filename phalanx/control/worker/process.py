@@ -56,7 +56,7 @@ def run_rank(path: str) -> int:
         orders.bye(ExitInfo(code=ExitCode.CONFIG, reason=EndReason.CONFIG, message=str(error)))
         return ExitCode.CONFIG
     ring = RingSink(ring_path(Path(path).parent, index))
-    folder = RunFolder(run_path(config, job, generation))
+    folder = RunFolder(run_path(config, job, generation), os.environ["PHALANX_OWNER"])
     recorded = os.environ.get("PHALANX_RECORDS") != "0"  # the site may not want them
 
     def described(provenance: Provenance) -> None:

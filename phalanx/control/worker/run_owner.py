@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from pathlib import Path
 
-OWNER = "owner"  # the file that names it, made together with the folder
+from phalanx.train.report.run_folder import OWNER, make_owned
 
 
 def own_run_folder(folder: Path, owner: str, generation: int) -> Path:
     """The folder itself, or one beside it where the folder is another owner's.
 
-    All ranks of all generations come to the same one, without a word to each other: whoever comes
-    first makes the folder and its mark in one step, and nobody changes the mark.
+    All ranks of all generations come to the same one, without a word to each other: in the first
+    generation whoever comes first makes the folder and its mark, and nobody changes the mark. Later
+    a folder that is missing may be on storage that is away: whoever begins makes it
+    (``enter_folder``), and whoever goes on waits for it.
     """
     beside = folder.with_name(f"{folder.name}-{owner[:8]}")
     try:
@@ -33,13 +33,7 @@ def _is_own(folder: Path, owner: str, generation: int) -> bool:
             if mark.exists():  # made since, by another rank
                 return mark.read_text() == owner
             return generation > 1  # made before there were marks
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    draft.mkdir(parents=True)
-    try:
-        (draft / OWNER).write_text(owner)
-        draft.rename(folder)
-    except OSError:
-        shutil.rmtree(draft, ignore_errors=True)
-        if not mark.exists():
-            raise
+    if generation > 1:
+        return True
+    make_owned(folder, owner)
     return mark.read_text() == owner

@@ -19,13 +19,14 @@ from phalanx.train.exits import ExitInfo
 from phalanx.train.process_identity import own_process
 
 FOLDERS = ("config", "logs", "metrics", "checkpoints", "provenance")
+OWNER = "owner"  # the file that names whose job's run it is, made together with the folder
 
 
 class RunFolder:
-    """Paths inside a run's folder."""
+    """Paths inside a run's folder. ``owner``: the mark that it gets when it is made; "": none."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, owner: str = "") -> None:
+        self.path, self.owner = path, owner
         self.config = path / "config"
         self.logs = path / "logs"
         self.metrics = path / "metrics"
@@ -108,6 +109,8 @@ def make(job: Job, folder: RunFolder) -> None:
     Raises ``ConfigError`` where we may not.
     """
     try:
+        if folder.owner and not folder.path.exists():
+            make_owned(folder.path, folder.owner)
         for name in FOLDERS:
             (folder.path / name).mkdir(parents=True, exist_ok=True)
         folder.exit_info.unlink(missing_ok=True)
@@ -116,6 +119,22 @@ def make(job: Job, folder: RunFolder) -> None:
             _write_config(job, folder)
     except PermissionError as error:
         raise _no_place(job, error) from None
+
+
+def make_owned(path: Path, owner: str) -> None:
+    """Make a folder with its mark in one step, so that nobody sees the one without the other.
+
+    Where somebody else came first, theirs stays.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    draft.mkdir(parents=True)
+    try:
+        (draft / OWNER).write_text(owner)
+        draft.rename(path)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not (path / OWNER).exists():
+            raise
 
 
 def _write_process(folder: RunFolder) -> None:

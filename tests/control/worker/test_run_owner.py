@@ -7,7 +7,9 @@ from threading import Barrier, Thread
 
 import pytest
 
-from phalanx.control.worker.run_owner import OWNER, own_run_folder
+from phalanx.config import job_from_table, resolve
+from phalanx.control.worker.run_owner import own_run_folder
+from phalanx.train.report.run_folder import OWNER, RunFolder, make
 
 OURS, THEIRS = "0123456789abcdef", "fedcba9876543210"
 
@@ -36,6 +38,24 @@ def test_where_the_first_generation_stood_aside_all_later_ones_do(tmp_path: Path
     assert own_run_folder(folder, OURS, 1) == beside
     beside.mkdir()
     assert own_run_folder(folder, OURS, 2) == beside
+
+
+def test_a_folder_that_was_there_and_is_away_is_not_made_anew(tmp_path: Path) -> None:
+    folder, away = tmp_path / "runs" / "job-1", tmp_path / "away"
+    assert own_run_folder(folder, OURS, 1) == folder
+    folder.parent.rename(away)  # storage that is mounted no longer
+    assert own_run_folder(folder, OURS, 2) == folder and not folder.parent.exists()
+    away.rename(folder.parent)
+    assert own_run_folder(folder, OURS, 3) == folder and (folder / OWNER).read_text() == OURS
+
+
+def test_whoever_begins_later_makes_the_folder_with_its_mark(tmp_path: Path) -> None:
+    job = resolve(job_from_table({"runs": str(tmp_path)}), 1)
+    folder = own_run_folder(tmp_path / "job-1", OURS, 2)
+    make(job, RunFolder(folder, OURS))
+    make(job, RunFolder(folder, THEIRS))  # which never changes it
+    assert (folder / OWNER).read_text() == OURS
+    assert own_run_folder(tmp_path / "job-1", THEIRS, 1) == tmp_path / "job-1-fedcba98"
 
 
 def test_ranks_that_come_at_once_agree(tmp_path: Path) -> None:
