@@ -79,6 +79,8 @@ class SideBySide:
                 self._run(session, self._files(session, Path(root)), failed)
                 self._try_again(session, Path(root) / "again")
             finally:
+                for reports in self._set_aside.values():  # interrupted: they have failed once
+                    _tell(session, reports)
                 if failed:
                     kept = Path(tempfile.mkdtemp(prefix="phx-failed-"))
                     for folder in failed:
@@ -180,7 +182,7 @@ class SideBySide:
         again = len(self._set_aside) <= self.most_again
         items = {item.nodeid: item for item in session.items}
         folder.mkdir()
-        for number, (test, first) in enumerate(self._set_aside.items()):
+        for number, (test, first) in enumerate(list(self._set_aside.items())):
             reports = first
             if again:
                 file = File(items[test].path, [items[test]], folder / str(number))
@@ -191,6 +193,7 @@ class SideBySide:
                     self.unsteady[test] = "\n".join(
                         report.longreprtext for report in first if report.failed
                     )
+            del self._set_aside[test]
             _tell(session, reports)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -169,3 +169,17 @@ def test_cpu_time_is_told_by_room() -> None:
     seconds = {"tests/a/test_x.py": 3.0, "tests/b/c/test_y.py": 8.0, "tests/test_z.py": 1.0}
     told = cpu_by_room(seconds | {"tests/a/d/test_x.py": 4.0}, 20.0)
     assert told == "20 s of CPU: b 8, a 7, tests 1, shared 4"
+
+
+def test_what_failed_before_an_interrupt_has_failed(tmp_path: Path) -> None:
+    """It was to be tried again at the end, which never came."""
+    (tmp_path / "test_d.py").write_text(
+        "import os, signal, time\n"
+        "def test_interrupts():\n"
+        "    while not os.path.exists('torn-down'): time.sleep(0.05)\n"
+        "    time.sleep(1)\n"
+        "    os.kill(int(os.environ['STARTER']), signal.SIGINT)\n"
+    )
+    code, output = run(tmp_path, 4, again=3)
+    assert code == 2 and "KeyboardInterrupt" in output
+    assert "FAILED test_a.py::test_bad - assert 1 == 2" in output

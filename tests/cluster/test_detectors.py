@@ -78,6 +78,21 @@ def test_one_slow_rank_among_many_is_found_within_20_steps(part):
     assert 80_000 < event.slowdown_ppm < 150_000
 
 
+def test_a_rank_that_becomes_slower_still_is_named_again():
+    """What was done about it was right for what it cost then."""
+    watch, noise = watch_of(GangShape(replicas=4, slot_gpus=1)), Noise(4, 5)
+    told = []
+    for step in range(1, 150):
+        times = noise.step()
+        if step > 4:
+            times[2] = times[2] * (13 if step <= 8 else 40) // 10
+        record = GangRecord(job=1, generation=1, step=step, step_ns=MS, compute_ns=times)
+        told += [(step, event.rank, event.slowdown_ppm) for event in watch.record(record, step)]
+    (first, *who), (second, *again) = told
+    assert who[0] == again[0] == 2 and again[1] > 1.5 * who[1]
+    assert first == 12 and second == 16
+
+
 def test_stages_of_a_pipeline_are_compared_among_themselves():
     shape = GangShape(replicas=16, tensor=8, pipeline=2, slot_gpus=8)
     watch, noise = watch_of(shape), Noise(shape.gpus(16), 3)

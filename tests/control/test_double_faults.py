@@ -19,7 +19,7 @@ from tests.control.server.test_replay import END_SECONDS, reach
 
 # Far below the deadlines for a hang (a minute) and for silence (longer), on a busy machine too.
 AT_ONCE_SECONDS = 45.0
-PATIENT = "[timeouts]\nmissed_heartbeats = 60\n"
+PATIENT = "[spares]\nnodes = 2\n[timeouts]\nmissed_heartbeats = 60\n"
 STEPS = 120
 
 

@@ -288,8 +288,9 @@ def test_without_a_spare_the_gang_shrinks_and_grows_back(
 @pytest.mark.soak
 def test_a_slow_rank_is_found_and_swapped(disturbed: Disturbed, tmp_path: Path) -> None:
     wide = ("parallel.data=4", "parallel.pipeline=1")
-    expected = undisturbed(tmp_path, 150, *wide)
-    cluster, job, commits = disturbed(*wide, spares=1, steps=150)
+    steps = 800  # so many that a swap pays, however fast they are
+    expected = undisturbed(tmp_path, steps, *wide)
+    cluster, job, commits = disturbed(*wide, spares=1, steps=steps)
     reach(cluster, commits, 5)
     slow = cluster.node_of(2, job)
     cluster.order_fault(slow, job, "slow-0", "0.2")

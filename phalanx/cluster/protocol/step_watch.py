@@ -41,6 +41,7 @@ WINDOW = 12  # steps that one judgement of ranks is made on
 EVERY = 4  # steps between two judgements
 SERIES_KEPT = 96
 QUIET_STEPS = 200  # a finding is not repeated within this many steps
+WORSE_PERCENT = 150  # of what was told of a rank: then it is told again, whatever was decided
 
 
 class GangRecord(Struct, frozen=True, kw_only=True):
@@ -89,6 +90,7 @@ class WatchedGang(Struct):
     losses: list[float | None] = []
     waits: list[int] = []
     said: dict[str, int] = {}  # finding: step it was last reported at
+    slowdowns: dict[str, int] = {}  # finding: how slow its rank was then, in ppm
 
 
 class StepWatch:
@@ -315,7 +317,7 @@ class StepWatch:
                 slowdown_ppm=each.slowdown_ppm,
             )
             for each in slow
-            if self._new(gang, f"slow {each.rank} {each.part}")
+            if self._new(gang, f"slow {each.rank} {each.part}", each.slowdown_ppm)
         ]
 
     def _series(self, fact: GangRecord, gang: WatchedGang) -> list[EventBody]:
@@ -335,12 +337,13 @@ class StepWatch:
             events.append(DataStarved(job=fact.job, generation=fact.generation, share_ppm=share))
         return events
 
-    def _new(self, gang: WatchedGang, finding: str) -> bool:
-        """Whether a finding has not been reported lately."""
+    def _new(self, gang: WatchedGang, finding: str, slowdown_ppm: int = 0) -> bool:
+        """Whether a finding has not been reported lately, or of a rank that was less slow then."""
         last = gang.said.get(finding)
-        if last is not None and gang.step - last < QUIET_STEPS:
+        worse = 100 * slowdown_ppm > WORSE_PERCENT * gang.slowdowns.get(finding, 0)
+        if last is not None and gang.step - last < QUIET_STEPS and not worse:
             return False
-        gang.said[finding] = gang.step
+        gang.said[finding], gang.slowdowns[finding] = gang.step, slowdown_ppm
         return True
 
     def _node(self, gang: WatchedGang, rank: int) -> int:
