@@ -1,4 +1,4 @@
-"""Disks and mounts: whether bytes come back as they were, how fast, and whether anything hangs."""
+"""Disks and mounts, measured: free room, bytes that come back, how fast, and whether they hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection between keepers of two nodes: both prove that they know the token; sealed if told.
+"""Connections between keepers of two nodes: proof of the token, sealed if told, held to a rate.
 
 The token never travels. Sealed means AES-256-GCM with keys of an exchange (X25519) that is thrown
 away with the connection: who only listens learns nothing, even with the token.

@@ -1,4 +1,4 @@
-"""Text out of Parquet files and WebDataset tars."""
+"""Text out of Parquet files and of the members of WebDataset tars."""
 
 from __future__ import annotations
 

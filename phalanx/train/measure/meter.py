@@ -1,4 +1,4 @@
-"""Turns what steps leave on the device into records, with one transfer to the host an interval."""
+"""Turns what steps leave on the device into records; ends runs whose losses stay no numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens, roles and teams: who may do what.
+"""Tokens and sessions of people, roles and teams: who may do what, and for how long.
 
 A token is shown once, when it is made; the store keeps its SHA-256 alone (a token has 256 random
 bits, so a slow hash would protect nothing). Looking one up is one dictionary access.
