@@ -130,7 +130,7 @@ def test_the_memory_of_snapshots_is_pinned(tmp_path: Path) -> None:
     trainer = make_trainer()
     checkpointer = prepared(trainer, tmp_path / "checkpoints", home_of(str(tmp_path)))
     assert checkpointer._background is not None
-    _, memory = checkpointer._background._kept.slot()
+    _, memory = checkpointer._background._kept.buffer()
     assert memory.is_pinned()
     checkpointer.close()
 
