@@ -8,9 +8,8 @@ from typing import Any
 from phalanx.cluster import pipeline_runs as pipelines
 from phalanx.cluster import sense
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet import evacuation as vacate
+from phalanx.cluster.fleet import evacuation, renewal
 from phalanx.cluster.fleet import node_events as nodes
-from phalanx.cluster.fleet import renewal
 from phalanx.cluster.gang import draining, fence, formation, losses, progress
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import gang_of
@@ -99,7 +98,7 @@ def on_ready(ctx: Context, fact: GangReady) -> None:
             wanted = job.wanted_replicas
             elastic.resize(ctx, job, wanted, reason("scale", replicas=wanted))
         # What could take its place, or stand by for it, may have come meanwhile.
-        if vacate.wants_to(ctx, job) or elastic.lacks_spares(job):
+        if evacuation.wants_to(ctx, job) or elastic.lacks_spares(job):
             ctx.look_at_queue(capacity=True)
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from phalanx.cluster import pipeline_runs as pipelines
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet import evacuation as vacate
-from phalanx.cluster.fleet import health, renewal
+from phalanx.cluster.fleet import evacuation, health, renewal
 from phalanx.cluster.fleet import node_events as nodes
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.gang import failure_rates, left_memory
@@ -49,12 +48,12 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
                 if decision.for_job:
                     departure.give_way(ctx, job, grace_ns, why)
                 else:
-                    vacate.for_window(ctx, job, decision.window, grace_ns, why)
+                    evacuation.for_window(ctx, job, decision.window, grace_ns, why)
             case Resize():
                 job = ctx.view.jobs[decision.job]
                 elastic.resize(ctx, job, decision.replicas, decision.reason)
     if changed:
-        vacate.move_on(ctx)
+        evacuation.move_on(ctx)
         elastic.use_the_rest(ctx)
     if ctx.queue.unfinished:
         ctx.look_at_queue(capacity=changed)
@@ -131,7 +130,7 @@ TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "deadline": departure.deadline,
     "time_limit": _allocation_timer(departure.time_limit),
     "leave_by": _allocation_timer(departure.must_be_gone),
-    "vacate": vacate.last_call,
+    "vacate": evacuation.last_call,
     "budget": _allocation_timer(budget.check),
     "pipeline": pipelines.time_passed,
     "rates": _look_at_rates,

@@ -20,7 +20,7 @@ from phalanx.cluster.units import SECOND_NS
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
 
 
-def drain(ctx: Context, node: int, deadline_ns: int, why: Reason, cause: str) -> None:
+def vacate(ctx: Context, node: int, deadline_ns: int, why: Reason, cause: str) -> None:
     """Gives a node no new work, and moves what it runs elsewhere while there is time.
 
     ``deadline_ns``: when it must be empty; 0: now. Of several orders the soonest counts; one that

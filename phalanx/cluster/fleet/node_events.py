@@ -5,7 +5,7 @@ from __future__ import annotations
 from phalanx.cluster.causes import Cause
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
-from phalanx.cluster.fleet.evacuation import OUT, drain, forget
+from phalanx.cluster.fleet.evacuation import OUT, forget, vacate
 from phalanx.cluster.fleet.renewal import renew
 from phalanx.cluster.gang import left_memory, risk_groups
 from phalanx.cluster.gang.fence import fence_found, fence_lost
@@ -318,7 +318,7 @@ def on_drain(ctx: Context, fact: DrainNode) -> None:
     ctx.health.ordered[node] = min(by_ns, ctx.health.ordered.get(node, by_ns))
     state = ctx.fleet.state(node)
     why = reason("drain_because", why=fact.why) if fact.why else reason("drain_ordered")
-    drain(ctx, node, by_ns, why, Cause.HOST_MAINTENANCE)
+    vacate(ctx, node, by_ns, why, Cause.HOST_MAINTENANCE)
     later = reason("drain_later", state=state.name.lower())
     accept(ctx, fact.request, later if state in OUT else reason("accepted"))
 
@@ -326,7 +326,7 @@ def on_drain(ctx: Context, fact: DrainNode) -> None:
 def on_notice(ctx: Context, fact: NodeNotice) -> None:
     """The site takes a node away at a time."""
     why = reason("notice", cause=fact.cause)
-    drain(ctx, fact.node, fact.deadline_ns, why, fact.cause)
+    vacate(ctx, fact.node, fact.deadline_ns, why, fact.cause)
 
 
 def on_answer(ctx: Context, fact: Answer) -> None:

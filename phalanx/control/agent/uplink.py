@@ -41,7 +41,7 @@ from phalanx.control.wire import agent_messages as wire
 from phalanx.control.wire.shell_messages import OpenShell
 
 PENDING_SECONDS = 5.0  # between two looks whether an administrator has decided
-PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries to connect
+RECONNECT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 FRAME_BYTES = 64 << 20
 
 Answered = Callable[[], None]
@@ -131,7 +131,7 @@ class Uplink:
                     log.log(level, "no server answers at %s (%s): trying again", url, why)
             if refused == len(self._urls):
                 listener.no_server(began)
-            pause = PAUSES[min(tries, len(PAUSES) - 1)]
+            pause = RECONNECT_PAUSES_SECONDS[min(tries, len(RECONNECT_PAUSES_SECONDS) - 1)]
             await asyncio.sleep(PENDING_SECONDS if self._waits else pause)
             tries += 1
 
