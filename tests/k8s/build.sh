@@ -25,9 +25,10 @@ built && exit 0
 
 cd "$folder"
 if ! ls -d kubernetes-*/cmd >/dev/null 2>&1; then
-  # A list of sources of our own: the machine's stays as it is.
+  # A list of sources of our own, at the machine's archive: its own list stays as it is.
   mkdir -p apt/lists/partial
-  echo "deb-src http://deb.debian.org/debian ${SUITE:-bookworm} main" > apt/sources.list
+  archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | head -1)
+  echo "deb-src $archive ${SUITE:-bookworm} main" > apt/sources.list
   options=(-o Dir::Etc::SourceList="$folder/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null
     -o Dir::State::Lists="$folder/apt/lists" -o APT::Sandbox::User=root)
   apt-get -qq "${options[@]}" update
