@@ -93,7 +93,9 @@ def merged(path: Path | str, errors: list[CheckpointError]) -> CheckpointError:
     for special in (KeeperLostError, LostPlaceError):
         if any(isinstance(error, special) for error in errors):
             error_type = special
-    return error_type(path, shown, fix, _telling([error.errno for error in errors if error.errno]))
+    number = _telling([error.errno for error in errors if error.errno])
+    ranks = sorted({rank for error in errors for rank in error.ranks})
+    return error_type(path, shown, fix, number, tuple(ranks))
 
 
 def _telling(numbers: list[int]) -> int:

@@ -26,13 +26,19 @@ class CheckpointError(Exception):
     """A checkpoint cannot be written or trusted: which one, what is wrong, what to do."""
 
     def __init__(
-        self, path: Path | str, problems: str | list[str], fix: str = "", errno: int = 0
+        self,
+        path: Path | str,
+        problems: str | list[str],
+        fix: str = "",
+        errno: int = 0,
+        ranks: tuple[int, ...] = (),
     ) -> None:
         self.path = path
         self.problems = [problems] if isinstance(problems, str) else problems
         self.fix = fix
         self.errno = errno  # of the operating system, where that refused; 0: it did not
-        super().__init__(path, self.problems, fix, errno)
+        self.ranks = ranks  # whose shards cannot be read or are not what was written
+        super().__init__(path, self.problems, fix, errno, ranks)
 
     def __str__(self) -> str:
         lines = [f"checkpoint {self.path}: {self.problems[0]}", *self.problems[1:]]

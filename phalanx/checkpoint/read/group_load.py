@@ -44,7 +44,7 @@ class Loader:
 
     def __init__(self) -> None:
         self._ranks = Ranks()
-        self._bad_ranks: set[int] = set()  # whose shards the last load found to be bad
+        self._opened = False  # the last load read more than what describes the checkpoint
         self.broke_off = False  # the last load did, with tensors partly filled
         self.loaded_from = ""  # where the last load found what it loaded
         self.passed_over: list[str] = []  # what would have come first, and what is wrong with it
@@ -67,22 +67,18 @@ class Loader:
         opened: Callable[[], CheckpointSource],
         tensors: dict[str, torch.Tensor],
     ) -> Manifest:
-        self._bad_ranks = set()
+        self._opened = False
         with self._ranks.together(where):
             source = opened()
             stored = StoredTensors(source)
             tensors = stored.present(tensors)
             stored.check(tensors)
-        self.broke_off = True
-        try:
-            with self._ranks.together(source.where), torch.no_grad():
-                stored.fill(tensors)
-                rng = b""
-                if source.manifest.run_ranks == world_size():
-                    rng = rng_of(source, current_rank())
-        except CheckpointError:
-            self._bad_ranks = set().union(*self._ranks.gather(stored.bad_ranks))
-            raise
+        self._opened = self.broke_off = True
+        with self._ranks.together(source.where), torch.no_grad():
+            stored.fill(tensors)
+            rng = b""
+            if source.manifest.run_ranks == world_size():
+                rng = rng_of(source, current_rank())
         self.broke_off, self.loaded_from = False, str(source.where)
         return msgspec.structs.replace(source.manifest, rng=rng)
 
@@ -137,8 +133,9 @@ class Loader:
                 except BadCheckpointError as error:
                     log.error("%s\n  trying the next replica", error)
                     self._pass_over(f"memory of keepers, step {chosen.step}", error)
-                    self._condemn(chosen, local)
-                    chosen = self._without_bad(chosen)
+                    if self._opened:  # else its holder is gone, and nothing was seen of the bytes
+                        self._condemn(chosen, error.ranks, local)
+                    chosen = _without_first_holder(chosen, error.ranks)
                 except CheckpointError as error:
                     log.warning("%s\n  so memory is not used", error)
                     self._pass_over("memory of keepers", error)
@@ -174,9 +171,9 @@ class Loader:
         run = local_run if only_run else max([local_run, *runs], key=_age)
         return candidates([offer for offer in offers if offer.run in ("", run)])
 
-    def _condemn(self, chosen: RestoreCandidate, local: Path | None) -> None:
+    def _condemn(self, chosen: RestoreCandidate, bad: tuple[int, ...], local: Path | None) -> None:
         """What is wrong in a keeper's memory or on this node's disk is not tried again."""
-        for rank in sorted(self._bad_ranks):
+        for rank in bad:
             keeper = chosen.holders[rank][0]
             if not keeper.folder and current_rank() == 0:
                 condemn_held(keeper, rank, chosen.session, chosen.step)
@@ -184,14 +181,15 @@ class Loader:
                 with suppress(OSError):  # another rank of this node was first
                     condemn(Path(keeper.folder).parents[1], rank, chosen.session, chosen.step)
 
-    def _without_bad(self, chosen: RestoreCandidate) -> RestoreCandidate | None:
-        bad = self._bad_ranks
-        if not bad:
-            return None
-        rest: RestoreCandidate | None = chosen
-        for rank in sorted(bad):
-            rest = rest.without(rank) if rest is not None else None
-        return rest
+
+def _without_first_holder(
+    chosen: RestoreCandidate, ranks: tuple[int, ...]
+) -> RestoreCandidate | None:
+    """The same step from the next holders of these ranks' snapshots; None if there are none."""
+    rest = chosen if ranks else None
+    for rank in ranks:
+        rest = rest.without(rank) if rest is not None else None
+    return rest
 
 
 def _offered_here(home: Path) -> tuple[list[SnapshotOffer], list[str], list[str]]:

@@ -45,7 +45,6 @@ class StoredTensors:
 
     def __init__(self, source: CheckpointSource) -> None:
         self.source, self.path = source, source.where
-        self.bad_ranks: set[int] = set()  # whose shards were found to be bad
         self._holders: dict[str, list[Geometry]] = {}
         for group in source.manifest.groups:
             geometry = Geometry(source.table(group), group)
@@ -137,9 +136,9 @@ class StoredTensors:
             finally:
                 for file in files:
                     file.reader.close()
-        self.bad_ranks = {rank for rank, _ in problems}
         if problems:
-            raise BadCheckpointError(self.path, sorted({problem for _, problem in problems}))
+            bad = tuple({rank for rank, _ in problems})
+            raise BadCheckpointError(self.path, sorted({each for _, each in problems}), ranks=bad)
 
     def _open(
         self,

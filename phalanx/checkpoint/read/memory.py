@@ -186,7 +186,7 @@ class KeeperSource:
                             self._details[rank] = ask(connection, wanted, Details)
                 except OSError as error:
                     problem = f"the snapshot of rank {rank} cannot be read: {error}"
-                    raise BadCheckpointError(self.where, problem) from error
+                    raise BadCheckpointError(self.where, problem, ranks=(rank,)) from error
             return self._details[rank]
 
 

@@ -34,6 +34,8 @@ from phalanx.checkpoint.keeper.messages import (
 )
 from phalanx.checkpoint.keeper.start import buddies, find_keepers, home_of, node_name
 from phalanx.checkpoint.keeper.wire import ask, expect, receive_into, send
+from phalanx.checkpoint.read import group_load
+from phalanx.checkpoint.read.group_load import _offered_here
 from phalanx.checkpoint.read.memory import KeeperPlace, condemn_held, connect, offers
 from phalanx.config import Job
 from phalanx.data import Cursor
@@ -123,11 +125,27 @@ def save_and_die(tmp_path: Path, *, nodes: bool, steps: int = 3, write: bool = T
     assert str(caught.value).count("ended by SIGKILL") == 2, caught.value
 
 
-def restore(tmp_path: Path, *, nodes: bool, expected: float | None, newer_than: int = -1) -> None:
+def restore(
+    tmp_path: Path,
+    *,
+    nodes: bool,
+    expected: float | None,
+    newer_than: int = -1,
+    lost: str = "",
+) -> None:
+    """``lost``: a node whose keeper ends when it has said what it holds."""
+
+    def offered_and_lost(home: Path) -> object:
+        offered = _offered_here(home)
+        if node_name() == lost:
+            end(keepers_of(tmp_path, lost))
+        return offered
+
     def load() -> None:
         rank = dist.get_rank()
         if nodes:
             become(rank)
+        group_load._offered_here = offered_and_lost  # type: ignore[assignment]
         tensors = state(-100.0)
         loader = Checkpointer(tmp_path / "checkpoints")
         home = home_of(str(tmp_path))
@@ -140,6 +158,14 @@ def restore(tmp_path: Path, *, nodes: bool, expected: float | None, newer_than: 
         assert_value(tensors, expected)
 
     run_ranks(2, load)
+
+
+@pytest.mark.parametrize("lost", ["node0", "node1"])  # every rank asks the first one's keeper
+def test_a_keeper_that_ends_as_a_restore_begins_gives_way_to_its_buddy(
+    tmp_path: Path, lost: str
+) -> None:
+    save_and_die(tmp_path, nodes=True, write=False)
+    restore(tmp_path, nodes=True, expected=3, lost=lost)
 
 
 def test_a_killed_job_continues_from_memory_without_a_disk(tmp_path: Path) -> None:
