@@ -116,8 +116,8 @@ class Transformer(nn.Module):
         self.sin: Tensor
         self.window_cos: Tensor
         self.window_sin: Tensor
-        self.stream_positions: Tensor
-        buffers = ("token_weight", "cos", "sin", "window_cos", "window_sin", "stream_positions")
+        self.positions: Tensor
+        buffers = ("token_weight", "cos", "sin", "window_cos", "window_sin", "positions")
         for name in buffers:
             self.register_buffer(name, torch.empty(0), persistent=False)
         self.sequence_parts = 1  # of which positions are one, where attention sees them all
@@ -128,8 +128,7 @@ class Transformer(nn.Module):
         self.cos, self.sin = rope_tables(self.config, positions)
         if self.config.window is not None:
             self.window_cos, self.window_sin = rope_tables(self.config, positions, windowed=True)
-        part, count = self.stream_part
-        self.stream_positions = positions.chunk(count)[part]
+        self.positions = positions
         self.token_weight = torch.ones((), device=positions.device)
 
     @property
@@ -211,7 +210,8 @@ class Transformer(nn.Module):
         if not self.config.dropout or not self.training:
             return None
         assert samples is not None, "what is dropped follows from the samples' numbers"
-        return token_keys(samples, self.stream_positions)
+        number, count = self.stream_part
+        return token_keys(samples, self.positions.chunk(count)[number])
 
     def _counted(self, labels: Tensor | None) -> Tensor | None:
         """Samples [batch] of which some token here has a label, where anybody asks."""
