@@ -272,6 +272,7 @@ BEHAVIOUR = {
         "doctor/checks": "cgroups gpu os",
         "hardware": "consistency",
         "hardware/probe": "parsers",
+        "model": "dropout",
         "observe/profile": "reports rules",
         "pipelines": "docs example",
         "pipelines/run": "kills",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import sys
@@ -27,4 +28,5 @@ def collection_paused() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # else extensions count it at the end as leaked, and say so
         gc.enable()

@@ -207,6 +207,8 @@ class Model(Section, frozen=True, kw_only=True):
     """Factor on token vectors."""
     residual_scale: Positive = 1.0
     """Factor on what each branch adds to the residual stream."""
+    dropout: Below1 = 0.0
+    """Share of values that training drops: of token vectors, and of what each branch adds."""
     tied_embedding: bool = False
     """One matrix serves as embedding and as output head."""
     latent: LatentAttentionShape | None = None

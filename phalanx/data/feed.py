@@ -33,6 +33,7 @@ class Batch(msgspec.Struct, frozen=True):
     tokens: NDArray[np.int64]  # [micro_batch, sequence]
     labels: NDArray[np.int64]  # [micro_batch, sequence]
     documents: NDArray[np.int32] | None  # [micro_batch, sequence]
+    samples: NDArray[np.int64] | None = None  # [micro_batch] numbers in the run, 0 of padding
 
 
 class StepBatches(msgspec.Struct, frozen=True):
@@ -149,10 +150,12 @@ class StepReader:
         weighty = rows * self._data.sequence - (0 if silent is None else int(silent.sum()))
         if self._data.pairs and documents is not None and silent is not None:
             weighty = count_pairs(documents, silent)
+        samples = np.zeros(rows, np.int64)
+        samples[:real] = numbers
         return StepBatches(
             step_first_sample=cursor.next,
             samples=share.batch,
-            micro_batches=self._cut(buffer, share.cuts, documents, silent),
+            micro_batches=self._cut(buffer, share.cuts, documents, silent, samples),
             real_tokens=weighty,
             damaged=len(damaged),
         )
@@ -188,6 +191,7 @@ class StepReader:
         cuts: list[slice],
         documents: NDArray[np.int32] | None,
         silent: NDArray[np.bool_] | None,
+        samples: NDArray[np.int64],
     ) -> list[Batch]:
         made = []
         for rows in cuts:
@@ -196,7 +200,7 @@ class StepReader:
                 labels = labels.copy() if buffer.shared else labels
                 labels[silent[rows]] = WEIGHTLESS
             own = None if documents is None else documents[rows]
-            made.append(Batch(buffer.tokens[rows], labels, own))
+            made.append(Batch(buffer.tokens[rows], labels, own, samples[rows]))
         return made
 
     def _refuse_exhausted(self, cursor: Cursor, limit: int) -> None:

@@ -87,7 +87,7 @@ def _global_index(
     return index.flatten()
 
 
-def _mix(x: Tensor) -> Tensor:
+def mix(x: Tensor) -> Tensor:
     """SplitMix64's finaliser on int64 (arithmetic wraps as unsigned would)."""
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         x = (x ^ _logical_shift(x, shift)) * factor
@@ -100,7 +100,7 @@ def _logical_shift(x: Tensor, bits: int) -> Tensor:
 
 def _normal(index: Tensor, key: int) -> Tensor:
     """Standard normal of each index by Box-Muller on two halves of one 64-bit hash."""
-    bits = _mix(_mix(index + key) ^ key)
+    bits = mix(mix(index + key) ^ key)
     low = (bits & 0xFFFFFFFF).to(torch.float64)
     high = _logical_shift(bits, 32).to(torch.float64)
     radius = torch.sqrt(-2.0 * torch.log((low + 0.5) / 2.0**32))

@@ -1,18 +1,22 @@
-"""Norm, linear layers, and the dense feed-forward layer."""
+"""Norm, linear layers, dropout, and the dense feed-forward layer."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from phalanx.config import Model, gate_up_groups
 from phalanx.model import ops
 from phalanx.model.declare import BIAS, RESIDUAL, ROWS, SCALE, Declaration, declare
+from phalanx.model.init import mix
+
+_GOLDEN = -7046029254386353131  # SplitMix64's increment: keys of neighbouring channels
 
 
 class Windowed(NamedTuple):
@@ -34,6 +38,7 @@ class ForwardContext(NamedTuple):
     windowed: Windowed | None = None  # where the model has a window
     counted: Tensor | None = None  # [batch] samples with a label, where scores are clipped
     following: Tensor | None = None  # [batch, seq, dim] vectors of later tokens, to predict others
+    token_keys: Tensor | None = None  # [batch, seq here] of what dropout draws; None: drops nothing
 
 
 class RMSNorm(nn.Module):
@@ -91,6 +96,58 @@ class BiasedLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.bias
+
+
+def token_keys(samples: Tensor, positions: Tensor) -> Tensor:
+    """Keys [batch, seq] of tokens: samples [batch] by their numbers in the run, positions [seq]."""
+    return mix(mix(samples)[:, None] + positions)
+
+
+class Dropout(nn.Module):
+    """Drops so many of the values, and enlarges the others, where tokens have keys.
+
+    No generator is drawn from: what is dropped follows from seed, sample, position and place in
+    the model, the same on every mesh, in a recomputed block and in a run that was resumed.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.key: Tensor
+
+    def reset(self, key: int, device: torch.device) -> None:
+        """``key``: of the run's seed and the place in the model."""
+        self.key = torch.tensor(key, device=device)
+
+    def forward(self, x: Tensor, tokens: Tensor | None) -> Tensor:
+        if tokens is None:
+            return x
+        dropped: Tensor = _Drop.apply(x, mix(tokens ^ self.key), self.rate)  # type: ignore[no-untyped-call]
+        return dropped
+
+
+class _Drop(Function):
+    """Makes its mask once more in backward, instead of keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, rate: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.rate = rate
+        return _dropped(x, keys, rate)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (keys,) = ctx.saved_tensors
+        return _dropped(grad, keys, ctx.rate), None, None
+
+
+def _dropped(x: Tensor, keys: Tensor, rate: float) -> Tensor:
+    """x: [batch, seq, width], keys: [batch, seq]."""
+    channels = torch.arange(x.shape[-1], device=x.device) * _GOLDEN
+    drawn = mix(keys.unsqueeze(-1) + channels)  # even over all of int64
+    kept = drawn >= round(rate * 2**64) - 2**63
+    return torch.where(kept, x * (1 / (1 - rate)), 0.0)
 
 
 class GatedMlp(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,101 +12,16 @@ from torch import Tensor, nn
 
 from phalanx.config import ConfigError, Model, reforms_scores
 from phalanx.config.own_code import load_class
-from phalanx.model.attention import (
-    GroupedQueryAttention,
-    LatentAttention,
-    document_mask,
-    window_mask,
-)
+from phalanx.model.attention import document_mask, window_mask
+from phalanx.model.block import OWN, drop, make_block, make_dropout
 from phalanx.model.declare import ROWS, declare
 from phalanx.model.layer import Layer
-from phalanx.model.layers import ForwardContext, RMSNorm, Windowed, dense_mlp, make_norm
+from phalanx.model.layers import ForwardContext, Windowed, make_norm, token_keys
 from phalanx.model.loss import TokenLoss, linear_cross_entropy, row_scores
-from phalanx.model.moe import AttachLoss, MoeLayer
-from phalanx.model.mtp import PredictionLayer, look_ahead, prediction_class
+from phalanx.model.moe import AttachLoss
+from phalanx.model.mtp import PredictionLayer, look_ahead
 from phalanx.model.ops import soft_cap
 from phalanx.model.rope import rope_tables
-
-OWN = "model.module"  # the setting that names a class
-
-
-class Block(Layer):
-    """Attention and feed-forward, each behind a norm and beside a residual."""
-
-    splits_sequence = True
-
-    def __init__(self, config: Model, index: int) -> None:
-        super().__init__()
-        self.attention_norm = make_norm(config, config.dim)
-        attention = LatentAttention if config.latent else GroupedQueryAttention
-        self.attention = attention(config, index)
-        self.mlp_norm = make_norm(config, config.dim)
-        sparse = config.moe is not None and index >= config.moe.first_dense_layers
-        self.moe = MoeLayer(config.dim, config.moe, config.mlp) if sparse and config.moe else None
-        self.mlp = None if sparse else dense_mlp(config)
-
-    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        x, normed = self.attention_norm.join(x)
-        x, normed = self.mlp_norm.join(x, self.attention(normed, context))
-        return x + self.feed_forward(normed, context)
-
-    def branches(self) -> list[nn.Module]:
-        return [self.attention] if self.mlp is None else [self.attention, self.mlp]
-
-    def feed_forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Experts, or the dense MLP."""
-        if self.moe is not None:
-            mixed: Tensor = self.moe(x, context)
-            return mixed
-        assert self.mlp is not None
-        out: Tensor = self.mlp(x)
-        return out
-
-
-class ComposedBlock(Block):
-    """A block of another form: norms on the results of branches, or scaled branches.
-
-    What every block has keeps its name: ``attention_norm`` is the norm on attention's result where
-    there is none before it.
-    """
-
-    def __init__(self, config: Model, index: int) -> None:
-        super().__init__(config, index)
-        self.norms_results = config.norm == "post"
-        self.residual_scale = config.residual_scale
-        both = config.norm == "sandwich"
-        self.attention_out_norm = make_norm(config, config.dim) if both else None
-        self.mlp_out_norm = make_norm(config, config.dim) if both else None
-
-    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        normed = x if self.norms_results else self.attention_norm(x)
-        branch = self.attention(normed, context)
-        x = x + self._result(branch, self.attention_norm, self.attention_out_norm)
-        normed = x if self.norms_results else self.mlp_norm(x)
-        branch = self.feed_forward(normed, context)
-        return x + self._result(branch, self.mlp_norm, self.mlp_out_norm)
-
-    def _result(self, branch: Tensor, norm: RMSNorm, out_norm: RMSNorm | None) -> Tensor:
-        """What a branch adds to the stream."""
-        last = norm if self.norms_results else out_norm
-        if last is not None:
-            branch = last(branch)
-        return branch if self.residual_scale == 1.0 else branch * self.residual_scale
-
-
-def make_block(config: Model, index: int) -> Layer:
-    """A layer: of the class that a job names, or a block. Fused kernels know the plain form.
-
-    Those behind the model's last one predict tokens further on.
-    """
-    own = load_class(OWN, config.module, nn.Module) if config.module else Block
-    plain = config.norm == "pre" and not config.norm_offset and config.residual_scale == 1.0
-    layer_class: type[Layer] = Block if plain else ComposedBlock
-    if issubclass(own, Layer) and own is not Block:
-        layer_class = own
-    if index >= config.layers:
-        layer_class = prediction_class(layer_class)
-    return cast(Layer, cast(Any, layer_class)(config, index))
 
 
 class Embedding(nn.Module):
@@ -185,6 +100,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embed = Embedding(config.vocab, config.dim) if embed else None
+        self.dropout = make_dropout(config) if embed else None  # of token vectors
         indices = [*(range(config.layers) if layers is None else layers)]
         copies = False
         if config.mtp is not None and head:
@@ -200,15 +116,19 @@ class Transformer(nn.Module):
         self.sin: Tensor
         self.window_cos: Tensor
         self.window_sin: Tensor
-        for name in ("token_weight", "cos", "sin", "window_cos", "window_sin"):
+        self.positions: Tensor
+        buffers = ("token_weight", "cos", "sin", "window_cos", "window_sin", "positions")
+        for name in buffers:
             self.register_buffer(name, torch.empty(0), persistent=False)
         self.sequence_parts = 1  # of which positions are one, where attention sees them all
+        self.stream_part = (0, 1)  # number and count of the slices of what blocks hand on
 
     def prepare(self, positions: Tensor) -> None:
         """Fill what is not a weight: rotary tables for these positions, and the token weight."""
         self.cos, self.sin = rope_tables(self.config, positions)
         if self.config.window is not None:
             self.window_cos, self.window_sin = rope_tables(self.config, positions, windowed=True)
+        self.positions = positions
         self.token_weight = torch.ones((), device=positions.device)
 
     @property
@@ -235,13 +155,16 @@ class Transformer(nn.Module):
         labels: Tensor | None = None,
         documents: Tensor | None = None,
         tokens: Tensor | None = None,
+        samples: Tensor | None = None,
     ) -> Tensor:
         """tokens [batch, seq] -> logits [batch, seq, vocab], or with labels the loss [1].
 
         The loss is the sum over labels >= 0 of cross-entropy times ``token_weight``. ``tokens`` are
-        for a part that gets hidden states, and predicts further on.
+        for a part that gets hidden states, and predicts further on. ``samples`` [batch], their
+        numbers in the run, are for dropout.
         """
-        return self.run(x, labels, self._context(labels, documents), documents, tokens)
+        context = self._context(labels, documents, samples)
+        return self.run(x, labels, context, documents, tokens)
 
     def run(
         self,
@@ -254,7 +177,7 @@ class Transformer(nn.Module):
         """The same with positions and masks of the caller's."""
         if self.embed is not None:
             tokens = x
-            x = self._vectors(tokens)
+            x = drop(self._vectors(tokens), self.dropout, context)
         for layer in self.layers.values():
             if not isinstance(layer, PredictionLayer):
                 x = layer(x, context)
@@ -268,7 +191,9 @@ class Transformer(nn.Module):
         out: Tensor = self.head(x, labels, self.token_weight)
         return out
 
-    def _context(self, labels: Tensor | None, documents: Tensor | None) -> ForwardContext:
+    def _context(
+        self, labels: Tensor | None, documents: Tensor | None, samples: Tensor | None
+    ) -> ForwardContext:
         return ForwardContext(
             cos=self.cos,
             sin=self.sin,
@@ -277,7 +202,16 @@ class Transformer(nn.Module):
             token_weight=self.token_weight,
             windowed=self._windowed(documents),
             counted=self._counted(labels),
+            token_keys=self._token_keys(samples),
         )
+
+    def _token_keys(self, samples: Tensor | None) -> Tensor | None:
+        """Of those whose values may be dropped, in training."""
+        if not self.config.dropout or not self.training:
+            return None
+        assert samples is not None, "what is dropped follows from the samples' numbers"
+        number, count = self.stream_part
+        return token_keys(samples, self.positions.chunk(count)[number])
 
     def _counted(self, labels: Tensor | None) -> Tensor | None:
         """Samples [batch] of which some token here has a label, where anybody asks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from phalanx.config import Job, micro_batches, parameter_group, stage_jobs
 from phalanx.config.own_code import import_code
 from phalanx.data import Batch
 from phalanx.model import (
+    Dropout,
     Router,
     ScorePeaks,
     Transformer,
@@ -50,6 +51,20 @@ class Timer(PeerWaitTimer, Protocol):
     """What the engine asks of whoever measures a step."""
 
     def phase(self, name: Any) -> AbstractContextManager[None]: ...
+
+
+class _Inputs(NamedTuple):
+    """A micro-batch on the device, cut to the positions that this rank holds."""
+
+    tokens: Tensor
+    labels: Tensor
+    documents: Tensor | None
+    samples: Tensor | None  # their numbers, where the model drops something
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """What only some models are given."""
+        return {} if self.samples is None else {"samples": self.samples}
 
 
 def build_parts(job: Job, mesh: Mesh) -> list[Transformer]:
@@ -107,9 +122,12 @@ class Engine:
         self.weights = list(self._draw_weights(job.train.seed))
         self.shared_embedding = SharedEmbedding.of(self.parts, self.weights, job, mesh)
         self._prepare_positions()
-        for module in self._modules():
-            if isinstance(module, Router | ScorePeaks):
-                module.reset(mesh.device)
+        for part in self.parts:
+            for name, module in part.named_modules():
+                if isinstance(module, Router | ScorePeaks):
+                    module.reset(mesh.device)
+                if isinstance(module, Dropout):
+                    module.reset(key_of(job.train.seed, name), mesh.device)
         strict = self.parts if job.train.virtual_replicas else []
         self.virtual = [VirtualGradients(part, job, mesh) for part in strict]
         self.main_gradients = self._main_gradients()
@@ -139,16 +157,18 @@ class Engine:
             virtual.begin(len(inputs))
         if self.pipeline is not None:
             with timer.phase("backward"):  # the schedule interleaves forward and backward
-                tokens, labels, documents = (_joined(part) for part in zip(*inputs, strict=True))
-                losses_here = self.pipeline.train(tokens, labels, documents)
+                whole = _Inputs(*(_joined(part) for part in zip(*inputs, strict=True)))
+                losses_here = self.pipeline.train(
+                    whole.tokens, whole.labels, whole.documents, whole.named
+                )
                 if self.shared_embedding is not None:
                     self.shared_embedding.return_gradient()
                 return self.share(losses_here.unbind())
         losses = []
-        for i, (tokens, labels, documents) in enumerate(inputs):
+        for i, each in enumerate(inputs):
             with self._synchronization(i, len(inputs)), self._summation(i):
                 with timer.phase("forward"):
-                    loss = self._module(tokens, labels, documents)
+                    loss = self._loss(each)
                 with timer.phase("backward"):
                     self._backward(loss, timer)
             for virtual in self.virtual:
@@ -186,7 +206,7 @@ class Engine:
         kept = [load.clone() for load in loads]
         self._begin(token_weight, train=True)
         with self._synchronization(0, 1), sums.taken(discard=True), without_notes(self.parts[0]):
-            self._module(*self._to_device(batch)).backward()
+            self._loss(self._to_device(batch)).backward()
         self.clear_gradients()
         for load, before in zip(loads, kept, strict=True):
             load.copy_(before)
@@ -198,9 +218,11 @@ class Engine:
         self._begin(token_weight, train=False)
         inputs = [self._to_device(batch) for batch in batches]
         if self.pipeline is not None:
-            outputs = [self.pipeline.evaluate(*batch, self._hidden(*batch)) for batch in inputs]
+            outputs = [
+                self.pipeline.evaluate(*each[:3], self._hidden(each.tokens)) for each in inputs
+            ]
         else:
-            outputs = [self.parts[0](*batch) for batch in inputs]
+            outputs = [self.parts[0](*each[:3]) for each in inputs]
         for module in self._modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # no backward follows that would drop the gathered weights
@@ -226,12 +248,16 @@ class Engine:
     def _module(self) -> nn.Module:
         return self.ddp.module if self.ddp is not None else self.parts[0]
 
+    def _loss(self, inputs: _Inputs) -> Tensor:
+        loss: Tensor = self._module(*inputs[:3], **inputs.named)
+        return loss
+
     def _tokens(self) -> Tensor:
         """An empty tensor like the tokens of a micro-batch that this rank holds."""
         shape = (self.job.train.micro_batch, len(self.positions))
         return torch.empty(shape, dtype=torch.int64, device="meta")
 
-    def _hidden(self, tokens: Tensor, *_: Any) -> Tensor:
+    def _hidden(self, tokens: Tensor) -> Tensor:
         """An empty tensor like those that pass between pipeline stages."""
         batch, sequence = tokens.shape
         shape = (batch, sequence // self.job.parallel.tensor, self.job.model.dim)
@@ -259,14 +285,15 @@ class Engine:
     def _router_loads(self) -> list[Tensor]:
         return [module.load for module in self._modules() if isinstance(module, Router)]
 
-    def _to_device(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Move a micro-batch, cut to the positions that this rank holds."""
+    def _to_device(self, batch: Batch) -> _Inputs:
         tokens, labels = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
         documents = None if batch.documents is None else torch.from_numpy(batch.documents)
         if self.job.parallel.context > 1:
             # Documents stay whole: attention sees the whole sequence where they are allowed.
             tokens, labels = tokens[:, self.positions], labels[:, self.positions]
-        return self._move(tokens), self._move(labels), self._move(documents)
+        drops = self.job.model.dropout > 0 and batch.samples is not None
+        samples = torch.from_numpy(batch.samples) if drops else None
+        return _Inputs(*(self._move(each) for each in (tokens, labels, documents, samples)))
 
     def _move(self, x: Any) -> Any:
         if x is None or self.mesh.device.type == "cpu":

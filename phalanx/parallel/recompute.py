@@ -104,11 +104,13 @@ def _offloaded(forward: Callable[..., Tensor], pin: bool) -> Callable[..., Tenso
 def compiles(job: Job, mesh: Mesh) -> bool:
     """Where told to, else on CUDA where it helps; a split backward cannot be compiled.
 
-    The plain bf16 block consists of our own kernels and matmuls: compiling it gains nothing.
+    The plain bf16 block consists of our own kernels and matmuls: compiling it gains nothing. What
+    dropout draws is many small operations.
     """
     model, split = job.model, job.parallel.schedule == "zero-bubble" and job.parallel.pipeline > 1
     dense = model.moe is None and model.latent is None and model.mlp == "swiglu"
-    fused = dense and not model.qk_norm and job.precision.compute == "bfloat16"
+    fused = dense and not model.qk_norm and not model.dropout
+    fused = fused and job.precision.compute == "bfloat16"
     helps = job.parallel.async_tensor or not fused
     automatic = mesh.device.type == "cuda" and helps and not split and not model.module
     return job.train.compile == "on" or (job.train.compile == "auto" and automatic)

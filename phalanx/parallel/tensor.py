@@ -42,6 +42,7 @@ from phalanx.parallel.collectives import (
 def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Split a model part over the ranks of ``mesh``."""
     group = mesh.get_group()
+    part.stream_part = (dist.get_rank(group), group.size())
     if (table := part.token_table) is not None:
         shard_parameter(table, "weight", mesh, Shard(0))
         table.__class__ = _bind(type(table), VocabParallelEmbedding, group)

@@ -432,6 +432,13 @@ def edit_config(folder: Path, **changes: Any) -> None:
         ),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ({"vocab_size": None}, "has no vocab_size"),
+        ({"model_type": ["llama"]}, r"model_type = \['llama'\] is not supported"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers = 2.5 is no whole number of at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0 is no whole number"),
+        ({"hidden_size": "big"}, "hidden_size = 'big' is no whole number"),
+        ({"rms_norm_eps": float("nan")}, r"model\.norm_eps would be none of ours: .*> 0"),
+        ({"num_key_value_heads": "two"}, r"model\.kv_heads would be none of ours: .*`int`"),
+        ({"rope_parameters": [10_000]}, "a value is of another kind than its layout has"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "in mxfp4 form.*save them in 16 bits"),
         ({"model_type": "gpt_oss", "attention_bias": False}, "attention_bias = False"),
@@ -464,9 +471,17 @@ def test_missing_misshapen_and_unknown_tensors_are_named(tmp_path: Path) -> None
         load_with({key: tensor for key, tensor in good.items() if key != name})
     with pytest.raises(HfError, match=rf"{name} has the shape \(16, 64\).*implies \(32, 64\)"):
         load_with({**good, name: torch.zeros(16, 64)})
+    with pytest.raises(HfError, match=f"{name} is of int8: weights in quantised form"):
+        load_with({**good, name: good[name].to(torch.int8)})
     bias = "model.layers.0.self_attn.q_proj.bias"
     with pytest.raises(HfError, match=f"{bias} has no place"):
         load_with({**good, bias: torch.zeros(64)})
+
+
+def test_a_config_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(HfError, match=r"config\.json holds no table of settings"):
+        config_from_hf(tmp_path)
 
 
 def test_folders_without_weights_or_config_say_what_is_missing(tmp_path: Path) -> None:

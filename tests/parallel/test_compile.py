@@ -20,6 +20,7 @@ MODEL = {"layers": 1, "qk_norm": True, "kv_heads": 2}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recompute-full": (MODEL, {"recompute": "full"}),
     "recompute-selective": (MODEL, {"recompute": "selective"}),
+    "dropout": ({**MODEL, "dropout": 0.1}, {"recompute": "selective"}),
     "offload-activations": (MODEL, {"offload_activations": True}),
     "both": (MODEL, {"recompute": "full", "offload_activations": True}),
     "latent-clipped": (

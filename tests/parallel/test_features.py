@@ -24,6 +24,7 @@ BASE: dict[str, dict[str, Any]] = {
 FOUR_LAYERS = {"model": {"layers": 4}}
 
 RING = {"context": 2, "context_method": "ring"}
+DROPOUT = {"model": {"dropout": 0.1}}
 SCHEDULE_FREE = {"optimizer": {"kind": "schedule-free"}, "schedule": {"kind": "constant"}}
 
 # name: (sections of both runs, ranks and parallel section of the run on a mesh, further sections)
@@ -146,6 +147,19 @@ SAME: dict[str, Case] = {
         {"data": {"document_mask": True}},
         2,
         {"pipeline": 2},
+        {},
+    ),
+    "dropout-ring-recompute": (DROPOUT, 4, RING, {"memory": {"recompute": "full"}}),
+    "dropout-tp-experts": (
+        {"model": {**MODELS["moe"], **DROPOUT["model"]}},
+        2,
+        {"tensor": 2, "expert": 2},
+        {},
+    ),
+    "dropout-zero-bubble": (
+        {"model": {**FOUR_LAYERS["model"], **DROPOUT["model"]}},
+        2,
+        {"pipeline": 2, "schedule": "zero-bubble"},
         {},
     ),
     "no-prefetch": (FOUR_LAYERS, 2, {"prefetch_layers": 0}, {}),

@@ -1,7 +1,7 @@
 """A job with every recipe on trains on each mesh as on one process, and resumes to the bit.
 
-Switched on: z-losses, QK-clip, balancing by bias and by a loss over batches, an average of the
-weights, and samples that grow longer with scaled positions.
+Switched on: dropout, z-losses, QK-clip, balancing by bias and by a loss over batches, an average of
+the weights, and samples that grow longer with scaled positions.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ EXPERTS = {
 MODEL = {
     "layers": 2,
     "kv_heads": 2,
+    "dropout": 0.1,
     "qk_clip": 0.02,  # below the scores of weights that were just drawn
     "z_loss_coefficient": 0.1,
     "moe": {**EXPERTS, "first_dense_layers": 1},

@@ -128,6 +128,13 @@ def test_same_bits_on_1_2_and_4_replicas(
     assert bits_on(shared_ranks, ranks, precision(compute), parallel(zero=zero)) == alone
 
 
+def test_replicas_drop_the_same_values(shared_ranks: SharedRanks) -> None:
+    drops = {"model": {**SHAPE, "dropout": 0.1}}
+    found = bits_on(shared_ranks, 2, precision("bfloat16"), drops, parallel(zero=3))
+    assert found == bits_alone(shared_ranks, precision("bfloat16"), drops)
+    assert found.steps != bits_alone(shared_ranks, precision("bfloat16")).steps
+
+
 MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "hsdp2x2-zero1": (4, {"replicate": 2, "zero": 1}),
     "hsdp2x2-zero3": (4, {"replicate": 2, "zero": 3}),

@@ -39,7 +39,7 @@ HfFolder = Annotated[Path, typer.Argument(help="Folder with config.json and safe
 
 
 Checkpoint = Annotated[
-    Path, typer.Argument(help="A checkpoint, e.g. …/step-00001000, or a run: its newest one.")
+    Path, typer.Argument(help="A checkpoint, a run, or runs of a name (runs/NAME): the newest.")
 ]
 
 

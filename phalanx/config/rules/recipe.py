@@ -14,6 +14,7 @@ def recipe_problems(job: Job) -> Iterator[ConfigProblem]:
     """Every reason why a resolved job's recipe cannot be followed."""
     yield from _unproved_pairs(job)
     yield from _losses(job)
+    yield from _dropout(job)
     yield from _qk_clip(job)
     yield from _average(job)
     yield from _width(job)
@@ -60,6 +61,18 @@ def _losses(job: Job) -> Iterator[ConfigProblem]:
             f'model.moe.balance = "{model.moe.balance}" has no loss',
             'leave it out, or set model.moe.balance to "auxiliary" or "bias-auxiliary"',
         )
+
+
+def _dropout(job: Job) -> Iterator[ConfigProblem]:
+    model = job.model
+    if not model.dropout:
+        return
+    if model.module:
+        rule = "is dropped by our own blocks, and model.module names others"
+        yield problem("model.dropout", model.dropout, rule, "set it to 0")
+    if job.preference.kind != "none":
+        rule = "would make other scores of each pass, and preferences compare two of them"
+        yield problem("model.dropout", model.dropout, rule, "set it to 0")
 
 
 def _qk_clip(job: Job) -> Iterator[ConfigProblem]:

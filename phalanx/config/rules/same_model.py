@@ -108,6 +108,7 @@ HARMLESS = frozenset(
         "moe.auxiliary_over",
         "z_loss_coefficient",
         "qk_clip",
+        "dropout",
         "width_base",
         "mtp.weight",
     }

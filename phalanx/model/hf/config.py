@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from msgspec import structs
 
@@ -39,7 +40,17 @@ DEFAULT_CONTEXT = 8192  # tokens; what is exported when the caller does not say
 
 def config_from_hf(folder: Path) -> Model:
     """The shape described by a folder's config.json; what we cannot compute is refused."""
-    return _model(folder, read_config(folder))
+    config = read_config(folder)
+    try:
+        model = _model(folder, config)
+        return msgspec.convert(msgspec.to_builtins(model), Model)  # what limits settings have
+    except msgspec.ValidationError as error:
+        limit, _, where = str(error).partition(" - at `$.")
+        problem = f"config.json: model.{where.rstrip('`')} would be none of ours: {limit}"
+        raise HfError(folder, problem) from error
+    except (TypeError, AttributeError, ValueError) as error:
+        problem = f"config.json: a value is of another kind than its layout has: {error}"
+        raise HfError(folder, problem) from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -50,8 +61,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise HfError(folder, f"config.json cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise HfError(folder, f"config.json is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise HfError(folder, "config.json holds no table of settings")
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         supported = ", ".join(FAMILIES)
         hint = ""
         if f"{model_type}_text" in FAMILIES:
@@ -204,7 +217,7 @@ def _rounded(coefficient: float) -> float:
 
 
 def _deepseek_moe(folder: Path, config: dict[str, Any]) -> Moe:
-    shared = _required(folder, config, "n_shared_experts")
+    shared = _required(folder, config, "n_shared_experts", least=0)
     ffn = _required(folder, config, "moe_intermediate_size")
     return Moe(
         experts=_required(folder, config, "n_routed_experts"),
@@ -222,10 +235,14 @@ def _deepseek_moe(folder: Path, config: dict[str, Any]) -> Moe:
     )
 
 
-def _required(folder: Path, config: dict[str, Any], key: str) -> Any:
-    if config.get(key) is None:
+def _required(folder: Path, config: dict[str, Any], key: str, least: int = 1) -> int:
+    value = config.get(key)
+    if value is None:
         raise HfError(folder, f"config.json has no {key}")
-    return config[key]
+    if type(value) is not int or value < least:
+        problem = f"config.json: {key} = {value!r} is no whole number of at least {least}"
+        raise HfError(folder, problem)
+    return value
 
 
 def kind_of(model: Model) -> str:

@@ -166,6 +166,10 @@ def _read(
     if tensor.shape != shape:
         problem = f"tensor {name} has the shape {tuple(tensor.shape)}, config.json implies {shape}"
         raise HfError(folder, problem)
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        problem = f"tensor {name} is of {kind}: weights in quantised form are not read"
+        raise HfError(folder, problem)
     return tensor
 
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from phalanx.config import Adapter
 from phalanx.model import ops
+from phalanx.model.block import Block
 from phalanx.model.declare import Declaration, declare, declared
 from phalanx.model.layers import Linear
-from phalanx.model.transformer import Block, Transformer
+from phalanx.model.transformer import Transformer
 
 # The matrices that our layers consist of, by their Hugging Face names.
 MATRICES: Mapping[str, tuple[str, ...]] = {

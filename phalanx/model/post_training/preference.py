@@ -88,9 +88,10 @@ class PreferenceModel(Transformer):
         labels: Tensor | None = None,
         documents: Tensor | None = None,
         tokens: Tensor | None = None,
+        samples: Tensor | None = None,
     ) -> Tensor:
         if labels is None or self.head is None or self.head.scores_rows:
-            return super().forward(x, labels, documents, tokens)
+            return super().forward(x, labels, documents, tokens, samples)
         loss = self.head.own_loss
         assert isinstance(loss, PairLoss) and documents is not None
         loss.documents, loss.reference = documents, None

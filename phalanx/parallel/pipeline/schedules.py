@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -123,13 +124,20 @@ class Pipeline:
         self._micro_batch = len(tokens)
         self._schedules: dict[int, Schedule] = {}
 
-    def train(self, tokens: Tensor, labels: Tensor, documents: Tensor | None) -> Tensor:
+    def train(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        documents: Tensor | None,
+        named: Mapping[str, Tensor],
+    ) -> Tensor:
         """Forward and backward over all micro-batches; the losses on the rank of the last stage.
 
         Tensors are [micro-batches * micro-batch, seq], losses [micro-batches], elsewhere zero.
+        ``named``: what some models get beside them, one for each sample.
         """
         losses: list[Tensor] = []
-        keywords: dict[str, Any] = {"labels": labels}
+        keywords: dict[str, Any] = {"labels": labels, **named}
         if documents is not None:
             keywords["documents"] = documents
         if any(part.embed_copy is not None for part in self.parts.values()):

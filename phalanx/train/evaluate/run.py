@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from phalanx.checkpoint import CheckpointError
-from phalanx.checkpoint.format.manifest import MANIFEST_FILE
 from phalanx.config import ConfigError
 from phalanx.train.evaluate.generate import Sampling
 from phalanx.train.evaluate.lead import LeadScorer, follow, leading
@@ -21,7 +20,7 @@ from phalanx.train.evaluate.score import DEFAULT_ROWS, ModelScorer
 from phalanx.train.evaluate.scores import Scores
 from phalanx.train.evaluate.text import needed_codec
 from phalanx.train.parity.ranks import RankError, run_group
-from phalanx.train.resume.parent import checkpoint_at, newest_of_name
+from phalanx.train.resume.parent import checkpoint_at
 
 GROUP_SECONDS = 30 * 86_400.0  # that ranks wait for each other: an evaluation may be long
 
@@ -147,8 +146,7 @@ def _find_checkpoint(where: str) -> Path | str:
     """Find a checkpoint: the one named, or the newest of a run or of all runs of a name."""
     if "://" in where:
         return where
-    path = checkpoint_at(Path(where))
-    return path if (path / MANIFEST_FILE).exists() else newest_of_name(path) or path
+    return checkpoint_at(Path(where))
 
 
 def _on_cuda(place: ModelPlace) -> bool:

@@ -67,9 +67,14 @@ def rewritten_rate(job: Job, config: dict[str, Any], made: int) -> str:
     if last == now:
         return ""
     following = learning_rate_factor(job.schedule, made, job.train.steps)
-    return (
+    jump = (
         f"the learning rate goes on from {last:.4g} to {following:.4g} of its peak: the schedule "
-        f"spanned {schedule_span(before, spanned)} steps, and is another one now. To keep it, set "
-        f"schedule.steps = {schedule_span(before, spanned)}; to grow the rate anew, add "
+        f"spanned {schedule_span(before, spanned)} steps, and is another one now. To keep it, "
+    )
+    curves = before.extensions or job.schedule.extensions
+    if before.kind == job.schedule.kind == "constant" and not curves:
+        return jump + f"set schedule.warmup_steps = {before.warmup_steps}"
+    return (
+        f"{jump}set schedule.steps = {schedule_span(before, spanned)}; to grow the rate anew, add "
         f"[[schedule.extensions]] with at_step = {made}"
     )

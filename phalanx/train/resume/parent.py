@@ -8,6 +8,7 @@ from pathlib import Path
 
 from phalanx.checkpoint import CheckpointError, latest, list_checkpoints, read_manifest
 from phalanx.checkpoint.format.folder import read_bad, scan
+from phalanx.checkpoint.format.manifest import MANIFEST_FILE
 from phalanx.checkpoint.format.tier import (
     FolderTier,
     ObjectTier,
@@ -105,8 +106,12 @@ def find_parent(job: Job) -> Path | None:
 
 
 def checkpoint_at(path: Path) -> Path:
-    """The checkpoint that a path means: itself, or the newest of a run or of a folder of them."""
-    return latest(path / "checkpoints") or latest(path) or path
+    """The checkpoint that a path means: itself, or the newest of a run, of a folder of them, or of
+    all runs of a name.
+    """
+    if found := latest(path / "checkpoints") or latest(path):
+        return found
+    return path if (path / MANIFEST_FILE).exists() else newest_of_name(path) or path
 
 
 def _archived(wanted: str) -> str:

@@ -111,6 +111,7 @@ def refuse_state_of(job: Job, config: dict[str, Any], where: str) -> None:
     virtual replicas would go on with sums in another order.
     """
     refuse_other_adapter(job, config, where)
+    refuse_other_optimizer(job, config, where)
     refuse_other_mean(job, config, where)
     before = {name: config.get("train", {}).get(name, 0) for name in SUMS}
     refuse_other_sums(job, Train(**before), where)
@@ -130,6 +131,25 @@ def refuse_other_adapter(job: Job, config: dict[str, Any], where: str) -> None:
             rule = f"the run in {where} has {written(there)}"
             fix = "set it to that, or begin anew from its weights (checkpoint.weights_only = true)"
             raise ConfigError(f"adapter.{name}", written(here), rule, fix)
+
+
+def refuse_other_optimizer(job: Job, config: dict[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` where an optimizer would go on with the state of another one."""
+    if "optimizer" not in config:
+        return  # of weights that no run trained
+    theirs = config["optimizer"].get("kind", "adamw")
+    modules = (job.optimizer.module, config["optimizer"].get("module", ""))
+    if any(modules):
+        key, ours, before = "optimizer.module", *modules
+    else:
+        key, ours, before = "optimizer.kind", job.optimizer.kind, theirs
+    if ours == before:
+        return
+    anew = "begin anew from its weights (checkpoint.weights_only = true)"
+    if theirs == "schedule-free":
+        anew = "begin anew from an export of their mean (`phalanx convert export-hf`) by load_hf"
+    rule = f"the run in {where} has {written(before)}, whose state no other optimizer takes"
+    raise ConfigError(key, written(ours), rule, f"set it to {written(before)}, or {anew}")
 
 
 def refuse_other_mean(job: Job, config: dict[str, Any], where: str) -> None:

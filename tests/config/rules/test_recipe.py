@@ -25,6 +25,8 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         *(1, ["model.qk_clip=100", "memory.offload=optimizer"], "model.qk_clip"),
         *("host memory", 'memory.offload = "none"'),
     ),
+    (1, ["model.dropout=0.1", "model.module=a:B"], "model.dropout", "our own blocks", "0"),
+    (1, ["model.dropout=0.1", "preference.kind=dpo"], "model.dropout", "two of them", "0"),
     (
         *(2, ["model.qk_clip=100", "parallel.context=2", "parallel.context_method=ring"]),
         *("parallel.context_method", "needs the largest scores", "ulysses"),

@@ -36,6 +36,7 @@ class Drawing:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
+        self.later = random.Random(-1 - seed)  # what came later leaves a seed's other choices
         self.features: list[str] = []
         self.table: Table = {}
 
@@ -71,6 +72,9 @@ class Drawing:
             made["mlp"] = self.one("swiglu", "swiglu", "swiglu-clamped")
         if self.has("mtp", 0.2):
             made["mtp"] = {"layers": self.one(1, 2), "weight": self.one(0.3, 1.0)}
+        if self.later.random() < 0.25:
+            self.features.append("dropout")
+            made["dropout"] = self.later.choice((0.05, 0.3))
         return made
 
     def _latent(self) -> Table:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.config import Adapter, Model
+from tests.parallel.random_jobs.plain_dropout import kept_share
 from tests.parallel.random_jobs.plain_parts import (
     frequencies,
     gate_groups,
@@ -38,6 +39,7 @@ class Sample(NamedTuple):
     tokens: Tensor  # [batch, seq]
     labels: Tensor  # [batch, seq], below zero: none
     documents: Tensor  # [batch, seq]
+    numbers: Tensor  # [batch] of samples in the run
 
 
 class Extras(NamedTuple):
@@ -56,6 +58,7 @@ class PlainModel:
         self.biases: Weights = {}  # of routers, by prefix
         self.shares: Weights = {}  # of the last batch, by router
         self.adapted = True
+        self.drops: int | None = None  # by which seed; None: nothing is dropped
         self.margins: list[float] = []  # by which experts were chosen
 
     def loss(self, sample: Sample) -> tuple[Tensor, Tensor, Extras]:
@@ -90,10 +93,15 @@ class PlainModel:
 
     def states(self, sample: Sample, real: Tensor, extras: Extras) -> Tensor:
         """What the head gets."""
-        x = self._vectors(sample.tokens)
+        x = self._dropped(self._vectors(sample.tokens), "dropout", sample)
         for number in range(self.model.layers):
-            x = self._layer(number, x, sample.documents, real, extras)
+            x = self._layer(number, x, sample, real, extras)
         return self._norm(x, "norm")
+
+    def _dropped(self, x: Tensor, place: str, sample: Sample) -> Tensor:
+        if self.drops is None or not self.model.dropout:
+            return x
+        return x * kept_share(x, self.model.dropout, self.drops, place, sample.numbers)
 
     def _vectors(self, tokens: Tensor) -> Tensor:
         return self.weights["embed.weight"][tokens] * self.model.embedding_scale
@@ -114,7 +122,7 @@ class PlainModel:
             -1,
         )
         x = both @ self.weights[path + "merge.weight"].T
-        x = self._layer(number, x, sample.documents, labels >= 0, extras)
+        x = self._layer(number, x, sample, labels >= 0, extras)
         return self._norm(x, path + "out_norm"), labels
 
     def _norm(self, x: Tensor, path: str) -> Tensor:
@@ -122,21 +130,21 @@ class PlainModel:
         return x * (x.square().mean(-1, keepdim=True) + self.model.norm_eps).rsqrt() * weight
 
     def _layer(
-        self, number: int, x: Tensor, documents: Tensor, real: Tensor, extras: Extras
+        self, number: int, x: Tensor, sample: Sample, real: Tensor, extras: Extras
     ) -> Tensor:
         path, form, scale = f"layers.{number}.", self.model.norm, self.model.residual_scale
 
         def branch(x: Tensor, name: str) -> Tensor:
             normed = x if form == "post" else self._norm(x, f"{path}{name}_norm")
             if name == "attention":
-                out = self._attention(number, normed, documents, real, extras)
+                out = self._attention(number, normed, sample.documents, real, extras)
             else:
                 out = self._feed_forward(number, normed, real, extras)
             if form == "post":
                 out = self._norm(out, f"{path}{name}_norm")
             if form == "sandwich":
                 out = self._norm(out, f"{path}{name}_out_norm")
-            return x + out * scale
+            return x + self._dropped(out * scale, f"{path}{name}_dropout", sample)
 
         return branch(branch(x, "attention"), "mlp")
 

@@ -94,7 +94,9 @@ class PlainTraining:
         value, left = 0.0, Extras([], {}, {})
         for first in range(0, len(batch.tokens), BETWEEN_SAMPLES):
             part = Sample(*(t[first : first + BETWEEN_SAMPLES] for t in batch))
-            loss, more, found = self.loss(self.model(model, self.weights), part)
+            plain = self.model(model, self.weights)
+            plain.drops = self.job.train.seed
+            loss, more, found = self.loss(plain, part)
             ((loss + more) / count).backward()
             value += loss.item() / count
             for path, load in found.loads.items():
@@ -250,7 +252,7 @@ class PlainTraining:
         found, model = [], self.model(self.last_stage.model, self.weights)
         for tokens, scored in requests:
             row, whole = torch.tensor(tokens[:-1])[None], torch.tensor(tokens[1:])
-            sample = Sample(row, row, torch.zeros_like(row))
+            sample = Sample(row, row, torch.zeros_like(row), torch.zeros(1))
             states = model.states(sample, row >= 0, Extras([], {}, {}))
             shares = model.logits(states)[0].log_softmax(-1)
             found.append(shares[torch.arange(len(whole)), whole][-scored:].sum().item())
@@ -264,7 +266,8 @@ def rows(batches: list[Batch]) -> Sample:
     documents = torch.zeros_like(tokens)
     if batches[0].documents is not None:
         documents = torch.from_numpy(np.concatenate([b.documents for b in batches]))
-    return Sample(tokens, labels, documents)
+    numbers = np.concatenate([b.samples for b in batches if b.samples is not None])
+    return Sample(tokens, labels, documents, torch.from_numpy(numbers))
 
 
 def factor(job: Job, step: int) -> float:

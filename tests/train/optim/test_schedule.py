@@ -165,6 +165,12 @@ def test_a_stable_rate_may_last_longer_until_its_decay_has_begun(made: int, jump
     assert bool(rewritten_rate(longer(wsd, 40), was, made)) == jumps
 
 
+def test_a_longer_warmup_of_a_constant_rate_is_told_with_what_keeps_it() -> None:
+    was = {"schedule": {"kind": "constant", "warmup_steps": 3}, "train": {"steps": 20}}
+    told = rewritten_rate(longer(Schedule(kind="constant", warmup_steps=8), 40), was, 6)
+    assert told.endswith("To keep it, set schedule.warmup_steps = 3")
+
+
 def test_nothing_is_said_of_a_run_without_steps_or_of_another_version() -> None:
     assert rewritten_rate(longer(Schedule(), 40), WAS, 0) == ""
     unknown = {"schedule": {"kind": "spiral"}, "train": {"steps": 20}}

@@ -170,6 +170,26 @@ def test_schedule_free_goes_on_with_the_mean_that_its_weights_are_of() -> None:
     refuse_state_of(resolve(Job(optimizer=Optimizer(beta1=0.95)), 1), {"optimizer": {}}, "step-4")
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "key", "fix"),
+    [
+        (Optimizer(kind="muon"), {}, "kind", r'set it to "adamw", or .*weights_only = true'),
+        (Optimizer(), {"kind": "muon"}, "kind", r'set it to "muon", or .*weights_only = true'),
+        (Optimizer(), {"kind": "schedule-free"}, "kind", "an export of their mean .* by load_hf"),
+        (Optimizer(module="a:B"), {}, "module", 'set it to "", or'),
+        (Optimizer(module="a:B"), {"module": "a:C"}, "module", 'set it to "a:C", or'),
+    ],
+)
+def test_the_state_of_one_optimizer_is_not_given_to_another(
+    ours: Optimizer, theirs: dict[str, str], key: str, fix: str
+) -> None:
+    job, described = resolve(Job(optimizer=ours), 1), {"optimizer": theirs}
+    with pytest.raises(ConfigError, match=rf"optimizer\.{key} = .*no other optimizer.*{fix}"):
+        refuse_state_of(job, described, "step-4")
+    refuse_state_of(job, {"optimizer": {"kind": ours.kind, "module": ours.module}}, "step-4")
+    refuse_state_of(job, {}, "step-0")  # imported weights
+
+
 @pytest.mark.parametrize("stages", [(), (SequenceStage(after_tokens=64, sequence=64),)], ids=len)
 def test_a_validation_without_samples_is_refused_before_the_first_step(
     tmp_path: Path, stages: tuple[SequenceStage, ...]
