@@ -158,12 +158,16 @@ def show_report(report: FabricReport, problems: list[FabricProblem]) -> None:
             console.print(Text.assemble(*cells))
     if report.outcome is not None:
         outcome = report.outcome
+        near = outcome.usual.get("leaf", 0.0)
         for tier, rate in outcome.usual.items():
-            print(f"usual rate of pairs ({tier}): {rate / 1e9:.3g} GB/s one way")
-        print(
-            f"{outcome.rounds} rounds, {outcome.slots} slots; slower by "
-            f"{1 - outcome.boundary:.0%} would have been seen"
-        )
+            share = f", {rate / near:.0%} of that within a leaf" if near and tier != "leaf" else ""
+            print(f"usual rate of pairs ({tier}): {rate / 1e9:.3g} GB/s one way{share}")
+        seen = f"slower by {1 - outcome.boundary:.0%} would have been seen"
+        if outcome.boundary <= 0:
+            seen = (
+                "rates differed so much that nothing slow could be told: try again when it is quiet"
+            )
+        print(f"{outcome.rounds} rounds, {outcome.slots} slots; {seen}")
     for row in report.sweep:
         print(
             f"{row.collective:15}{row.bytes:>12} B "

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.config import ConfigError
+from phalanx.config.errors import did_you_mean
 from phalanx.doctor.fabric.explain import Part, PartKind
 from phalanx.doctor.fabric.search import SearchOutcome
 from phalanx.hardware.links import nics
@@ -133,7 +134,9 @@ def floor_of(card: str) -> float:
     """Bytes per second that a rail with such a card has to reach."""
     known = nics()
     if card not in known:
-        raise ConfigError("--card", card, f"no card of the catalogue: {', '.join(known)}", "")
+        raise ConfigError(
+            "--card", card, "is no card of the catalogue", did_you_mean(card, tuple(known))
+        )
     return FLOOR_SHARE * known[card].bandwidth * known[card].payload_share
 
 
