@@ -97,15 +97,15 @@ def commands_of(script: Path, node: str, action: Literal["apply", "undo"]) -> li
         rule = f"was written on {made[1]}: it would put back that node's settings"
         raise ConfigError("script", str(script), rule, "write one here")
     steps: dict[str, list[str]] = {"apply": [], "undo": []}
-    where = ""  # the function that a line stands in
+    where = ""  # the function that a row stands in
     frame = []
-    for line in filter(lambda each: not _is_remark(each), text.splitlines()):
-        step = _step(line)
+    for row in text.splitlines():
+        step = _step(row)
         if step and where:
             steps[where].append(step)
-            continue
-        frame.append(line)
-        where = {"apply() {": "apply", "undo() {": "undo"}.get(line, "")
+        elif not _is_remark(row):
+            frame.append(row)
+            where = {"apply() {": "apply", "undo() {": "undo"}.get(row, "")
     _refuse_others(script, frame)
     return steps[action]
 
@@ -124,13 +124,13 @@ def _is_remark(line: str) -> bool:
     return not line.strip() or line.lstrip().startswith("#")
 
 
-def _step(line: str) -> str:
+def _step(row: str) -> str:
     """The command of a step; "" where it is none, or a terminal would not show all of it."""
     try:
-        step = shlex.split(line)
+        step = shlex.split(row)
     except ValueError:
         return ""
-    whole = len(step) == 2 and line == f"    step {quote(step[1])}"
+    whole = len(step) == 2 and row == f"    step {quote(step[1])}"
     return step[1] if whole and step[1].isprintable() else ""
 
 

@@ -69,6 +69,31 @@ def versions(evidence: NodeEvidence) -> Judgement:
 
 
 @CHECKS.add(
+    "gpu.libraries",
+    "medium",
+    expected="NCCL, cuDNN and CUDA's libraries are those that torch was built with",
+    why="Another NCCL or cuDNN than torch was tested with is slower, or fails in one odd kernel.",
+)
+def libraries(evidence: NodeEvidence) -> Judgement:
+    if not evidence.has_gpus:
+        return skip(NO_GPU)
+    packages, wanted = evidence.process.packages, evidence.process.wanted
+    if "torch" not in packages:
+        raise NotThereError("torch among the installed packages")
+    if not wanted:
+        raise ReadError("packages", f"torch {packages['torch']} names no version of a library")
+    wrong: Measured = {
+        name: f"{packages.get(name, 'not installed')}, torch wants {version}"
+        for name, version in wanted.items()
+        if packages.get(name) != version
+    }
+    if not wrong:
+        return good(torch=packages["torch"], **wanted)
+    pins = " ".join(f"{name}=={wanted[name]}" for name in wrong)
+    return bad(wrong, advice=f"pip install {pins}")
+
+
+@CHECKS.add(
     "gpu.nvlink",
     "critical",
     expected="every NVLink of every GPU is up, as many on each",

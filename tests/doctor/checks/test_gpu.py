@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from phalanx.doctor.checks.evidence import ProcessFacts
 from tests.doctor.checks.played import H200_VIRTUAL, HARDWARE, Case, played, prove
@@ -44,8 +45,27 @@ BRIDGE = """\
 ACS_OFF = "SrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- DirectTrans-"
 ACS_ON = "SrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-"
 CUDA_TORCH = ProcessFacts(packages={"torch": "2.9.0+cu128", "nvidia-cuda-runtime-cu12": "12.8.90"})
+PINNED = ProcessFacts(
+    packages=CUDA_TORCH.packages | {"nvidia-nccl-cu12": "2.27.5", "nvidia-cudnn-cu12": "9.10.2.21"},
+    wanted={"nvidia-nccl-cu12": "2.27.5", "nvidia-cudnn-cu12": "9.10.2.21"},
+)
+BOOST = """\
++-------------------------------------------------------------------------+
+| GPU Boost Slider                                                        |
+| GPU     Slider              Max Value       Current Value               |
+|=========================================================================|
+|   0     vboost                  4                   {first}                   |
+{others}
++-------------------------------------------------------------------------+
+"""
 CPUS = ProcessFacts(cpus=tuple(range(16)))
 IOMMU_GROUP = "/sys/bus/pci/devices/0000:00:06.0/iommu_group/type"
+
+
+def boost(first: int) -> str:
+    """The sliders of eight cards."""
+    row = "|   {}     vboost                  4                   0                   |"
+    return BOOST.format(first=first, others="\n".join(row.format(gpu) for gpu in range(1, 8)))
 
 
 def captured(old: str, new: str) -> dict[str, str]:
@@ -170,6 +190,17 @@ CASES = [
         good_process=CUDA_TORCH,
         bad=field("cuda_version", "13.0", "11.8"),
         mends="driver for CUDA 12",
+    ),
+    Case(
+        check="gpu.libraries",
+        good={},
+        good_process=PINNED,
+        bad={},
+        bad_process=structs.replace(
+            PINNED, packages=PINNED.packages | {"nvidia-nccl-cu12": "2.21.5"}
+        ),
+        missing=ONLY_DEVICE,
+        mends="pip install nvidia-nccl-cu12==2.27.5",
     ),
     Case(
         check="gpu.nvlink",
@@ -325,3 +356,23 @@ def test_a_matrix_that_leaves_a_gpu_out_decides_nothing() -> None:
     for check in ("gpu.nics", "gpu.cpus"):
         found = played(check, {"$ nvidia-smi topo -m": cut}, below=H100)
         assert found.verdict == "unknown" and "GPUs" in str(found.measured["missing"])
+
+
+def test_a_library_that_torch_wants_and_lacks_is_named() -> None:
+    without = ProcessFacts(packages={"torch": "2.9.0+cu128"}, wanted=PINNED.wanted)
+    found = played("gpu.libraries", {}, without, below=H200_VIRTUAL)
+    assert found.measured["nvidia-cudnn-cu12"] == "not installed, torch wants 9.10.2.21"
+    # Built from source, or by conda: nothing says what it was built with.
+    found = played("gpu.libraries", {}, CUDA_TORCH, below=H200_VIRTUAL)
+    assert found.verdict == "unknown" and "names no version" in str(found.measured["missing"])
+
+
+def test_boost_sliders_are_reported_and_those_that_differ_are_named() -> None:
+    asked = "$ nvidia-smi boost-slider -l"
+    alike = played("gpu.dvfs", {asked: boost(0)}, below=H100)
+    assert alike.verdict == "pass" and "vboost 0 of 4" in str(alike.measured["settings"])
+    differ = played("gpu.dvfs", {asked: boost(1)}, below=H100)
+    assert differ.verdict == "warn" and "vboost 1 of 4" in str(differ.measured["gpu 0"])
+    for answer in ("!Not Supported", "garbage"):
+        found = played("gpu.dvfs", {asked: answer}, below=H100)
+        assert found.verdict == "pass" and "vboost not told" in str(found.measured["settings"])
