@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import sys
@@ -20,8 +21,10 @@ def log_to_stderr() -> None:
 def collection_paused() -> Iterator[None]:
     """Import torch inside: what an import makes stays, so garbage is sought in vain.
 
-    The search would be a sixth of the import, which is what one waits for longest.
+    The search would be a sixth of the import, which is what one waits for longest. At the end of
+    the process it is sought after all: libraries (triton's) list what is left then as leaks.
     """
+    atexit.register(gc.unfreeze)
     gc.disable()
     try:
         yield
