@@ -15,6 +15,7 @@ TOPOLOGY = (HARDWARE / "h100-4-rails/commands/nvidia-smi_topo_-m").read_text()
 H100_QUERY = (HARDWARE / "h100-4-rails/commands/nvidia-smi_-q_-x").read_text()
 H100 = HARDWARE / "h100-4-rails"
 ONLY_DEVICE = {"/dev/nvidia0": ""}  # a GPU is there, and no program says anything about it
+DOCKER, DOCKER_FILE = {"/usr/bin/dockerd": ""}, "/etc/docker/daemon.json"
 RDMA = {"/sys/class/infiniband/mlx5_0": ""}
 ERRORS = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-50e01a9e-c158-1a9a-6775-f43b695da2a8)
@@ -203,6 +204,14 @@ CASES = [
         mends="pip install nvidia-nccl-cu12==2.27.5",
     ),
     Case(
+        check="gpu.containers",
+        good=DOCKER
+        | {DOCKER_FILE: '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}'},
+        bad=DOCKER | {DOCKER_FILE: '{"log-driver": "json-file"}'},
+        missing=ONLY_DEVICE | DOCKER | {DOCKER_FILE: "{"},
+        mends="nvidia-ctk cdi generate",
+    ),
+    Case(
         check="gpu.nvlink",
         good={"$ nvidia-smi nvlink -s": NVLINK},
         bad={
@@ -289,7 +298,8 @@ def test_a_machine_without_gpus_is_not_judged(case: Case) -> None:
 def test_a_driver_that_says_nothing_is_unknown(case: Case) -> None:
     failing = {"$ nvidia-smi -q -x": "!ended with 9: NVIDIA-SMI has failed"}
     found = played(case.check, ONLY_DEVICE | RDMA | failing)
-    assert found.verdict == "unknown", found
+    # Whether containers get a card is no matter of the driver's.
+    assert found.verdict == ("skip" if case.check == "gpu.containers" else "unknown"), found
 
 
 def test_the_captured_card_passes_what_it_can_be_asked() -> None:
@@ -376,3 +386,18 @@ def test_boost_sliders_are_reported_and_those_that_differ_are_named() -> None:
     for answer in ("!Not Supported", "garbage"):
         found = played("gpu.dvfs", {asked: answer}, below=H100)
         assert found.verdict == "pass" and "vboost not told" in str(found.measured["settings"])
+
+
+def test_containers_get_their_cards_by_any_of_three_ways() -> None:
+    containerd = {"/usr/bin/containerd": ""}
+    runtimes = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n'
+    for tree, verdict in [
+        ({}, "skip"),  # nothing here starts containers
+        (DOCKER, "warn"),
+        (DOCKER | {"/var/run/cdi/nvidia.yaml": ""}, "pass"),
+        (containerd | {"/etc/containerd/config.toml": runtimes}, "pass"),
+        (containerd | {"/etc/containerd/config.toml": "version = 2\n"}, "warn"),
+    ]:
+        assert played("gpu.containers", tree, below=H200_VIRTUAL).verdict == verdict, tree
+    inside = played("gpu.containers", DOCKER, below=H200_VIRTUAL, profiles=("metal", "container"))
+    assert inside.verdict == "skip"
