@@ -212,7 +212,7 @@ def submit(
 def _refuse_slow_fabric(wanted: RequestedWork, server: str, state: Path | None, json: bool) -> None:
     """Measure the free nodes that the job could get; where something is slow, nothing is sent."""
     from phalanx.control.client.fabric_job import FabricError, FabricJob, measure_fabric, pairs_only
-    from phalanx.doctor.fabric.report import FabricRequest, problems_of
+    from phalanx.doctor.fabric.report import FabricRequest, all_clear, problems_of
 
     request = pairs_only(FabricRequest())
     asked = FabricJob(
@@ -230,7 +230,7 @@ def _refuse_slow_fabric(wanted: RequestedWork, server: str, state: Path | None, 
     if problems:
         print("not submitted: drain what is slow, or leave --check-fabric out", file=sys.stderr)
         raise typer.Exit(1)
-    print(f"fabric: {len(report.nodes)} free nodes measured, nothing is slow", file=sys.stderr)
+    print(f"fabric: {len(report.nodes)} free nodes measured, {all_clear(report)}", file=sys.stderr)
 
 
 def _send(

@@ -191,6 +191,7 @@ def show_report(report: FabricReport, problems: list[FabricProblem]) -> None:
     from rich.text import Text
 
     from phalanx.doctor.fabric.picture import MOST_IN_TERMINAL, terminal_rows
+    from phalanx.doctor.fabric.report import all_clear
 
     console = Console(soft_wrap=True, highlight=False)
     if report.pairs and len(report.nodes) <= MOST_IN_TERMINAL:
@@ -203,12 +204,10 @@ def show_report(report: FabricReport, problems: list[FabricProblem]) -> None:
         for tier, rate in outcome.usual.items():
             share = f", {rate / near:.0%} of that within a leaf" if near and tier != "leaf" else ""
             print(f"usual rate of pairs ({tier}): {rate / 1e9:.3g} GB/s one way{share}")
-        seen = f"slower by {1 - outcome.boundary:.0%} would have been seen"
-        if outcome.boundary <= 0:
-            seen = (
-                "rates differed so much that nothing slow could be told: try again when it is quiet"
-            )
-        print(f"{outcome.rounds} rounds, {outcome.slots} slots; {seen}")
+        seen = f"; slower by {1 - outcome.boundary:.0%} would have been seen"
+        print(
+            f"{outcome.rounds} rounds, {outcome.slots} slots{seen if outcome.boundary > 0 else ''}"
+        )
     for row in report.sweep:
         print(
             f"{row.collective:15}{row.bytes:>12} B "
@@ -226,4 +225,4 @@ def show_report(report: FabricReport, problems: list[FabricProblem]) -> None:
     for problem in problems:
         console.print(Text(f"SLOW  {problem.text}", style="red"))
     if not problems:
-        print("nothing is slow")
+        print(all_clear(report))

@@ -18,7 +18,7 @@ from phalanx.control.client.fabric_job import (
 )
 from phalanx.control.client.followed_log import AWAY
 from phalanx.control.wire.api_types import Done, DrainIn, NodeOut
-from phalanx.doctor.fabric.report import FabricProblem, FabricReport, problems_of
+from phalanx.doctor.fabric.report import FabricProblem, FabricReport, all_clear, problems_of
 from phalanx.doctor.fabric.watch import FabricWatch, SeenNode
 
 LOOK_SECONDS = 5.0
@@ -87,7 +87,7 @@ class FabricWatcher:
         for each in problems:
             self._say(f"SLOW  {each.text}")
         if not problems:
-            self._say(f"{len(report.nodes)} nodes measured: nothing is slow")
+            self._say(f"{len(report.nodes)} nodes measured: {all_clear(report)}")
         return WatchedFabric(new=due, report=report, problems=problems, drained=drained)
 
     def _drained(self, problems: list[FabricProblem]) -> tuple[str, ...]:

@@ -127,6 +127,15 @@ def problems_of(report: FabricReport, card: str = "") -> list[FabricProblem]:
     return problems
 
 
+def all_clear(report: FabricReport) -> str:
+    """What is said where there is no problem: no more than could have been seen."""
+    if report.outcome is None:
+        return "nothing is slow"
+    if report.outcome.boundary <= 0:
+        return "nothing could be told: rates differed too much; try again when it is quiet"
+    return f"nothing is slow by {1 - report.outcome.boundary:.0%} or more"
+
+
 FLOOR_SHARE = 0.8  # of the card's payload rate, below which something is wrong
 
 
