@@ -21,12 +21,13 @@ def log_to_stderr() -> None:
 def collection_paused() -> Iterator[None]:
     """Import torch inside: what an import makes stays, so garbage is sought in vain.
 
-    The search would be a sixth of the import, which is what one waits for longest.
+    The search would be a sixth of the import, which is what one waits for longest. At the end of
+    the process it is sought after all: libraries (triton's) list what is left then as leaks.
     """
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # else extensions count it at the end as leaked, and say so
+        atexit.register(gc.unfreeze)
         gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ MEASURED = {
     "compute": ("collective", "matmul", "memory", "gemm"),
 }
 GROUPS = ("os", "gpu", "network", "storage", "compute")
+CONTRADICTIONS = (("--quick", "--deep"), ("--quick", "--group"), ("--only", "--group"))
 BY_DEFAULT = ("disk", "mounts")
 REPLACED = {"limits", "clock"}  # by checks of settings that say more
 
@@ -48,6 +50,12 @@ def select(
         _refuse("--only", name, (*SETTINGS, *CHECKS))
     for name in groups:
         _refuse("--group", name, GROUPS)
+    asked = {"--only": only, "--group": groups, "--quick": quick, "--deep": deep}
+    for one, other in CONTRADICTIONS:
+        if asked[one] and asked[other]:
+            raise ConfigError(
+                one, f"with {other}", "they ask for different checks", f"leave {other} out"
+            )
     settings = tuple(SETTINGS)
     if only:
         settings, measured = tuple(name for name in only if name in SETTINGS), set(only)
@@ -98,7 +106,10 @@ def storage_needs(needs: Iterable[str]) -> StorageNeeds:
         name, _, rate = text.partition("=")
         _refuse("--need", name, tuple(fields))
         try:
-            found[fields[name]] = float(rate)
+            value = float(rate)
         except ValueError:
-            raise ConfigError("--need", text, "has no rate", f"e.g. {name}=500") from None
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise ConfigError("--need", text, "has no rate", f"e.g. {name}=500")
+        found[fields[name]] = value
     return StorageNeeds(**found)

@@ -18,7 +18,8 @@ CHANGING = (
     *("os.clock", "os.interrupts", "os.cgroup_memory", "os.hugepages", "os.overlay"),
     *("gpu.throttle", "gpu.temperature", "gpu.ecc", "gpu.remap", "gpu.pcie_replays"),
     *("gpu.nvlink_errors", "network.errors", "network.retransmits", "network.hostname"),
-    *("storage.mount_type",),
+    # Interfaces of containers come and go.
+    *("storage.mount_type", "network.interface"),
 )
 
 
@@ -60,7 +61,9 @@ def _setting(finding: Finding) -> str:
         for name, value in finding.measured.items()
         if not isinstance(value, float)
     ]
-    return f"{finding.verdict}: {', '.join(values)}" if values else finding.verdict
+    text = f"{finding.verdict}: {', '.join(values)}" if values else finding.verdict
+    # One that is too long would have the server refuse all of them.
+    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
 
 
 def bad_setup(setup: NodeSetup) -> str:

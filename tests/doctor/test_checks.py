@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from phalanx.doctor import CHECKS, CheckOptions, check_node
+from phalanx.doctor import CHECKS, CheckOptions, check_node, memory
 from phalanx.doctor.collective import CollectiveOutcome, check_collective, judge
 from phalanx.doctor.compute import check_product, check_repeats, known_product
 from phalanx.doctor.gpus import ask_smi, check_driver, check_gpu, check_gpus, parse_smi
-from phalanx.doctor.memory import check_memory, graded
+from phalanx.doctor.memory import check_memory, graded, judge_link
 from phalanx.doctor.storage import check_disk, check_mounts, network_mounts, probe
 from phalanx.doctor.system import KernelClock, check_clock, read_clock
 from phalanx.hardware.probe.reader import NotThereError, ReadError
@@ -74,6 +74,37 @@ def test_memory_is_measured_and_graded() -> None:
     (found,) = check_memory("cpu")
     assert float(found.measured["gb_per_second"]) > 0
     assert [graded(share) for share in (0.9, 0.6, 0.3)] == ["pass", "warn", "fail"]
+
+
+def test_a_link_is_judged_by_what_it_does_under_load() -> None:
+    fast, half = (55e9, 54e9), (26e9, 25e9)
+    for rates, said, verdict in [
+        (fast, "5, 5, 16, 16\n", "pass"),
+        (half, "4, 5, 16, 16\n", "warn"),  # it came up a generation below
+        (half, "5, 5, 8, 16\n", "warn"),
+        (half, "5, 5, 16, 16\n", "warn"),  # whatever it says: half of its rate
+        (half, "4, 4, 16, 16\n", "pass"),
+        (half, "", "pass"),  # nothing is known of the link
+        (half, "[N/A], [N/A], [N/A], [N/A]\n", "pass"),
+        (half, "9, 9, 16, 16\n", "pass"),  # of a generation that is not known
+        ((7e9, 25e9), "", "warn"),
+    ]:
+        found = judge_link("cuda:0", rates, said)
+        assert (found.verdict, bool(found.suggestion)) == (verdict, verdict == "warn"), said
+
+
+def test_a_driver_that_hangs_or_is_not_there_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert memory._asked_under_load("GPU-1", lambda: None) == ""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 5, 5, 16, 16\n")
+    smi.chmod(0o755)
+    assert memory._asked_under_load("GPU-1", lambda: None) == "5, 5, 16, 16\n"
+    smi.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    monkeypatch.setattr(memory, "ASK_SECONDS", 0.2)
+    assert memory._asked_under_load("GPU-1", lambda: None) == ""
 
 
 def test_a_disk_gives_back_what_was_written_and_leaves_nothing(tmp_path: Path) -> None:

@@ -94,9 +94,15 @@ def test_checks_are_chosen_by_name_group_and_depth() -> None:
         (lambda: profiles_named(["metall"]), "metal"),
         (lambda: storage_needs(["reed=5"]), "read"),
         (lambda: storage_needs(["read=fast"]), "read=500"),
+        (lambda: storage_needs(["read=-5"]), "read=500"),
+        (lambda: storage_needs(["files=nan"]), "files=500"),
+        (lambda: storage_needs(["write=inf"]), "write=500"),
+        (lambda: select(quick=True, deep=True), "--deep"),
+        (lambda: select(quick=True, groups=["gpu"]), "--group"),
+        (lambda: select(only=["os.thp"], groups=["gpu"]), "--group"),
     ],
 )
-def test_a_name_that_is_none_is_refused_with_the_nearest(ask: object, fix: str) -> None:
+def test_what_makes_no_sense_is_refused_with_what_would(ask: object, fix: str) -> None:
     assert callable(ask)
     with pytest.raises(ConfigError, match=fix):
         ask()

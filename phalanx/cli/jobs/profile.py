@@ -86,6 +86,8 @@ def run(
 
         trace_running(int(job), steps or 5, ranks, out, seconds, server, state, json)
         return
+    if ranks:
+        raise typer.BadParameter("--ranks are of a running job: of a file rank 0 is traced")
     with exit_on_config_error(json):
         wanted, count = load_named(Path(job), overrides, world_size, "")
     _profile(wanted, count, steps or 2, timed, out, json)
@@ -131,7 +133,7 @@ def show(profile: Kept, html: Page = None, json: Json = False) -> None:
     stored = _read(profile)
     advice = advise(stored)
     if html is not None:
-        write_out(html, profile_page(stored, advice).encode())
+        write_out(html, profile_page(stored, advice).encode(), "--html")
     if json:
         print_json({"profile": stored, "advice": advice})
     else:
@@ -148,7 +150,8 @@ def compare(before: Kept, after: Kept, html: Page = None, json: Json = False) ->
 
     comparison = compared(_read(before), _read(after))
     if html is not None:
-        write_out(html, comparison_page(f"From {before} to {after}", comparison).encode())
+        page = comparison_page(f"From {before} to {after}", comparison)
+        write_out(html, page.encode(), "--html")
     if json:
         print_json(
             {"verdict": comparison.verdict, "change": comparison.change, "comparison": comparison}

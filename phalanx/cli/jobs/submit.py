@@ -30,7 +30,7 @@ from phalanx.cli.options import (
     State,
     WorldSize,
 )
-from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.output import exit_on, exit_on_config_error, print_json
 from phalanx.cli.queue.schedule_options import ScheduleOptions, describe_schedule
 from phalanx.cli.tables import counted, plain
 from phalanx.cluster.jobs.job import JobState
@@ -52,6 +52,7 @@ from phalanx.hardware import count_cuda
 
 WAIT_SECONDS = 0.5  # between two looks at a job
 AWAY_SECONDS = 300.0  # that a server may be away meanwhile
+FABRIC_MINUTES, FABRIC_START_SECONDS = 10.0, 120.0
 TIMED_OUT = 124  # exit code, as timeout(1) says it
 
 app = typer.Typer()
@@ -112,6 +113,13 @@ class SubmitOptions(ScheduleOptions):
     backend: Annotated[
         str, typer.Option(help="Engine that gives the nodes: slurm, ray, kubernetes.")
     ] = ""
+    check_fabric: Annotated[
+        bool,
+        typer.Option(
+            "--check-fabric",
+            help="First measure pairs of the free nodes; slow ones: do not submit.",
+        ),
+    ] = False
     wait: Annotated[
         bool,
         typer.Option("--wait", help="Wait until it has ended; exit with 0 only if it succeeded."),
@@ -177,6 +185,8 @@ def submit(
         raise typer.BadParameter("--wait is for jobs of a server: it follows one that was sent")
     if options.wait and options.array:
         raise typer.BadParameter("--wait follows one job: look at an array with `phalanx ps`")
+    if options.check_fabric and (options.backend or dry_run):
+        raise typer.BadParameter("--check-fabric measures nodes of a server, and then submits")
     if options.timeout and not options.wait:
         raise typer.BadParameter("--timeout bounds --wait: give both, or --minutes for the job")
     if options.backend:
@@ -191,10 +201,36 @@ def submit(
     elif dry_run:
         _show_what_would_be_sent(wanted, server, state, json)
     else:
+        if options.check_fabric:
+            _refuse_slow_fabric(wanted, server, state, json)
         quiet = json and options.wait
         number = _send(wanted, server, state, json, quiet=quiet, confirmed=options.yes)
         if options.wait and not _ended_well(number, server, state, json, options.timeout):
             raise typer.Exit(1)
+
+
+def _refuse_slow_fabric(wanted: RequestedWork, server: str, state: Path | None, json: bool) -> None:
+    """Measure the free nodes that the job could get; where something is slow, nothing is sent."""
+    from phalanx.control.client.fabric_job import FabricError, FabricJob, measure_fabric, pairs_only
+    from phalanx.doctor.fabric.report import FabricRequest, all_clear, problems_of
+
+    request = pairs_only(FabricRequest())
+    asked = FabricJob(
+        request=request,
+        constraint=wanted.constraint,
+        team=wanted.team,
+        minutes=FABRIC_MINUTES,
+        start_seconds=FABRIC_START_SECONDS,
+    )
+    with exit_on(FabricError), connected(server, json, state) as client:
+        report = measure_fabric(client, asked)
+    problems = problems_of(report)
+    for each in problems:
+        print(plain(f"SLOW  {each.text}"), file=sys.stderr)
+    if problems:
+        print("not submitted: drain what is slow, or leave --check-fabric out", file=sys.stderr)
+        raise typer.Exit(1)
+    print(f"fabric: {len(report.nodes)} free nodes measured, {all_clear(report)}", file=sys.stderr)
 
 
 def _send(

@@ -171,6 +171,8 @@ def _verify(path: Path, key: str, json: bool) -> None:
     from phalanx.control.trust.node_key import fingerprint
     from phalanx.doctor.acceptance.certificate import InvalidCertificateError, read_signed
 
+    if not path.is_file():
+        raise typer.BadParameter(f"--verify {path}: no such file")
     with exit_on(InvalidCertificateError, OSError):
         data = path.read_bytes()
         made = verify_certificate(data, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -119,6 +120,8 @@ def node(
     from phalanx.doctor.checks.fix import fix_script as script_of
     from phalanx.doctor.examine import examine
 
+    if fix_script and (json or command.quick):
+        raise typer.BadParameter("--fix-script prints a script for settings: no --json, no --quick")
     with exit_on_config_error():
         request = _request(command, environment)
         report = examine(request, (lambda _: None) if json or fix_script else show_finding)
@@ -156,6 +159,13 @@ def _request(command: NodeCommand, environment: dict[str, str]) -> Request:
         deep=command.deep,
         also=[*(command.inject or ()), *(name for name, asked in implied.items() if asked)],
     )
+    explicit = command.quick or command.deep or "compute" in (command.group or ())
+    if command.hardware and (
+        explicit or command.record or any(implied.values()) or {*CHECKS} & {*(command.only or ())}
+    ):
+        raise typer.BadParameter(
+            "--hardware is a recorded machine: it cannot be measured, only its settings judged"
+        )
     folder = (command.folder or default_folder()).absolute()
     for path in (folder, command.data):
         if path is not None and not path.is_dir():
@@ -196,7 +206,7 @@ def undo(script: Script, yes: Yes = False) -> None:
 
 
 def _run(script: Path, action: Literal["apply", "undo"], *, yes: bool) -> None:
-    from phalanx.doctor.checks.fix import commands_of, run_script
+    from phalanx.doctor.checks.fix import commands_of, run_commands
 
     with exit_on_config_error():
         commands = commands_of(script, socket.gethostname(), action)
@@ -207,7 +217,9 @@ def _run(script: Path, action: Literal["apply", "undo"], *, yes: bool) -> None:
         print(f"  {line}")
     if not yes:
         typer.confirm(f"Run these {len(commands)} commands on this node?", abort=True)
-    raise typer.Exit(run_script(script, action))
+    if os.geteuid():
+        print("not root: expect most of this to fail", file=sys.stderr)
+    raise typer.Exit(run_commands(commands, lambda line: print(line, flush=True)))
 
 
 def _show_total(report: NodeReport) -> None:
@@ -216,7 +228,9 @@ def _show_total(report: NodeReport) -> None:
     counts = ", ".join(
         f"{sum(f.verdict == kind for f in report.findings)} {kind}" for kind in COLOURS
     )
-    print(f"\n{report.node}: {'fit for work' if report.passed else 'NOT fit'} ({counts})")
+    decided = any(finding.verdict in ("pass", "warn") for finding in report.findings)
+    fit = "fit for work" if decided else "nothing could be decided"
+    print(f"\n{report.node}: {fit if report.passed else 'NOT fit'} ({counts})")
     if os.geteuid() and any(finding.verdict == "unknown" for finding in report.findings):
         print("what is unknown may show to root")
     if any(finding.steps for finding in report.findings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from phalanx.doctor.fabric.report import FabricProblem, FabricReport
 
 SLOW = 1  # exit code
+START_SECONDS = 120.0  # a watch's measurement that finds its nodes taken is given up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,15 @@ def fabric(
     picture: Annotated[
         Path | None, typer.Option(help="Write the heat map here: NAME.svg or NAME.html.")
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Measure the pairs whenever nodes join or come back, until Ctrl-C."
+        ),
+    ] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="With --watch: drain a node that alone is slow.")
+    ] = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
@@ -116,6 +127,13 @@ def fabric(
 
     Runs a job on whole nodes. Exit code 0: nothing is slow, 1: something is, or it did not run.
     """
+    if drain and not watch:
+        raise typer.BadParameter("--drain is for --watch")
+    if watch:
+        if picture is not None or command.nodes or json:
+            raise typer.BadParameter("--watch takes no --nodes, --picture or --json")
+        _watch(command, server, state, drain=drain)
+        return
     from phalanx.control.client.fabric_job import FabricError, measure_fabric
     from phalanx.doctor.fabric.picture import picture as picture_of
     from phalanx.doctor.fabric.report import problems_of
@@ -136,6 +154,29 @@ def fabric(
         raise typer.Exit(SLOW)
 
 
+def _watch(command: FabricCommand, server: str, state: Path | None, *, drain: bool) -> None:
+    from datetime import datetime
+
+    from msgspec import structs
+
+    from phalanx.cli.tables import plain
+    from phalanx.control.client.fabric_job import pairs_only
+    from phalanx.control.client.fabric_watch import FabricWatcher
+
+    def say(line: str) -> None:
+        print(plain(f"{datetime.now().astimezone():%H:%M:%S} {line}"), flush=True)
+
+    with exit_on_config_error(), connected(server, False, state) as client:
+        wanted = command.wanted()
+        if not command.collective:
+            wanted = structs.replace(wanted, request=pairs_only(wanted.request))
+        wanted = structs.replace(wanted, start_seconds=START_SECONDS)
+        watcher = FabricWatcher(client, wanted, say, card=command.card, drain=drain)
+        say("watching; new nodes, and those that come back, are measured when they are free")
+        with suppress(KeyboardInterrupt):
+            watcher.run()
+
+
 def _progress(line: str) -> None:
     import sys
 
@@ -150,6 +191,7 @@ def show_report(report: FabricReport, problems: list[FabricProblem]) -> None:
     from rich.text import Text
 
     from phalanx.doctor.fabric.picture import MOST_IN_TERMINAL, terminal_rows
+    from phalanx.doctor.fabric.report import all_clear
 
     console = Console(soft_wrap=True, highlight=False)
     if report.pairs and len(report.nodes) <= MOST_IN_TERMINAL:
@@ -158,11 +200,13 @@ def show_report(report: FabricReport, problems: list[FabricProblem]) -> None:
             console.print(Text.assemble(*cells))
     if report.outcome is not None:
         outcome = report.outcome
+        near = outcome.usual.get("leaf", 0.0)
         for tier, rate in outcome.usual.items():
-            print(f"usual rate of pairs ({tier}): {rate / 1e9:.3g} GB/s one way")
+            share = f", {rate / near:.0%} of that within a leaf" if near and tier != "leaf" else ""
+            print(f"usual rate of pairs ({tier}): {rate / 1e9:.3g} GB/s one way{share}")
+        seen = f"; slower by {1 - outcome.boundary:.0%} would have been seen"
         print(
-            f"{outcome.rounds} rounds, {outcome.slots} slots; slower by "
-            f"{1 - outcome.boundary:.0%} would have been seen"
+            f"{outcome.rounds} rounds, {outcome.slots} slots{seen if outcome.boundary > 0 else ''}"
         )
     for row in report.sweep:
         print(
@@ -181,4 +225,4 @@ def show_report(report: FabricReport, problems: list[FabricProblem]) -> None:
     for problem in problems:
         console.print(Text(f"SLOW  {problem.text}", style="red"))
     if not problems:
-        print("nothing is slow")
+        print(all_clear(report))

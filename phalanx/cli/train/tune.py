@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +50,8 @@ def tune(
     """Search for a job's fastest settings on this machine by measuring real steps."""
     with exit_on_config_error(json):
         job, ranks = load(path, overrides, world_size)
+    if write is not None and not (write.parent.is_dir() and os.access(write.parent, os.W_OK)):
+        raise typer.BadParameter(f"--write {write}: {write.parent} is no folder to write into")
     search_folder = folder or Path(job.runs) / f"tune-{job.name}"
     keep_single_threaded()
     # Only now numpy and torch: ranks are forked from a process that has one thread.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.tables import add_row, print_table, span, table
+from phalanx.cli.tables import add_row, counted, print_table, span, table
 from phalanx.config import ConfigError, Job
 from phalanx.config.errors import written
 from phalanx.plan.tune.job_text import tuned_text
@@ -59,7 +59,8 @@ def _settings(values: dict[str, Value], before: dict[str, Value] | None = None) 
 
 def _summary(report: TuneReport) -> list[str]:
     outcome = report.outcome
-    lines = [f"{len(report.trials)} trials in {span(report.spent_seconds)}: {outcome.reason}"]
+    trials = counted(len(report.trials), "trial")
+    lines = [f"{trials} in {span(report.spent_seconds)}: {outcome.reason}"]
     if outcome.comparison is not None:
         lines.append(evidence(report))
     lines += [

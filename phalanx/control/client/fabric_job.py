@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 from msgspec import Struct, structs
 
+from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.client.followed_log import follow_log
-from phalanx.control.server.http.submission import RequestedWork, submission
+from phalanx.control.server.http.submission import JobSchedule, RequestedWork, submission
 from phalanx.control.wire.api_types import Done, JobDetail, JobsSubmitted, NodeList, NodeOut
 from phalanx.doctor.fabric.report import REPORT_MARK, FabricReport, FabricRequest, find_report
 
@@ -31,6 +33,12 @@ class FabricJob(Struct, frozen=True, kw_only=True):
     team: str = "default"
     python: str = ""  # on the nodes; "": as here
     minutes: float = MINUTES
+    start_seconds: float = 0.0  # within which it has to start; 0: it waits
+
+
+def pairs_only(request: FabricRequest) -> FabricRequest:
+    """The short measurement: seconds, at a join, after suspicion, before a big job."""
+    return structs.replace(request, collectives=())
 
 
 class FabricError(Exception):
@@ -41,7 +49,7 @@ def measure_fabric(
     client: Client, wanted: FabricJob, say: Callable[[str], None] = lambda _: None
 ) -> FabricReport:
     """Submit the job, follow it, and read its report; FabricError where there is none."""
-    work = _work(wanted, _free_nodes(client))
+    work = _work(wanted, _free_nodes(client, wanted.constraint))
     made = structs.replace(submission(work, work.slot_gpus), confirmed=True)
     number = client.post("/v1/jobs", made, JobsSubmitted).jobs[0]
     say(f"job {number}: {work.ranks} ranks")
@@ -72,22 +80,34 @@ def _follow(client: Client, number: int, say: Callable[[str], None]) -> None:
                 say(line.decode(errors="replace"))
 
 
-def _free_nodes(client: Client) -> list[NodeOut]:
-    """Nodes that could take the job now."""
+def list_nodes(client: Client, constraint: str = "") -> list[NodeOut]:
+    """All nodes that a constraint admits."""
+    wanted = parse(constraint)
     nodes: list[NodeOut] = []
     after: int | None = None
     while after != -1:
         page = client.get("/v1/nodes", NodeList, limit=PAGE, after=after)
-        nodes += page.nodes
+        nodes += [node for node in page.nodes if matches(wanted, (*node.features, node.kind))]
         after = page.next_after
-    return [each for each in nodes if each.state == "healthy" and each.connected and not each.jobs]
+    return nodes
+
+
+def _free_nodes(client: Client, constraint: str) -> list[NodeOut]:
+    """Nodes that could take the job now."""
+    return [each for each in list_nodes(client, constraint) if is_free(each)]
+
+
+def is_free(node: NodeOut) -> bool:
+    """Whether a node could take whole-node work; jobs that may not be seen hold GPUs, too."""
+    empty = not node.jobs and node.free_gpus == node.gpus
+    return node.connected and node.state == "healthy" and empty
 
 
 def _work(wanted: FabricJob, free: list[NodeOut]) -> RequestedWork:
     """One rank a GPU, or one a node without GPUs; whole nodes, so that pairs are of nodes."""
     count = wanted.nodes or len(free)
     if count < 2:
-        raise FabricError(f"{len(free)} nodes are free: a fabric joins two or more")
+        raise FabricError(f"{count} of {len(free)} free nodes: a fabric joins two or more")
     gpus = min((node.gpus for node in free), default=0)
     cpus = 1 if gpus else min((node.cpus for node in free), default=1)
     places = {node.name: (node.leaf, node.pod) for node in free}
@@ -105,4 +125,12 @@ def _work(wanted: FabricJob, free: list[NodeOut]) -> RequestedWork:
         slot_cpus=cpus,
         retries=0,
         minutes=wanted.minutes,
+        schedule=JobSchedule(deadline_ns=_deadline_ns(wanted)),
     )
+
+
+def _deadline_ns(wanted: FabricJob) -> int:
+    """When it would have to have ended; 0: it waits for its nodes."""
+    if not wanted.start_seconds:
+        return 0
+    return time.time_ns() + int((wanted.start_seconds + 60 * wanted.minutes) * 1e9)

@@ -577,6 +577,7 @@ class NodeOut(Out, frozen=True):
     rails: int = 1
     power: str = ""  # feed; "": its rack's
     switch: str = ""  # "": its leaf's
+    since_ns: int = 0  # that it has had its state
 
 
 class NodeList(Out, frozen=True):

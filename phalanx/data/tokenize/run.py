@@ -29,6 +29,7 @@ from phalanx.data.corpus.manifest import (
 from phalanx.data.corpus.writer import FILE_BYTES, ShardWriter
 from phalanx.data.durable_files import write_atomically
 from phalanx.data.errors import DataError
+from phalanx.data.file_times import settled_stats
 from phalanx.data.folder_lock import alone_in
 from phalanx.data.tokenize import inputs
 from phalanx.data.tokenize.encode import Encoded, EncodeSettings, PieceRun, encode_in_order
@@ -238,7 +239,7 @@ def _runs(
 
 def _identity(files: Sequence[Path], settings: EncodeSettings, file_bytes: int) -> str:
     """Equal for runs that would write the same shards from the same files."""
-    stats = [(path, path.stat()) for path in files]
+    stats = zip(files, settled_stats(files), strict=True)
     seen = [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
     # Another library may encode otherwise; other pieces would make recorded places mean others.
     code = (FORMAT_VERSION, tokenizers.__version__, inputs.LINES_BYTES, inputs.PIECE_CHARACTERS)

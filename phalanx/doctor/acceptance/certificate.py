@@ -5,6 +5,7 @@ It is signed over its fields in a fixed order, so that a file may be formatted a
 
 from __future__ import annotations
 
+import json
 import time
 
 import msgspec
@@ -31,7 +32,7 @@ class Certificate(Struct, frozen=True, kw_only=True):
     report: AcceptanceReport
 
 
-class SignedCertificate(Struct, frozen=True, kw_only=True):
+class SignedCertificate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A certificate, and who signed it."""
 
     certificate: msgspec.Raw
@@ -68,12 +69,21 @@ def signed_bytes(certificate: bytes) -> bytes:
     return SIGNED + msgspec.json.encode(fields, order="sorted")
 
 
+def _refuse_twice(fields: list[tuple[str, object]]) -> None:
+    """Of a field that comes twice one reader sees the first and another the second."""
+    names = [name for name, _ in fields]
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidCertificateError(f"it was changed after it was signed: {twice} comes twice")
+
+
 def read_signed(data: bytes) -> tuple[SignedCertificate, Certificate]:
     """A certificate of a file; InvalidCertificateError where it is none."""
     try:
+        json.loads(data, object_pairs_hook=_refuse_twice)
         signed = msgspec.json.decode(data, type=SignedCertificate)
         certificate = msgspec.json.decode(signed.certificate, type=Certificate)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidCertificateError(f"this is no certificate: {error}") from None
     if certificate.format != FORMAT:
         rule = f"it has format {certificate.format}, and this release reads {FORMAT}"

@@ -167,12 +167,17 @@ def write(was: dict[str, str], value: str) -> tuple[MendStep, ...]:
     for path, before in was.items():
         by_value.setdefault(before, []).append(path)
     return tuple(
-        MendStep(_tee(value, paths), _tee(before, paths)) for before, paths in by_value.items()
+        step for before, paths in by_value.items() for step in write_all(paths, before, value)
     )
 
 
+def write_all(paths: list[str], before: str, value: str) -> tuple[MendStep, ...]:
+    """A step that writes a value into files that have the same now; names may have a ``*``."""
+    return (MendStep(_tee(value, paths), _tee(before, paths)),)
+
+
 def _tee(value: str, paths: list[str]) -> str:
-    if len(paths) == 1:
+    if len(paths) == 1 and "*" not in paths[0]:
         return f"echo {quote(value)} > {paths[0]}"
     return f"echo {quote(value)} | tee {' '.join(paths)} > /dev/null"
 

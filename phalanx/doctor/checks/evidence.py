@@ -33,6 +33,8 @@ VARIABLES = re.compile(
     r"|KUBERNETES_SERVICE_HOST|container|SLURM_CPUS_ON_NODE"
 )
 PACKAGES = re.compile(r"torch|nvidia-(nccl|cudnn|cublas|cuda-runtime)(-cu\d+)?")
+# As torch's own metadata names what it was built with: "nvidia-nccl-cu12==2.27.5; platform_…".
+PIN = re.compile(r"(nvidia-[\w-]+) ?\(?==([\w.+]+)\)?")
 
 
 class ProcessFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,6 +42,7 @@ class ProcessFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     environment: dict[str, str] = {}
     packages: dict[str, str] = {}  # versions that are installed, by name
+    wanted: dict[str, str] = {}  # versions of them that torch was built with
     cpus: tuple[int, ...] = ()  # that the process may use
     root: bool = False
     clock: KernelClock | None = None
@@ -57,12 +60,22 @@ def read_process(folder: Path, environment: Mapping[str, str]) -> ProcessFacts:
     return ProcessFacts(
         environment={name: v for name, v in environment.items() if VARIABLES.fullmatch(name)},
         packages=packages,
+        wanted=_wanted_libraries(),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         root=os.geteuid() == 0,
         clock=read_clock(),
         folder=str(folder),
         addresses=_own_addresses(),
     )
+
+
+def _wanted_libraries() -> dict[str, str]:
+    """Of torch's pins those that are looked at; none where it is not there, or built otherwise."""
+    try:
+        pins = [PIN.match(each) for each in metadata.requires("torch") or ()]
+    except metadata.PackageNotFoundError:
+        return {}
+    return {pin[1]: pin[2] for pin in pins if pin and PACKAGES.fullmatch(pin[1])}
 
 
 def _own_addresses() -> tuple[str, ...] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from pathlib import Path
 from shlex import quote
@@ -96,15 +96,23 @@ def commands_of(script: Path, node: str, action: Literal["apply", "undo"]) -> li
     if made[1] != _one_line(node):
         rule = f"was written on {made[1]}: it would put back that node's settings"
         raise ConfigError("script", str(script), rule, "write one here")
-    _refuse_others(script, text)
-    body = re.search(rf"(?ms)^{action}\(\) \{{\n(.*?)^\}}", text)
-    return re.findall(r"(?m)^    step (.*)$", body[1]) if body else []
+    steps: dict[str, list[str]] = {"apply": [], "undo": []}
+    where = ""  # the function that a row stands in
+    frame = []
+    for row in text.splitlines():
+        step = _step(row)
+        if step and where:
+            steps[where].append(step)
+        elif not _is_remark(row):
+            frame.append(row)
+            where = {"apply() {": "apply", "undo() {": "undo"}.get(row, "")
+    _refuse_others(script, frame)
+    return steps[action]
 
 
-def _refuse_others(script: Path, text: str) -> None:
-    """All of a script runs: it must have no line beside those that are shown."""
+def _refuse_others(script: Path, lines: list[str]) -> None:
+    """Somebody who reads what is shown must have read all that the script would do."""
     frame = [line for line in fix_script("", ()).splitlines() if not _is_remark(line)]
-    lines = [line for line in text.splitlines() if not _is_remark(line) and not _is_step(line)]
     if lines != frame:
         pairs = zip_longest(lines, frame, fillvalue="")
         first = next(read or "its end" for read, wanted in pairs if read != wanted)
@@ -116,15 +124,25 @@ def _is_remark(line: str) -> bool:
     return not line.strip() or line.lstrip().startswith("#")
 
 
-def _is_step(text: str) -> bool:
-    """A step with one quoted command, and nothing behind it."""
+def _step(row: str) -> str:
+    """The command of a step; "" where it is none, or a terminal would not show all of it."""
     try:
-        step = shlex.split(text)
+        step = shlex.split(row)
     except ValueError:
-        return False
-    return len(step) == 2 and text == f"    step {quote(step[1])}"
+        return ""
+    whole = len(step) == 2 and row == f"    step {quote(step[1])}"
+    return step[1] if whole and step[1].isprintable() else ""
 
 
-def run_script(script: Path, action: Literal["apply", "undo"]) -> int:
-    """Run it; its exit code."""
-    return subprocess.run(["sh", str(script), action], check=False).returncode
+def run_commands(commands: Iterable[str], say: Callable[[str], None] = print) -> int:
+    """Run the commands that were shown, not what the script has become since; the exit code.
+
+    One that fails does not keep the others from running, as in the script.
+    """
+    failed = False
+    for command in commands:
+        say(f"+ {command}")
+        if subprocess.run(["sh", "-c", command], check=False).returncode:
+            failed = True
+            say("this failed")
+    return int(failed)

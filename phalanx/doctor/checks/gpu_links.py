@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
+from contextlib import suppress
 from shlex import quote
 
 from phalanx.cluster.causes import Cause
@@ -33,6 +36,9 @@ ACS_BITS = (
 )
 FABRIC_STATES = ("N/A", "Not Started", "In Progress", "Completed")
 IOMMU_KINDS = ("identity", "DMA", "DMA-FQ", "unmanaged", "blocked")
+ENGINES = ("dockerd", "containerd")
+CDI = ("/etc/cdi", "/var/run/cdi")  # where the toolkit describes the cards for containers
+DOCKER_FILE, CONTAINERD_FILE = "/etc/docker/daemon.json", "/etc/containerd/config.toml"
 ACS_DETOURS = ("ReqRedir", "CmpltRedir", "UpstreamFwd")
 
 
@@ -66,6 +72,59 @@ def versions(evidence: NodeEvidence) -> Judgement:
     if major > int(cuda.split(".")[0]):
         return bad(measured, advice=f"install a driver for CUDA {major}, or an older torch")
     return good(**measured)
+
+
+@CHECKS.add(
+    "gpu.libraries",
+    "medium",
+    expected="NCCL, cuDNN and CUDA's libraries are those that torch was built with",
+    why="Another NCCL or cuDNN than torch was tested with is slower, or fails in one odd kernel.",
+)
+def libraries(evidence: NodeEvidence) -> Judgement:
+    if not evidence.has_gpus:
+        return skip(NO_GPU)
+    packages, wanted = evidence.process.packages, evidence.process.wanted
+    if "torch" not in packages:
+        raise NotThereError("torch among the installed packages")
+    if not wanted:
+        raise ReadError("packages", f"torch {packages['torch']} names no version of a library")
+    wrong: Measured = {
+        name: f"{packages.get(name, 'not installed')}, torch wants {version}"
+        for name, version in wanted.items()
+        if packages.get(name) != version
+    }
+    if not wrong:
+        return good(torch=packages["torch"], **wanted)
+    pins = " ".join(f"{name}=={wanted[name]}" for name in wrong)
+    return bad(wrong, advice=f"pip install {pins}")
+
+
+@CHECKS.add(
+    "gpu.containers",
+    "high",
+    expected="Docker and containerd, where installed, give containers the GPUs (CDI or runtime)",
+    why="A job in a container sees no GPU: it fails at its start, or trains on the CPU.",
+    profiles=("metal", "vm", "cloud"),
+)
+def containers(evidence: NodeEvidence) -> Judgement:
+    if not evidence.has_gpus:
+        return skip(NO_GPU)
+    engines = [name for name in ENGINES if evidence.has("/usr/bin", name)]
+    if not engines:
+        return skip("no Docker, no containerd")
+    by = [folder for folder in CDI if evidence.has(folder, "nvidia*")]
+    with suppress(NotThereError):
+        docker = json.loads(evidence.text(DOCKER_FILE) or "{}")
+        by += [DOCKER_FILE] if "nvidia" in docker.get("runtimes", {}) else []
+    with suppress(NotThereError):
+        config = tomllib.loads(evidence.text(CONTAINERD_FILE))
+        by += [CONTAINERD_FILE] if "nvidia" in str(config.get("plugins", {})) else []
+    if by:
+        return good(engines=", ".join(engines), by=", ".join(by))
+    advice = (
+        "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml (of the NVIDIA Container Toolkit)"
+    )
+    return bad({"engines": ", ".join(engines), "by": "none"}, advice=advice)
 
 
 @CHECKS.add(

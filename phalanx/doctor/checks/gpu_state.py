@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from xml.etree.ElementTree import Element
 
 from phalanx.cluster.causes import Cause
@@ -27,6 +29,7 @@ UNCORRECTABLE = (
 )
 
 SMI = "nvidia-smi -q -x"
+BOOST = ("nvidia-smi", "boost-slider", "-l")
 ON_OFF = ("Enabled", "Disabled")
 MODES = ("Default", "Exclusive_Process", "Exclusive_Thread", "Prohibited")
 
@@ -335,26 +338,34 @@ def bar1(evidence: NodeEvidence) -> Judgement:
 @CHECKS.add(
     "gpu.dvfs",
     "low",
-    expected="(reported: what sets the clocks beside the limits)",
+    expected="(reported: what sets the clocks beside the limits; the same on all cards)",
     why="Cards with different boost or smoothing settings run at different speeds in one gang.",
-    commands=(QUERY,),
+    commands=(QUERY, BOOST),
 )
 def dvfs(evidence: NodeEvidence) -> Judgement:
-    def settings(gpu: Element) -> str:
-        paths = ("clock_policy/auto_boost", "power_smoothing", "performance_state")
-        names = [
-            f"{path.rpartition('/')[2]} {(gpu.findtext(path) or '').strip()}" for path in paths
-        ]
+    def settings(gpu: Element, vboost: str) -> str:
         needed(gpu, "performance_state")
-        return ", ".join(names[:2])
+        paths = ("clock_policy/auto_boost", "power_smoothing")
+        texts = {path.rpartition("/")[2]: (gpu.findtext(path) or "").strip() for path in paths}
+        texts["vboost"] = vboost
+        return ", ".join(f"{name} {text or 'not told'}" for name, text in texts.items())
 
     if not evidence.has_gpus:
         return skip(NO_GPU)
-    said = [settings(gpu) for gpu in evidence.gpus]
+    text = ""
+    with suppress(ReadError):  # cards and drivers without the slider end it with an error
+        text = evidence.run(*BOOST)
+    # A row a card: the slider's name, its end, and where it stands.
+    rows = re.findall(r"(?m)^.*\bvboost\b\D*(\d+)\D+(\d+)\D*$", text)
+    sliders = [f"{now} of {most}" for most, now in rows]
+    if len(sliders) != len(evidence.gpus):
+        sliders = [""] * len(evidence.gpus)
+    said = [settings(gpu, slider) for gpu, slider in zip(evidence.gpus, sliders, strict=True)]
     if len(set(said)) == 1:
         return good(gpus=len(said), settings=said[0])
     measured: Measured = {f"gpu {index}": text for index, text in enumerate(said)}
-    return bad(measured, advice="give all cards the same settings")
+    advice = "give all cards the same settings (`nvidia-smi boost-slider --vboost N`)"
+    return bad(measured, advice=advice)
 
 
 @CHECKS.add(

@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from phalanx.doctor.checks.check import HARDWARE, CheckList, Judgement, bad, good, skip, write
+from phalanx.doctor.checks.check import (
+    HARDWARE,
+    CheckList,
+    Judgement,
+    bad,
+    good,
+    skip,
+    write,
+    write_all,
+)
 from phalanx.doctor.checks.evidence import NodeEvidence, one_of
 from phalanx.doctor.finding import Measured, MendStep
-from phalanx.hardware.probe.reader import ReadError
+from phalanx.hardware.probe.reader import NotThereError, ReadError
 
 CHECKS = CheckList()
 
@@ -69,22 +78,31 @@ def governor(evidence: NodeEvidence) -> Judgement:
     profiles=HARDWARE,
 )
 def idle_states(evidence: NodeEvidence) -> Judgement:
-    folder = f"{CPU}/cpu0/cpuidle"
-    deep, most = [], 0
-    for state in evidence.names(folder, "state[0-9]*"):
-        latency = evidence.number(f"{folder}/{state}/latency")
-        if evidence.number(f"{folder}/{state}/disable"):
-            continue
-        most = max(most, latency)
-        if latency > MOST_WAKE_MICROSECONDS:
-            deep.append(state)
-    if not deep:
+    enabled: dict[str, list[str]] = {}  # switches that are on, of deep states
+    switches: dict[str, int] = {}  # that there are, by state
+    most = 0
+    for cpu in evidence.names(CPU, "cpu[0-9]*"):
+        folder = f"{CPU}/{cpu}/cpuidle"
+        for state in evidence.reader.names(folder, "state[0-9]*"):
+            latency = evidence.number(f"{folder}/{state}/latency")
+            switches[state] = switches.get(state, 0) + 1
+            if evidence.number(f"{folder}/{state}/disable"):
+                continue
+            most = max(most, latency)
+            if latency > MOST_WAKE_MICROSECONDS:
+                enabled.setdefault(state, []).append(f"{folder}/{state}/disable")
+    if not switches:
+        raise NotThereError(f"{CPU}/cpu*/cpuidle")
+    if not enabled:
         return good(wake_microseconds=most)
-    files = [f"{CPU}/cpu*/cpuidle/{state}/disable" for state in deep]
-    steps = [
-        MendStep(f"echo 1 | tee {f} > /dev/null", f"echo 0 | tee {f} > /dev/null") for f in files
-    ]
-    return bad({"wake_microseconds": most, "states": ", ".join(deep)}, *steps)
+    steps: tuple[MendStep, ...] = ()
+    for state, paths in enabled.items():
+        # Of all cores in one word; where some are off already, each by its name: undo leaves them.
+        every = len(paths) == switches[state] > 1
+        steps += write_all([f"{CPU}/cpu*/cpuidle/{state}/disable"] if every else paths, "0", "1")
+    cores = max(map(len, enabled.values()))
+    measured: Measured = {"wake_microseconds": most, "states": ", ".join(enabled), "cores": cores}
+    return bad(measured, *steps)
 
 
 @CHECKS.add(

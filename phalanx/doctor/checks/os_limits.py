@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from phalanx.doctor.checks.check import CheckList, Judgement, bad, good, skip
+from phalanx.doctor.checks.check import CheckList, Judgement, bad, good, profiles_of, skip
 from phalanx.doctor.checks.evidence import NodeEvidence
-from phalanx.doctor.finding import Measured
+from phalanx.doctor.finding import Measured, MendStep
 from phalanx.doctor.system import LEAST_FILES, WANTED_FILES, WANTED_SHARED_BYTES, check_clock
 from phalanx.hardware.probe.reader import NotThereError, ReadError
 
@@ -46,7 +46,7 @@ def _raise(item: str, value: str) -> str:
 @CHECKS.add(
     "os.nofile",
     "high",
-    expected=f"at most {WANTED_FILES} open files or more",
+    expected=f"a process may open {WANTED_FILES} files or more",
     why=f"Sockets of many ranks and mapped shards run out at a few thousand; below {LEAST_FILES} "
     "a large job does not start.",
 )
@@ -101,8 +101,10 @@ def shared_memory(evidence: NodeEvidence) -> Judgement:
     measured: Measured = {"shm_gib": total / 2**30}
     if total >= WANTED_SHARED_BYTES:
         return good(**measured)
-    advice = "of a container: --shm-size=16g; else `mount -o remount,size=50% /dev/shm`"
-    return bad(measured, advice=advice)
+    if "container" in profiles_of(evidence):
+        return bad(measured, advice="start the container with --shm-size=16g")
+    both = [f"mount -o remount,size={each} /dev/shm" for each in ("50%", size)]
+    return bad(measured, MendStep(both[0], both[1]), advice="for good: in /etc/fstab")
 
 
 def _bytes(text: str) -> int:
@@ -121,10 +123,15 @@ def _bytes(text: str) -> int:
 def clock(evidence: NodeEvidence) -> Judgement:
     if evidence.process.clock is None:
         raise ReadError("adjtimex", "the kernel does not say")
-    found = check_clock(evidence.process.clock)
-    if found.verdict == "pass":
-        return good(**found.measured)
-    return bad(found.measured, advice=found.suggestion)
+    finding = check_clock(evidence.process.clock)
+    if finding.verdict == "pass":
+        return good(**finding.measured)
+    with suppress(ReadError):
+        said = evidence.run("timedatectl", "show", "--property=CanNTP", "--property=NTP").split()
+        if said == ["CanNTP=yes", "NTP=no"]:
+            step = MendStep("timedatectl set-ntp true", "timedatectl set-ntp false")
+            return bad(finding.measured, step)
+    return bad(finding.measured, advice=finding.suggestion)
 
 
 def _cgroups(evidence: NodeEvidence, controller: str) -> tuple[list[str], bool]:

@@ -180,18 +180,26 @@ def swappiness(evidence: NodeEvidence) -> Judgement:
     why="Gigabytes of a checkpoint pile up in memory, and then all writers stall at once.",
 )
 def dirty_pages(evidence: NodeEvidence) -> Judgement:
-    in_bytes = evidence.number(sysctl_path("vm.dirty_background_bytes"))
-    ratio = evidence.number(sysctl_path("vm.dirty_background_ratio"))
-    starts = in_bytes or ratio * evidence.memory_bytes // 100
+    in_bytes, ratio, starts = _dirty(evidence, "vm.dirty_background")
+    _, _, stops = _dirty(evidence, "vm.dirty")
+    if starts >= stops:  # the kernel starts at half of where writers stop
+        starts = stops // 2
     if starts <= MOST_DIRTY_BYTES:
-        return good(starts_gib=starts / 2**30)
+        return good(starts_gib=starts / 2**30, writers_stop_gib=stops / 2**30)
     name = "vm.dirty_background_bytes"
     # The kernel keeps one of the two: setting the bytes clears the ratio.
     undo = set_sysctl(name, str(in_bytes), str(in_bytes)).do
     if not in_bytes:
         undo = f"sysctl -w vm.dirty_background_ratio={ratio}"
     step = MendStep(f"sysctl -w {name}={MOST_DIRTY_BYTES}", undo)
-    return bad({"starts_gib": starts / 2**30}, step)
+    return bad({"starts_gib": starts / 2**30, "writers_stop_gib": stops / 2**30}, step)
+
+
+def _dirty(evidence: NodeEvidence, name: str) -> tuple[int, int, int]:
+    """A limit of dirty pages: its bytes and percents, of which one is zero, and what they make."""
+    in_bytes = evidence.number(sysctl_path(f"{name}_bytes"))
+    ratio = evidence.number(sysctl_path(f"{name}_ratio"))
+    return in_bytes, ratio, in_bytes or ratio * evidence.memory_bytes // 100
 
 
 @CHECKS.add(

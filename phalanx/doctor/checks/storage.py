@@ -6,7 +6,7 @@ import re
 from shlex import quote
 
 from phalanx.doctor.checks.check import CheckList, Judgement, bad, good, skip, write
-from phalanx.doctor.checks.evidence import NodeEvidence
+from phalanx.doctor.checks.evidence import Mount, NodeEvidence
 from phalanx.doctor.finding import Measured, MendStep
 from phalanx.doctor.storage import NETWORK_KINDS
 from phalanx.hardware.probe.host import read_drives
@@ -137,13 +137,18 @@ def scheduler(evidence: NodeEvidence) -> Judgement:
 @CHECKS.add(
     "storage.stripe",
     "high",
-    expected="on Lustre, files of the folder on more than one target",
+    expected="files of the folder on more than one target (Lustre), over several connections (NFS)",
     why="A file on one target is read and written at that target's rate, whatever the others do.",
 )
 def stripe(evidence: NodeEvidence) -> Judgement:
     folder = evidence.process.folder
-    if evidence.mount_of(folder).kind != "lustre":
-        return skip("no Lustre")
+    mount = evidence.mount_of(folder)
+    if mount.kind == "gpfs":
+        return good(stripes="over all disks of the file system, as GPFS does by itself")
+    if mount.kind.startswith("nfs"):
+        return _connections(mount)
+    if mount.kind != "lustre":
+        return skip("no Lustre, GPFS or NFS")
     text = evidence.run("lfs", "getstripe", "-d", folder)
     counts = [int(count) for count in re.findall(r"stripe_count:\s+(-?\d+)", text)]
     if not counts:
@@ -153,6 +158,16 @@ def stripe(evidence: NodeEvidence) -> Judgement:
     most = max(counts)
     both = [f"lfs setstripe -c {count} {quote(folder)}" for count in (-1, most)]
     return bad({"stripe_count": most}, MendStep(both[0], both[1]))
+
+
+def _connections(mount: Mount) -> Judgement:
+    """NFS has one server, and over TCP one stream to it unless more are asked for."""
+    options = dict(each.split("=", 1) for each in mount.options if "=" in each)
+    connections = int(options.get("nconnect", "1"))
+    measured: Measured = {"mount": mount.folder, "nconnect": connections}
+    if connections > 1 or options.get("proto", "tcp").startswith("rdma"):
+        return good(**measured)
+    return bad(measured, advice="unmount it, and mount it with nconnect=8 (Linux 5.3 or later)")
 
 
 @CHECKS.add(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from phalanx.doctor.fabric.report import FabricProblem, FabricReport, PairRate
+from phalanx.doctor.fabric.report import FabricProblem, FabricReport, PairRate, all_clear
 
 GOOD, FAIR = 0.95, 0.8  # levels
 COLOURS = {"green": "#3a9d5d", "yellow": "#e0b03a", "red": "#c8402f"}
@@ -81,7 +81,8 @@ def html(report: FabricReport, problems: list[FabricProblem]) -> str:
         f"<td>{escape(row.problem)}</td></tr>"
         for row in report.sweep
     )
-    said = "".join(f"<li>{escape(one.text)}</li>" for one in problems) or "<li>nothing</li>"
+    texts = [one.text for one in problems] or [all_clear(report)]
+    said = "".join(f"<li>{escape(text)}</li>" for text in texts)
     return (
         f'<!doctype html><meta charset="utf-8"><title>Fabric</title><style>{STYLE}</style>'
         f"<h1>Fabric of {len(report.nodes)} nodes, {report.rails} rails ({report.backend})</h1>"

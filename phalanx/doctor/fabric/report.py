@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.config import ConfigError
+from phalanx.config.errors import did_you_mean
 from phalanx.doctor.fabric.explain import Part, PartKind
 from phalanx.doctor.fabric.search import SearchOutcome
 from phalanx.hardware.links import nics
@@ -126,6 +127,15 @@ def problems_of(report: FabricReport, card: str = "") -> list[FabricProblem]:
     return problems
 
 
+def all_clear(report: FabricReport) -> str:
+    """What is said where there is no problem: no more than could have been seen."""
+    if report.outcome is None:
+        return "nothing is slow"
+    if report.outcome.boundary <= 0:
+        return "nothing could be told: rates differed too much; try again when it is quiet"
+    return f"nothing is slow by {1 - report.outcome.boundary:.0%} or more"
+
+
 FLOOR_SHARE = 0.8  # of the card's payload rate, below which something is wrong
 
 
@@ -133,7 +143,9 @@ def floor_of(card: str) -> float:
     """Bytes per second that a rail with such a card has to reach."""
     known = nics()
     if card not in known:
-        raise ConfigError("--card", card, f"no card of the catalogue: {', '.join(known)}", "")
+        raise ConfigError(
+            "--card", card, "is no card of the catalogue", did_you_mean(card, tuple(known))
+        )
     return FLOOR_SHARE * known[card].bandwidth * known[card].payload_share
 
 

@@ -41,8 +41,9 @@ def _advice_lines(advice: Sequence[Advice]) -> list[str]:
 def _step_lines(profile: JobProfile) -> list[str]:
     times, origin = profile.times, profile.origin
     commit = f", commit {origin.commit[:12]}" if origin.commit else ""
+    ranks = f"{profile.world_size} rank{'s' if profile.world_size > 1 else ''}"
     lines = [
-        f"{profile.world_size} ranks on {profile.device_name}, torch {origin.torch}{commit}",
+        f"{ranks} on {profile.device_name}, torch {origin.torch}{commit}",
         f"{milliseconds(times.median_seconds)} a step (median of {times.steps}, quartiles "
         f"{milliseconds(times.spread_seconds)} apart), {times.tokens_per_second:,.0f} tokens/s"
         + (f", MFU {profile.mfu:.1%}" if profile.mfu is not None else ""),

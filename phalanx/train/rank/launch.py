@@ -6,6 +6,7 @@ are up in the time that one import takes.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import io
@@ -118,6 +119,7 @@ def start_ranks(
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(world_size, 128))
     reader, writer = os.pipe()
     gc.freeze()  # what is shared stays shared: collection in a rank would copy the pages
+    atexit.register(gc.unfreeze)  # in this process alone: libraries call what is left then leaks
     # Held back until each process has its own handlers: no signal falls between.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     launcher = os.getpid()

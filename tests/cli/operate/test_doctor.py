@@ -43,6 +43,17 @@ def test_settings_are_judged_without_torch_and_in_groups(tmp_path: Path) -> None
     assert low["why"] and low["suggestion"]
 
 
+def test_a_recorded_machine_is_not_measured_and_nothing_decided_is_not_fit(tmp_path: Path) -> None:
+    recorded = str(Path(__file__).parents[2] / "doctor/recorded/cpu-virtual")
+    for asked in (["--deep"], ["--quick"], ["--only", "gemm"], ["--need", "read=5"]):
+        done = doctor("--hardware", recorded, *asked, folder=tmp_path)
+        assert done.returncode == 2 and "cannot be measured" in " ".join(done.stderr.split())
+    done = doctor("--hardware", recorded, "--only", "os.governor", folder=tmp_path)
+    assert done.returncode == 0 and "fit for work" not in done.stdout
+    assert "nothing could be decided" in done.stdout
+    assert doctor("--fix-script", "--json", folder=tmp_path).returncode == 2
+
+
 def test_a_script_is_printed_asked_about_applied_and_undone(tmp_path: Path) -> None:
     recorded = Path(__file__).parents[2] / "doctor/recorded/cpu-virtual"
     made = doctor("--hardware", str(recorded), "--fix-script", folder=tmp_path)

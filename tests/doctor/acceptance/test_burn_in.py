@@ -44,6 +44,19 @@ def test_all_loads_are_measured_together(certificate: Path) -> None:
     assert not list(certificate.parent.glob(".doctor-*"))
 
 
+def test_a_field_that_comes_twice_or_is_not_signed_is_noticed(certificate: Path) -> None:
+    text = certificate.read_text()
+    inner = json.dumps({**json.loads(text)["certificate"], "node": "other"})
+    for forged in (
+        text.replace('"certificate":', f'"certificate": {inner}, "certificate":', 1),
+        text.replace('"outcome":', '"outcome": "rejected", "outcome":', 1),
+        text.replace('"signature":', '"node": "other", "signature":', 1),
+    ):
+        assert forged != text
+        with pytest.raises(InvalidCertificateError):
+            verify_certificate(forged.encode())
+
+
 def test_a_certificate_may_be_formatted_and_not_changed(certificate: Path, tmp_path: Path) -> None:
     signed = json.loads(certificate.read_text())
     assert verify_certificate(json.dumps(signed).encode()).outcome == "accepted"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from phalanx.config import ConfigError
-from phalanx.doctor.checks.fix import commands_of, fix_script, run_script
+from phalanx.doctor.checks.fix import commands_of, fix_script, run_commands
 from phalanx.doctor.finding import Finding, MendStep
 
 
@@ -31,7 +33,22 @@ def written(folder: Path, *findings: Finding, node: str = "here") -> Path:
     return script
 
 
-def test_what_is_applied_is_undone_in_the_other_order(tmp_path: Path) -> None:
+Run = Callable[[Path, Literal["apply", "undo"]], int]
+
+
+def by_doctor(script: Path, action: Literal["apply", "undo"]) -> int:
+    return run_commands(commands_of(script, "here", action))
+
+
+def by_shell(script: Path, action: Literal["apply", "undo"]) -> int:
+    return subprocess.run(["sh", str(script), action], check=False).returncode
+
+
+EITHER_WAY = pytest.mark.parametrize("run_script", [by_doctor, by_shell])
+
+
+@EITHER_WAY
+def test_what_is_applied_is_undone_in_the_other_order(tmp_path: Path, run_script: Run) -> None:
     one, two = tmp_path / "one", tmp_path / "it's two"
     one.write_text("old\n")
     two.write_text("before\n")
@@ -51,7 +68,8 @@ def test_what_is_applied_is_undone_in_the_other_order(tmp_path: Path) -> None:
     assert Path(f"{two}.seen").read_text() == "new\n"  # the last was undone first
 
 
-def test_a_command_that_fails_is_told_and_the_others_run(tmp_path: Path) -> None:
+@EITHER_WAY
+def test_a_command_that_fails_is_told_and_the_others_run(tmp_path: Path, run_script: Run) -> None:
     made = tmp_path / "made"
     script = written(
         tmp_path,
@@ -63,7 +81,8 @@ def test_a_command_that_fails_is_told_and_the_others_run(tmp_path: Path) -> None
     assert run_script(script, "undo") == 0
 
 
-def test_nothing_runs_for_what_only_a_person_can_mend(tmp_path: Path) -> None:
+@EITHER_WAY
+def test_nothing_runs_for_what_only_a_person_can_mend(tmp_path: Path, run_script: Run) -> None:
     script = written(
         tmp_path,
         finding("os.a", suggestion="boot again"),
@@ -75,7 +94,10 @@ def test_nothing_runs_for_what_only_a_person_can_mend(tmp_path: Path) -> None:
     assert run_script(script, "apply") == 0
 
 
-def test_what_was_read_of_a_machine_cannot_leave_its_comment(tmp_path: Path) -> None:
+@EITHER_WAY
+def test_what_was_read_of_a_machine_cannot_leave_its_comment(
+    tmp_path: Path, run_script: Run
+) -> None:
     hostile = finding("os.a", MendStep("true", "true"), fact=f"x\ntouch {tmp_path}/owned\n#")
     script = written(tmp_path, hostile, finding("os.b", suggestion=f"y\ntouch {tmp_path}/owned"))
     assert run_script(script, "apply") == 0
@@ -96,6 +118,11 @@ def test_what_no_command_can_do_stands_beside_the_commands(tmp_path: Path) -> No
         ("    step 'echo 1 > /x'", '    step "$(rm -rf /x)"'),
         ("undo() {", "apply() {"),
         ('exit "$failed"\n', ""),
+        ("undo() {", "    step 'rm -rf /x'\nundo() {"),
+        ('exit "$failed"\n', "exit \"$failed\"\n    step 'rm -rf /x'\n"),
+        ("set -u\n", "    step 'rm -rf /x'\nset -u\n"),
+        ("    step 'echo 1 > /x'", "    step 'rm -rf /x \x1b[2K\x1b[1A'"),
+        ("    step 'echo 1 > /x'", "    step 'rm -rf /x \u202e'"),
     ],
 )
 def test_a_script_with_a_line_that_would_not_be_shown_is_refused(
@@ -111,13 +138,13 @@ def test_steps_may_be_taken_out_of_a_script(tmp_path: Path) -> None:
     steps = (MendStep("echo 1 > /x", "echo 0 > /x"), MendStep("echo 1 > /y", "echo 0 > /y"))
     script = written(tmp_path, finding("os.a", *steps))
     script.write_text(script.read_text().replace("    step 'echo 1 > /x'\n", ""))
-    assert commands_of(script, "here", "apply") == ["'echo 1 > /y'"]
+    assert commands_of(script, "here", "apply") == ["echo 1 > /y"]
 
 
 def test_the_commands_are_listed_before_they_run(tmp_path: Path) -> None:
     script = written(tmp_path, finding("os.a", MendStep("echo 1 > /x", "echo 0 > /x")))
-    assert commands_of(script, "here", "apply") == ["'echo 1 > /x'"]
-    assert commands_of(script, "here", "undo") == ["'echo 0 > /x'"]
+    assert commands_of(script, "here", "apply") == ["echo 1 > /x"]
+    assert commands_of(script, "here", "undo") == ["echo 0 > /x"]
 
 
 @pytest.mark.parametrize(
@@ -139,3 +166,12 @@ def test_a_script_refuses_what_it_does_not_know(tmp_path: Path) -> None:
         ["sh", str(script), "repair"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and "usage" in done.stderr
+
+
+def test_what_a_script_becomes_after_it_was_shown_does_not_run(tmp_path: Path) -> None:
+    shown, other = tmp_path / "shown", tmp_path / "other"
+    script = written(tmp_path, finding("os.a", MendStep(f"touch {shown}", "true")))
+    commands = commands_of(script, "here", "apply")
+    script.write_text(script.read_text().replace(str(shown), str(other)))
+    assert run_commands(commands) == 0
+    assert shown.exists() and not other.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from phalanx.doctor.checks.evidence import ProcessFacts
 from tests.doctor.checks.played import H200_VIRTUAL, HARDWARE, Case, played, prove
@@ -14,6 +15,7 @@ TOPOLOGY = (HARDWARE / "h100-4-rails/commands/nvidia-smi_topo_-m").read_text()
 H100_QUERY = (HARDWARE / "h100-4-rails/commands/nvidia-smi_-q_-x").read_text()
 H100 = HARDWARE / "h100-4-rails"
 ONLY_DEVICE = {"/dev/nvidia0": ""}  # a GPU is there, and no program says anything about it
+DOCKER, DOCKER_FILE = {"/usr/bin/dockerd": ""}, "/etc/docker/daemon.json"
 RDMA = {"/sys/class/infiniband/mlx5_0": ""}
 ERRORS = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-50e01a9e-c158-1a9a-6775-f43b695da2a8)
@@ -44,8 +46,27 @@ BRIDGE = """\
 ACS_OFF = "SrcValid- TransBlk- ReqRedir- CmpltRedir- UpstreamFwd- EgressCtrl- DirectTrans-"
 ACS_ON = "SrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-"
 CUDA_TORCH = ProcessFacts(packages={"torch": "2.9.0+cu128", "nvidia-cuda-runtime-cu12": "12.8.90"})
+PINNED = ProcessFacts(
+    packages=CUDA_TORCH.packages | {"nvidia-nccl-cu12": "2.27.5", "nvidia-cudnn-cu12": "9.10.2.21"},
+    wanted={"nvidia-nccl-cu12": "2.27.5", "nvidia-cudnn-cu12": "9.10.2.21"},
+)
+BOOST = """\
++-------------------------------------------------------------------------+
+| GPU Boost Slider                                                        |
+| GPU     Slider              Max Value       Current Value               |
+|=========================================================================|
+|   0     vboost                  4                   {first}                   |
+{others}
++-------------------------------------------------------------------------+
+"""
 CPUS = ProcessFacts(cpus=tuple(range(16)))
 IOMMU_GROUP = "/sys/bus/pci/devices/0000:00:06.0/iommu_group/type"
+
+
+def boost(first: int) -> str:
+    """The sliders of eight cards."""
+    row = "|   {}     vboost                  4                   0                   |"
+    return BOOST.format(first=first, others="\n".join(row.format(gpu) for gpu in range(1, 8)))
 
 
 def captured(old: str, new: str) -> dict[str, str]:
@@ -172,6 +193,25 @@ CASES = [
         mends="driver for CUDA 12",
     ),
     Case(
+        check="gpu.libraries",
+        good={},
+        good_process=PINNED,
+        bad={},
+        bad_process=structs.replace(
+            PINNED, packages=PINNED.packages | {"nvidia-nccl-cu12": "2.21.5"}
+        ),
+        missing=ONLY_DEVICE,
+        mends="pip install nvidia-nccl-cu12==2.27.5",
+    ),
+    Case(
+        check="gpu.containers",
+        good=DOCKER
+        | {DOCKER_FILE: '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}'},
+        bad=DOCKER | {DOCKER_FILE: '{"log-driver": "json-file"}'},
+        missing=ONLY_DEVICE | DOCKER | {DOCKER_FILE: "{"},
+        mends="nvidia-ctk cdi generate",
+    ),
+    Case(
         check="gpu.nvlink",
         good={"$ nvidia-smi nvlink -s": NVLINK},
         bad={
@@ -258,7 +298,8 @@ def test_a_machine_without_gpus_is_not_judged(case: Case) -> None:
 def test_a_driver_that_says_nothing_is_unknown(case: Case) -> None:
     failing = {"$ nvidia-smi -q -x": "!ended with 9: NVIDIA-SMI has failed"}
     found = played(case.check, ONLY_DEVICE | RDMA | failing)
-    assert found.verdict == "unknown", found
+    # Whether containers get a card is no matter of the driver's.
+    assert found.verdict == ("skip" if case.check == "gpu.containers" else "unknown"), found
 
 
 def test_the_captured_card_passes_what_it_can_be_asked() -> None:
@@ -325,3 +366,38 @@ def test_a_matrix_that_leaves_a_gpu_out_decides_nothing() -> None:
     for check in ("gpu.nics", "gpu.cpus"):
         found = played(check, {"$ nvidia-smi topo -m": cut}, below=H100)
         assert found.verdict == "unknown" and "GPUs" in str(found.measured["missing"])
+
+
+def test_a_library_that_torch_wants_and_lacks_is_named() -> None:
+    without = ProcessFacts(packages={"torch": "2.9.0+cu128"}, wanted=PINNED.wanted)
+    found = played("gpu.libraries", {}, without, below=H200_VIRTUAL)
+    assert found.measured["nvidia-cudnn-cu12"] == "not installed, torch wants 9.10.2.21"
+    # Built from source, or by conda: nothing says what it was built with.
+    found = played("gpu.libraries", {}, CUDA_TORCH, below=H200_VIRTUAL)
+    assert found.verdict == "unknown" and "names no version" in str(found.measured["missing"])
+
+
+def test_boost_sliders_are_reported_and_those_that_differ_are_named() -> None:
+    asked = "$ nvidia-smi boost-slider -l"
+    alike = played("gpu.dvfs", {asked: boost(0)}, below=H100)
+    assert alike.verdict == "pass" and "vboost 0 of 4" in str(alike.measured["settings"])
+    differ = played("gpu.dvfs", {asked: boost(1)}, below=H100)
+    assert differ.verdict == "warn" and "vboost 1 of 4" in str(differ.measured["gpu 0"])
+    for answer in ("!Not Supported", "garbage"):
+        found = played("gpu.dvfs", {asked: answer}, below=H100)
+        assert found.verdict == "pass" and "vboost not told" in str(found.measured["settings"])
+
+
+def test_containers_get_their_cards_by_any_of_three_ways() -> None:
+    containerd = {"/usr/bin/containerd": ""}
+    runtimes = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n'
+    for tree, verdict in [
+        ({}, "skip"),  # nothing here starts containers
+        (DOCKER, "warn"),
+        (DOCKER | {"/var/run/cdi/nvidia.yaml": ""}, "pass"),
+        (containerd | {"/etc/containerd/config.toml": runtimes}, "pass"),
+        (containerd | {"/etc/containerd/config.toml": "version = 2\n"}, "warn"),
+    ]:
+        assert played("gpu.containers", tree, below=H200_VIRTUAL).verdict == verdict, tree
+    inside = played("gpu.containers", DOCKER, below=H200_VIRTUAL, profiles=("metal", "container"))
+    assert inside.verdict == "skip"

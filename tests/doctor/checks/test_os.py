@@ -58,7 +58,7 @@ CASES = [
         below=CPU_VIRTUAL,
         bad={f"{IDLE}/state3/latency": "133", f"{IDLE}/state3/disable": "0"},
         mends="state3/disable",
-        undoes=f"echo 0 | tee {CPU}/cpu*/cpuidle/state3/disable > /dev/null",
+        undoes=f"echo 0 > {IDLE}/state3/disable",
     ),
     Case(
         check="os.turbo",
@@ -213,7 +213,8 @@ CASES = [
         good={},
         bad={"/proc/self/mountinfo": MOUNTS.format(size="65536k", kind="ext4")},
         missing={"/proc/self/mountinfo": "27 1 254:0 / / rw - ext4 /dev/vda rw"},
-        mends="--shm-size",
+        mends="mount -o remount,size=50% /dev/shm",
+        undoes="mount -o remount,size=65536k /dev/shm",
     ),
     Case(
         check="os.clock",
@@ -276,6 +277,55 @@ def test_cores_with_several_governors_get_their_own_back() -> None:
     }
     found = played("os.governor", tree)
     assert [step.undo.split()[1] for step in found.steps] == ["ondemand", "powersave"]
+
+
+def idle(cpu: int, state: int, *, latency: int, off: bool = False) -> dict[str, str]:
+    folder = f"{CPU}/cpu{cpu}/cpuidle/state{state}"
+    return {f"{folder}/latency": str(latency), f"{folder}/disable": str(int(off))}
+
+
+def test_a_deep_idle_state_of_any_core_is_seen() -> None:
+    first = idle(0, 1, latency=1) | idle(0, 3, latency=133, off=True)
+    tree = first | idle(1, 1, latency=1) | idle(1, 3, latency=133)
+    found = played("os.cstates", tree)
+    assert found.verdict == "warn" and found.measured["cores"] == 1
+    path = f"{CPU}/cpu1/cpuidle/state3/disable"
+    assert [(step.do, step.undo) for step in found.steps] == [
+        (f"echo 1 > {path}", f"echo 0 > {path}")  # the first core's was off, and stays so
+    ]
+    assert played("os.cstates", first | idle(1, 1, latency=1)).verdict == "pass"
+
+
+def test_a_deep_idle_state_of_all_cores_is_switched_off_in_one_word() -> None:
+    tree = {path: text for cpu in range(64) for path, text in idle(cpu, 2, latency=170).items()}
+    found = played("os.cstates", tree)
+    every = f"{CPU}/cpu*/cpuidle/state2/disable"
+    assert [step.undo for step in found.steps] == [f"echo 0 | tee {every} > /dev/null"]
+
+
+def test_writing_starts_no_later_than_half_way_to_where_writers_stop() -> None:
+    tree = {"/proc/meminfo": MEMORY.format(kib=100 * GIB, pages=0)}
+    tree |= sysctl("vm.dirty_bytes", str(8 << 30))
+    found = played("os.dirty", tree, below=CPU_VIRTUAL)
+    assert found.measured == {"starts_gib": 4.0, "writers_stop_gib": 8.0}
+
+
+def test_a_container_is_given_shared_memory_from_outside() -> None:
+    tree = {"/proc/self/mountinfo": MOUNTS.format(size="64m", kind="ext4"), "/.dockerenv": ""}
+    found = played("os.shm", tree, below=CPU_VIRTUAL)
+    assert not found.steps and "--shm-size" in found.suggestion
+
+
+def test_a_service_for_the_clock_that_is_off_is_switched_on() -> None:
+    clock = ProcessFacts(clock=KernelClock(False, 0.0))
+    asked = "$ timedatectl show --property=CanNTP --property=NTP"
+    found = played("os.clock", {asked: "CanNTP=yes\nNTP=no\n"}, clock)
+    assert [(step.do, step.undo) for step in found.steps] == [
+        ("timedatectl set-ntp true", "timedatectl set-ntp false")
+    ]
+    for answer in ("CanNTP=yes\nNTP=yes\n", "CanNTP=no\nNTP=no\n", "!no bus"):
+        found = played("os.clock", {asked: answer}, clock)
+        assert found.verdict == "warn" and not found.steps, answer
 
 
 def test_direct_defragmentation_is_mended_with_the_pages() -> None:

@@ -56,7 +56,7 @@ class GarbledReader:
 # Decided on what the process knows, or on which files there are, or only reported.
 WITHOUT_TEXT = {
     *("os.clock", "os.threads", "network.gpudirect", "network.interface", "network.nccl"),
-    *("network.hostname", "gpu.dvfs", "gpu.cpu_ratio"),
+    *("network.hostname", "gpu.dvfs", "gpu.cpu_ratio", "gpu.libraries"),
 }
 ANOTHER_WORD_IS_WRONG = {"os.governor"}
 NOT_THIS_KIND = {"network.mtu", "network.roce"}  # a link that is not known to be up is not judged

@@ -19,6 +19,7 @@ from phalanx.doctor.fabric.report import (
     FabricReport,
     PairRate,
     SweepRow,
+    all_clear,
     find_report,
     floor_of,
     part_in_words,
@@ -177,3 +178,14 @@ def test_a_report_is_shown_with_its_map_its_rates_and_what_is_slow(
     shown = capsys.readouterr().out
     assert "6 rounds, 8 slots" in shown and "12 GB/s busbw" in shown
     assert "SLOW  node <c>" in shown and "nothing is slow" not in shown
+
+
+def test_no_more_is_cleared_than_could_have_been_seen() -> None:
+    assert REPORT.outcome is not None
+    quiet = structs.replace(REPORT.outcome, accused=(), boundary=0.9)
+    loud = structs.replace(quiet, boundary=-0.6)
+    assert all_clear(structs.replace(REPORT, outcome=quiet)) == "nothing is slow by 10% or more"
+    said = all_clear(structs.replace(REPORT, outcome=loud))
+    assert "nothing could be told" in said and said in html(
+        structs.replace(REPORT, outcome=loud), []
+    )

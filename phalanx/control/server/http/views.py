@@ -184,8 +184,7 @@ def waits(
 def node_out(core: Core, node: int, connected: bool, skew_ns: int, sees: Sees) -> NodeOut:
     """One node; jobs of teams that the reader may not know of are left out."""
     fleet = core.view.fleet
-    record = fleet.nodes[node]
-    history = fleet.history.get(node)
+    record, history = fleet.nodes[node], fleet.history.get(node)
     last = history[-1].reason if history else Reason("joined")
     jobs = [job for job in fleet.held[node] if sees(team_of(core, job))]
     return NodeOut(
@@ -210,6 +209,7 @@ def node_out(core: Core, node: int, connected: bool, skew_ns: int, sees: Sees) -
         switch=record.switch,
         jobs=tuple(jobs),
         clock_skew_seconds=skew_ns / 1e9,
+        since_ns=fleet.since_ns(node),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from phalanx.data.errors import DataError, ObjectStoreError
+from phalanx.data.file_times import settled_stats
 from phalanx.data.remote.store import connect
 from phalanx.data.tokenize.inputs import (
     COMPRESSIONS,
@@ -61,6 +62,9 @@ def find_inputs(key: str, patterns: Sequence[str]) -> list[InputFile]:
             rule = f"matches nothing; of folders, files with these endings: {', '.join(SUFFIXES)}"
             raise DataError(key, pattern, rule, "correct the path or the pattern")
         files |= {file.path: file for file in found}
+    local = [path for path, file in files.items() if not file.stored]
+    for path, now in zip(local, settled_stats(local), strict=True):
+        files[path] = InputFile(path, now.st_size, str(now.st_mtime_ns))
     return [files[path] for path in sorted(files)]
 
 
