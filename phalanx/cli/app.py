@@ -147,6 +147,16 @@ class LazyGroup(TyperGroup):
         command.rich_help_panel = entry.panel
         return command
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if error.__cause__ is not None:
+                from phalanx.cli.parse_errors import say_plainly
+
+                say_plainly(error)
+            raise
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
             from difflib import get_close_matches

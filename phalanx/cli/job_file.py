@@ -32,3 +32,17 @@ def load_named(
     job = msgspec.structs.replace(job, name=name or job.name)
     check(job, ranks)
     return resolve(job, ranks), ranks
+
+
+def missing_corpora(job: Job | None, folder: str) -> list[str]:
+    """Corpora of a job that are not on this machine, a line each: its nodes may have them."""
+    if job is None:
+        return []
+    data = job.data
+    sources = {f"data.blend.{name}.path": each.path for name, each in data.blend.items()}
+    return [
+        f"{key} = {path}: is not on this machine (from {folder}); unless the nodes have it the job "
+        "ends before its first step: make it with `phalanx data tokenize`, or correct the path"
+        for key, path in ({"data.path": data.path} | sources).items()
+        if path and "://" not in path and not Path(folder, path).exists()
+    ]

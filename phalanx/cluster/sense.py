@@ -86,7 +86,7 @@ RANGES: dict[type[EventBody], tuple[tuple[str, int, int], ...]] = {
         ("output_bytes", -1, MOST),
         ("gpu_ppm", -1, MILLION),
     ),
-    SlowRank: (("slowdown_ppm", 1, MOST), ("rank", 0, MOST)),
+    SlowRank: (("slowdown_ppm", 1, MOST), ("rank", 0, MOST), ("step_ns", 0, MOST)),
     ThroughputRegression: (("slowdown_ppm", 1, MOST), ("step", 0, MOST)),
     DataStarved: (("share_ppm", 0, MILLION),),
     LossSpike: (("step", 0, MOST),),

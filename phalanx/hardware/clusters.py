@@ -19,6 +19,9 @@ from phalanx.hardware.nodes import Drives, NodeType, nodes
 from phalanx.hardware.tables import find, nearest, table
 
 MOST_GPUS = 10_000_000
+ONE_KIND = (
+    "plan each kind of GPU by itself, or all as the slowest one: a step takes as long as on those"
+)
 
 
 class ClusterFile(Section, frozen=True, kw_only=True):
@@ -129,7 +132,8 @@ def cluster(name: str) -> Cluster:
         return _from_file(Path(name))
     described = _described(name)
     if described is None:
-        raise ConfigError("cluster", f'"{name}"', "no such cluster", _nearest_cluster(name))
+        fix = ONE_KIND if any(sign in name for sign in "+,") else _nearest_cluster(name)
+        raise ConfigError("cluster", f'"{name}"', "no such cluster", fix)
     return make_cluster(name, described)
 
 

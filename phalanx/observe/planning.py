@@ -13,6 +13,7 @@ from phalanx.hardware import catalogue, cluster
 from phalanx.plan import Mapping, Prediction, predict, propose, stage_workloads, understand
 from phalanx.plan.cost.money import Range
 from phalanx.plan.question.request import PlanRequest
+from phalanx.plan.search.proposal import idle_sentence
 from phalanx.plan.workload import PRECISIONS
 
 
@@ -90,6 +91,7 @@ def plan(request: PlanRequest) -> Planned:
     except ConfigError as error:
         return Planned(problem=str(error))
     ahead = proposal.failures
+    idle = (f"idle: {idle_sentence(proposal)}",) if proposal.idle else ()
     return Planned(
         model=proposal.model,
         parameters=proposal.parameters,
@@ -110,7 +112,7 @@ def plan(request: PlanRequest) -> Planned:
         ),
         considered=proposal.considered,
         search_seconds=proposal.search_seconds,
-        assumed=proposal.assumed,
+        assumed=(*proposal.assumed, *idle),
     )
 
 

@@ -183,3 +183,8 @@ def test_a_tree_grows_a_level_where_its_ports_run_out(ends: int, hops: int) -> N
 
 def test_a_packets_headers_cost_roce_more_than_infiniband() -> None:
     assert nics()["roce-400"].payload_share < nics()["ndr"].payload_share < 1
+
+
+def test_a_mixed_fleet_is_told_to_be_planned_by_kind() -> None:
+    with pytest.raises(ConfigError, match="plan each kind of GPU by itself"):
+        cluster("h100-8+a100-8")

@@ -16,7 +16,7 @@ import typer
 from msgspec import structs
 
 from phalanx.cli.connection import connected, exit_on_server_error, send_confirmed
-from phalanx.cli.job_file import load_named, refuse_name
+from phalanx.cli.job_file import load_named, missing_corpora, refuse_name
 from phalanx.cli.jobs.environment import variables
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import (
@@ -180,6 +180,8 @@ def submit(
     """
     with exit_on_config_error(json):
         wanted = options.wanted()
+    for line in missing_corpora(wanted.job, wanted.folder):
+        print(plain(f"warning: {line}"), file=sys.stderr)
     policy, dry_run = options.policy, options.dry_run
     if options.wait and (options.backend or dry_run):
         raise typer.BadParameter("--wait is for jobs of a server: it follows one that was sent")

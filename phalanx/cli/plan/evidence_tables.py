@@ -62,8 +62,9 @@ def _print_memory(memory: MemoryErrors) -> None:
             f"memory: {memory.within_10:.0%} of {memory.n} readings within 10 %, "
             f"{memory.within_15:.0%} within 15 %"
         )
-    out.print(f"false OOM: {_share(memory.false_oom, memory.ran)} that ran")
-    out.print(f"false fit: {_share(memory.false_fit, memory.failed)} that ran out of memory")
+    oom, fit = memory.false_oom_between, memory.false_fit_between
+    out.print(f"false OOM: {_rate(memory.false_oom, memory.ran, oom)} that ran")
+    out.print(f"false fit: {_rate(memory.false_fit, memory.failed, fit)} that ran out of memory")
 
 
 def print_check(report: CheckReport, every_row: bool) -> None:
@@ -90,8 +91,13 @@ def print_check(report: CheckReport, every_row: bool) -> None:
     _print_counts("columns not read:", report.unread)
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part} of {whole} runs" + (f" ({part / whole:.1%})" if whole else "")
+def _rate(misjudged: int, whole: int, between: tuple[float, float]) -> str:
+    """A count of runs, its share, and how well so many runs know it."""
+    if not whole:
+        return "0 of 0 runs"
+    low, high = between
+    share = f"{misjudged / whole:.1%}; 95 % interval {low:.0%} to {high:.0%}"
+    return f"{misjudged} of {whole} runs ({share})"
 
 
 def _print_counts(title: str, rows_of: dict[str, int]) -> None:

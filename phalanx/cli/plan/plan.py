@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 from msgspec import structs
@@ -12,6 +12,7 @@ from msgspec import structs
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.parse_errors import FileGroup
 from phalanx.cli.plan.request_options import takes_request
 from phalanx.cli.progress import working
 from phalanx.config import ConfigError
@@ -20,8 +21,20 @@ from phalanx.hardware import cluster
 from phalanx.plan.question.quantities import quantity, short
 from phalanx.plan.question.request import PlanRequest, understand
 
+
+class PlanGroup(FileGroup):
+    """Reads a job file as an option, and tables in a command of theirs."""
+
+    takes: ClassVar = {
+        ".csv": "`phalanx plan check FILE` compares a table of runs",
+        "": "`phalanx plan --model FILE --cluster h100-8` plans a job file",
+    }
+
+
 app = typer.Typer(
-    add_completion=False, help="Choose a mapping: memory, speed, days, dollars, failures."
+    cls=PlanGroup,
+    add_completion=False,
+    help="Choose a mapping: memory, speed, days, dollars, failures.",
 )
 
 Plot = Annotated[

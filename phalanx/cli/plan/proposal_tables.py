@@ -17,7 +17,7 @@ from phalanx.plan.cost.predict import Prediction
 from phalanx.plan.question.quantities import duration, energy, mass, short, size
 from phalanx.plan.search.behind import EvidenceBehind
 from phalanx.plan.search.explain import WORDS, Explanation, PlanChange
-from phalanx.plan.search.proposal import PlanProposal, describe, not_run
+from phalanx.plan.search.proposal import PlanProposal, describe, idle_sentence, not_run
 from phalanx.plan.search.search import MappingCandidate
 from phalanx.plan.workload import Mapping
 
@@ -70,6 +70,8 @@ def _facts(proposal: PlanProposal) -> Iterable[tuple[str, str]]:
     prediction, ahead, cost = proposal.prediction, proposal.failures, proposal.bill
     low, high = prediction.step_seconds_low, prediction.step_seconds_high
     yield "mapping", describe(prediction.mapping)
+    if proposal.idle is not None:
+        yield "idle", idle_sentence(proposal)
     yield "step", f"{prediction.step_seconds:.3g} s (80 %: {low:.3g} to {high:.3g})"
     yield (
         "speed",
@@ -199,11 +201,21 @@ def print_explanation(proposal: PlanProposal, explanation: Explanation) -> None:
     out = console()
     prediction = proposal.prediction
     out.print(f"[bold]{_title(proposal)}[/bold]\n{escape(describe(prediction.mapping))}\n")
+    if proposal.idle is not None:
+        out.print(escape(f"idle: {idle_sentence(proposal)}\n"))
     out.print(_waterfall(explanation.waterfall, "Where a step goes"))
     out.print(
         f"bound by {explanation.bound_by}; the largest loss is {explanation.loss}, "
         f"{explanation.loss_share:.1%} of a step\n"
     )
+    less = explanation.less_recompute
+    if less is not None:
+        limit = prediction.memory_limit / 2**30
+        out.print(
+            f"with recompute {less.recompute} this mapping would need "
+            f"{less.memory_bytes / 2**30:.0f} of {limit:.0f} GiB; `--recompute {less.recompute}` "
+            "plans the best that fits with it\n"
+        )
     out.print(_changes(explanation.changes))
     out.print(_traffic(proposal))
     out.print(_stages(prediction))
@@ -307,9 +319,10 @@ def print_sweep(proposals: Sequence[PlanProposal], failed: Sequence[tuple[int, s
     for proposal in proposals:
         prediction = proposal.prediction
         assert first is not None
+        whole = proposal.gpus + (proposal.idle.gpus if proposal.idle else 0)
         share = prediction.tokens_per_second_per_gpu / first.tokens_per_second_per_gpu
         made.add_row(
-            f"{proposal.gpus:,}",
+            f"{proposal.gpus:,}" + (f" of {whole:,}" if whole > proposal.gpus else ""),
             escape(_axes(proposal)),
             short(prediction.tokens_per_second),
             f"{share:.0%}",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from phalanx.cli.connection import connected, exit_on_server_error
 from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import exit_on_config_error, fail, print_json
+from phalanx.cli.parse_errors import FileGroup
 from phalanx.cli.tables import plain
 from phalanx.cli.train.sweep_tables import (
     describe_cost,
@@ -44,7 +45,18 @@ from phalanx.plan.sweeps.sizes import scaling_point
 STOPPED, SPENT = 130, 4  # exit codes
 DECADES = (10, 100, 1000)  # times the largest trial's compute, where no budget is given
 
+
+class SweepGroup(FileGroup):
+    """Every command reads the file of a sweep."""
+
+    takes: ClassVar = {
+        ".toml": "`phalanx sweep run FILE` runs its trials, `phalanx sweep plan FILE` shows them",
+        "": "a sweep is described in TOML: `phalanx sweep run SWEEP.toml`",
+    }
+
+
 app = typer.Typer(
+    cls=SweepGroup,
     no_args_is_help=True,
     help="Try settings of a job: grid, random, Sobol, or successive halving (ASHA).",
 )

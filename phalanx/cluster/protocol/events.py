@@ -362,6 +362,7 @@ class SlowRank(Body, frozen=True, tag=True):
     rank: int
     part: SlowPart
     slowdown_ppm: int  # above the median of its peers
+    step_ns: int = 0  # that the gang takes with it; 0: nobody said
 
 
 class ThroughputRegression(Body, frozen=True, tag=True):

@@ -6,7 +6,7 @@ Not logged, like liveness: a controller that takes over starts with empty window
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -232,8 +232,7 @@ class StepWatch:
         gang.step = fact.step
         gang.steps = [*gang.steps[1 - SERIES_KEPT :], fact.step_ns]
         if fact.step % EVERY == 0 and len(gang.steps) >= EVERY:
-            lately = sorted(gang.steps[-WINDOW:])
-            gang.limits = gang.limits_of(lately[len(lately) // 2])
+            gang.limits = gang.limits_of(_median(gang.steps[-WINDOW:]))
         if fact.step > gang.reached and not fact.printed:
             self._stepped(gang, fact.step, now_ns)
         gang.waits = [*gang.waits[1 - SERIES_KEPT :], fact.data_wait_ns]
@@ -315,6 +314,7 @@ class StepWatch:
                 rank=each.rank,
                 part=each.part,
                 slowdown_ppm=each.slowdown_ppm,
+                step_ns=_median(gang.steps[-WINDOW:]),
             )
             for each in slow
             if self._new(gang, f"slow {each.rank} {each.part}", each.slowdown_ppm)
@@ -383,3 +383,7 @@ def stages_of(shape: GangShape, replicas: int) -> Ints:
     return np.arange(shape.gpus(replicas), dtype=np.int64) // (
         replicas * shape.context * shape.tensor
     )
+
+
+def _median(step_ns: Sequence[int]) -> int:
+    return sorted(step_ns)[len(step_ns) // 2]

@@ -12,7 +12,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.node_rates import rated
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs.job import ClusterJob, FallbackMapping, Gang
+from phalanx.cluster.jobs.job import LONGEST_NS, ClusterJob, FallbackMapping, Gang
 from phalanx.cluster.jobs.measured import shared_step_ns
 from phalanx.cluster.placement.request import tensor_slots
 from phalanx.cluster.protocol.messages import Source
@@ -20,10 +20,12 @@ from phalanx.cluster.recovery.prices import (
     horizon_ns,
     left_ns,
     restore_ns,
+    slower_ns,
     step_ns,
     through_ns,
     to_come_gpu_ns,
 )
+from phalanx.cluster.units import MILLION
 
 
 class PricedFallback(Struct, frozen=True, kw_only=True):
@@ -131,12 +133,12 @@ def _loss(
     start_ns = usual.join_ns(cold=False) + usual.form_ns + restore_ns(mapping.expected, source)
     again_ns = (job.step - step) * step_ns(job) * after // before
     loss = through_ns(ctx, job, on, gpus, start_ns, again_ns) * gpus
-    policy, slow_ns = ctx.policy.recovery, horizon_ns(ctx, job)
+    policy, back_ns = ctx.policy.recovery, LONGEST_NS
     if missing_by_ns is not None:
         back_ns = max(min(missing_by_ns, policy.repair_ns), policy.grow_after_ns)
-        slow_ns = min(back_ns, left_ns(job))
         loss += return_ns(job) * had if back_ns < left_ns(job) else 0
-    loss += max(0, had * slow_ns * (after - before) // after)
+    slow_ns = min(back_ns, horizon_ns(ctx, job))
+    loss += had * slower_ns(ctx, job, MILLION * max(0, after - before) // before, back_ns)
     return loss + to_come_gpu_ns(ctx, job, on, gpus, slow_ns)
 
 

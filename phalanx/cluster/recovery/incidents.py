@@ -242,7 +242,7 @@ def on_slow_rank(ctx: Context, fact: SlowRank) -> None:
         name = ctx.fleet.nodes[fact.node].name
         ctx.notify(reason("warned", detector=cause, node=name), job=job.id, level="warning")
         return
-    slow(ctx, job, fact.node, cause, fact.slowdown_ppm)
+    slow(ctx, job, fact.node, cause, fact.slowdown_ppm, fact.step_ns)
 
 
 def on_corruption(ctx: Context, fact: Corruption) -> None:

@@ -16,7 +16,7 @@ from phalanx.cluster.gang.layout import column_of, column_replicas, column_slots
 from phalanx.cluster.gang.losses import in_memory
 from phalanx.cluster.gang.node_rates import RatedNodes, rated
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
-from phalanx.cluster.jobs.job import ClusterJob, FallbackMapping
+from phalanx.cluster.jobs.job import LONGEST_NS, ClusterJob, FallbackMapping
 from phalanx.cluster.jobs.measured import waiting_parts_ns
 from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.choose import PlacementRefusal, place, request_of
@@ -30,7 +30,8 @@ from phalanx.cluster.recovery.prices import (
     missing_ns,
     pause_ns,
     recur_ppm,
-    slower_gpu_ns,
+    shrunk_gpu_ns,
+    slower_ns,
     step_ns,
     through_ns,
     times_failed,
@@ -175,8 +176,9 @@ def _reshaped(
     loss = pause_ns(ctx, job, on, gpus, started_ns=started, lost=gone) * gpus
     span_ns = horizon_ns(ctx, job)
     if columns:
-        span_ns = span_ns if back_ns is None else min(span_ns, back_ns)
-        loss += slower_gpu_ns(job, replicas, span_ns)
+        back_ns = LONGEST_NS if back_ns is None else back_ns
+        span_ns = min(span_ns, back_ns)
+        loss += shrunk_gpu_ns(ctx, job, replicas, back_ns)
     loss += to_come_gpu_ns(ctx, job, on, gpus, span_ns)
     return Option(
         rung=Rung.SHRINK if columns else Rung.SWAP,
@@ -318,15 +320,19 @@ def _requeued(
 
 
 def slow_ways(
-    ctx: Context, job: ClusterJob, node: int, cause: str, slowdown_ppm: int
+    ctx: Context, job: ClusterJob, node: int, cause: str, slowdown_ppm: int, slow_step_ns: int
 ) -> list[Option]:
-    """What can be done about a slow node while the gang runs on, cheapest first."""
+    """What can be done about a slow node while the gang runs on, cheapest first.
+
+    ``slow_step_ns``: a step with it; 0: nobody said, and steps were measured before it was slow.
+    """
     assert job.placement is not None
-    gpus, horizon = ctx.ledger.accounts[job.id].gpus, horizon_ns(ctx, job)
-    replicas = job.placement.replicas
+    gpus, replicas = ctx.ledger.accounts[job.id].gpus, job.placement.replicas
+
+    usual_ns = slow_step_ns * MILLION // (MILLION + slowdown_ppm) or step_ns(job)
 
     def lost(ppm: int) -> int:
-        return gpus * horizon * ppm // (MILLION + ppm)
+        return gpus * slower_ns(ctx, job, ppm, usual_ns=usual_ns)
 
     ways = [Option(rung=Rung.DEGRADED, loss_gpu_ns=lost(slowdown_ppm), replicas=replicas)]
     if ctx.policy.recovery.rebalance and cause in (Cause.SLOW_COMPUTE, Cause.SLOW_HOST):
@@ -352,7 +358,8 @@ def degraded_ways(ctx: Context, job: ClusterJob, node: int) -> list[Option]:
     worst = max((ctx.fleet.rails_down(other).bit_count() for other in others), default=0)
     # The gang is as slow as its slowest node: a second one as bad costs nothing more.
     gpus = ctx.ledger.accounts[job.id].gpus
-    loss = 0 if worst >= rails - left else gpus * horizon_ns(ctx, job) * exposed // step_ns(job)
+    slower = slower_ns(ctx, job, MILLION * exposed // step_ns(job))
+    loss = 0 if worst >= rails - left else gpus * slower
     found = [Option(rung=Rung.DEGRADED, loss_gpu_ns=loss, replicas=job.placement.replicas)]
     found.extend(_swapped(ctx, job, node))
     return sorted(found, key=lambda option: option.loss_gpu_ns)

@@ -35,10 +35,29 @@ def horizon_ns(ctx: Context, job: ClusterJob) -> int:
     return min(ctx.policy.recovery.repair_ns, left_ns(job))
 
 
-def left_ns(job: ClusterJob) -> int:
+def slower_ns(
+    ctx: Context,
+    job: ClusterJob,
+    slowdown_ppm: int,
+    most_ns: int = LONGEST_NS,
+    *,
+    usual_ns: int = 0,
+) -> int:
+    """What steps that take so much longer lose, until a node is repaired or the job is done.
+
+    A slower job is done later: what it has left lasts longer by as much. ``most_ns``: until its
+    pace is the usual one again. ``usual_ns``: a step at that pace; 0: as measured.
+    """
+    pace_ppm = MILLION + slowdown_ppm
+    left = left_ns(job, usual_ns) * pace_ppm // MILLION
+    slow_ns = min(ctx.policy.recovery.repair_ns, most_ns, left)
+    return slow_ns * slowdown_ppm // pace_ppm
+
+
+def left_ns(job: ClusterJob, each_ns: int = 0) -> int:
     """How long a job still runs; where nobody said how many steps it has, as long as any does."""
     steps = job.spec.expected.steps
-    return max(0, (steps - job.step) * step_ns(job)) if steps else LONGEST_NS
+    return max(0, (steps - job.step) * (each_ns or step_ns(job))) if steps else LONGEST_NS
 
 
 def step_ns(job: ClusterJob) -> int:
@@ -57,6 +76,15 @@ def slower_gpu_ns(job: ClusterJob, replicas: int, span_ns: int) -> int:
     then = shared_step_ns(job.spec, replicas)
     gpus = job.spec.gang.gpus(job.placement.replicas)
     return gpus * span_ns * (then - now) // then
+
+
+def shrunk_gpu_ns(ctx: Context, job: ClusterJob, replicas: int, back_ns: int) -> int:
+    """What fewer replicas lose until the others are back, of the GPUs that the gang has now."""
+    assert job.placement is not None
+    now = shared_step_ns(job.spec, job.placement.replicas)
+    longer_ns = max(0, shared_step_ns(job.spec, replicas) - now)
+    gpus = job.spec.gang.gpus(job.placement.replicas)
+    return gpus * slower_ns(ctx, job, MILLION * longer_ns // now, back_ns)
 
 
 def as_it_is(ctx: Context, job: ClusterJob) -> RatedNodes:

@@ -293,11 +293,14 @@ def _parted(ctx: Context, job: ClusterJob) -> None:
                 health.suspect(ctx, node, Cause.NETWORK_LINK)
 
 
-def slow(ctx: Context, job: ClusterJob, node: int, cause: str, slowdown_ppm: int) -> None:
+def slow(
+    ctx: Context, job: ClusterJob, node: int, cause: str, slowdown_ppm: int, slow_step_ns: int
+) -> None:
     """One node holds up a gang: the cheapest of bearing it, less work for it, a replacement."""
     assert job.placement is not None
     if node in job.placement.nodes:
-        _without_stopping(ctx, job, node, cause, slow_ways(ctx, job, node, cause, slowdown_ppm))
+        ways = slow_ways(ctx, job, node, cause, slowdown_ppm, slow_step_ns)
+        _without_stopping(ctx, job, node, cause, ways)
 
 
 def degrade(ctx: Context, job: ClusterJob, node: int, cause: str) -> None:

@@ -7,6 +7,7 @@ it fitted. One that failed for want of memory says the opposite.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ SHARE_WIDTH = 0.1  # of its logarithm, before any run is seen
 READING_NOISE = 0.08
 LIMIT_NOISE = 0.04  # of the one-sided constraints
 HUBER = 2.0
+Z95 = 1.96
 
 
 class MemoryRow(Struct, frozen=True, kw_only=True):
@@ -54,6 +56,18 @@ class MemoryErrors(Struct, frozen=True, kw_only=True):
     false_oom: int  # of these, predicted not to fit
     failed: int
     false_fit: int  # of these, predicted to fit
+    false_oom_between: tuple[float, float]  # 95 % interval of the rate
+    false_fit_between: tuple[float, float]
+
+
+def rate_interval(hits: int, tries: int) -> tuple[float, float]:
+    """The 95 % interval of a rate that was seen in so many tries, by Wilson's score."""
+    if not tries:
+        return 0.0, 1.0
+    share, z2 = hits / tries, Z95**2
+    middle = (share + z2 / (2 * tries)) / (1 + z2 / tries)
+    half = Z95 / (1 + z2 / tries) * math.sqrt(share * (1 - share) / tries + z2 / (4 * tries**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def memory_row(run: PublishedRun, constants: Constants) -> MemoryRow:
@@ -81,14 +95,17 @@ def memory_errors(rows: Sequence[MemoryRow]) -> MemoryErrors:
     ran = [row for row in rows if not row.out_of_memory]
     failed = [row for row in rows if row.out_of_memory]
     nothing = float("nan")
+    false_oom, false_fit = (sum(row.misjudged for row in some) for some in (ran, failed))
     return MemoryErrors(
         n=len(errors),
         within_10=float(np.mean(errors <= 0.10)) if len(errors) else nothing,
         within_15=float(np.mean(errors <= 0.15)) if len(errors) else nothing,
         ran=len(ran),
-        false_oom=sum(row.misjudged for row in ran),
+        false_oom=false_oom,
         failed=len(failed),
-        false_fit=sum(row.misjudged for row in failed),
+        false_fit=false_fit,
+        false_oom_between=rate_interval(false_oom, len(ran)),
+        false_fit_between=rate_interval(false_fit, len(failed)),
     )
 
 

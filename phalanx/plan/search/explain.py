@@ -13,7 +13,7 @@ from phalanx.plan.cost.predict import Prediction, predict
 from phalanx.plan.machine import machine_of
 from phalanx.plan.question.emit import job_of
 from phalanx.plan.search.behind import EvidenceBehind, evidence_behind
-from phalanx.plan.workload import OFFLOADS, Mapping, Software, Workload
+from phalanx.plan.workload import OFFLOADS, Mapping, Recompute, Software, Workload
 
 WORDS = {
     "matmul": "matrix products",
@@ -46,6 +46,13 @@ class PlanChange(Struct, frozen=True):
     fits: bool
 
 
+class LessRecompute(Struct, frozen=True):
+    """The same mapping with less recomputed, which is faster and does not fit."""
+
+    recompute: str
+    memory_bytes: float
+
+
 class Explanation(Struct, frozen=True, kw_only=True):
     """What a step consists of and what bounds it."""
 
@@ -55,6 +62,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     loss_share: float
     changes: tuple[PlanChange, ...]  # that help, best first
     evidence: tuple[EvidenceBehind, ...]  # measured runs that stand behind the prediction
+    less_recompute: LessRecompute | None = None
 
 
 def explain_plan(
@@ -78,7 +86,23 @@ def explain_plan(
         loss_share=losses[worst] / prediction.step_seconds,
         changes=tuple(best_changes(prediction, cluster, constants, software)[:most]),
         evidence=evidence_behind(prediction, machine, constants, software),
+        less_recompute=_less_recompute(prediction, cluster, constants, software),
     )
+
+
+def _less_recompute(
+    prediction: Prediction, cluster: Cluster, constants: Constants, software: Software
+) -> LessRecompute | None:
+    """What less recompute would hold, where that is why there is any."""
+    workload, mapping = prediction.workload, prediction.mapping
+    if mapping.recompute == "none":
+        return None
+    # What zero-bubble splits cannot recompute a selection.
+    least = mapping.recompute == "full" and mapping.schedule != "zero-bubble"
+    level: Recompute = "selective" if least else "none"
+    other = structs.replace(mapping, recompute=level)
+    without = predict(workload, other, cluster, constants=constants, software=software)
+    return None if without.fits else LessRecompute(level, without.memory_bytes)
 
 
 def best_changes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, structs
 
@@ -19,17 +19,22 @@ from phalanx.plan.memory.offload import MASTER_BYTES
 from phalanx.plan.question.emit import job_of, job_toml
 from phalanx.plan.question.quantities import duration, short
 from phalanx.plan.question.request import PlanQuestion
+from phalanx.plan.search.gpu_counts import other_counts, round_counts, rounder_counts
 from phalanx.plan.search.search import MappingCandidate, SearchResult, search
 from phalanx.plan.search.space import Pins
 from phalanx.plan.show.plot import Picture, Point
 from phalanx.plan.show.roofline import kernels
 from phalanx.plan.workload import Mapping, Precision, Software
 
-# Where fewer GPUs may be better (failures and batch limits can make the last ones cost more than
-# they bring), round numbers down to this share of the cluster are tried.
-LEAST_SHARE = 1 / 16
-# How far a search goes for the nearest number of GPUs that works.
-LARGEST_FACTOR = 4096
+WORTH_IDLE = 0.02  # by which a step on fewer GPUs must be shorter for some to stay idle
+
+
+class IdleGpus(Struct, frozen=True, kw_only=True):
+    """GPUs of the cluster that are better left out of the mesh, and why."""
+
+    gpus: int
+    step_seconds: float | None  # of the best mapping onto all GPUs; None where there is none
+    mapping: Mapping | None
 
 
 class PlanProposal(Struct, frozen=True, kw_only=True):
@@ -56,24 +61,53 @@ class PlanProposal(Struct, frozen=True, kw_only=True):
     constants: Constants
     software: Software
     assumed: tuple[str, ...]
+    idle: IdleGpus | None = None
 
 
 def propose(question: PlanQuestion) -> PlanProposal:
     """The best plan for a question; where there is none, ConfigError says the nearest that is."""
     whole = question.cluster
-    if question.objective in ("tokens", "memory"):
+    if question.objective == "memory":
         return _propose(question, whole)
-    candidates = []
-    for gpus in _round_counts(whole):
-        try:
-            candidates.append(_propose(question, structs.replace(whole, gpus=gpus), hint=False))
-        except ConfigError:
-            continue
+    counts = dict.fromkeys((whole.gpus, *rounder_counts(whole)))
+    if question.objective != "tokens":
+        counts |= dict.fromkeys(round_counts(whole))
+    candidates = list(_proposals(question, counts))
     if not candidates:
         return _propose(question, whole)
     if question.objective == "days":
         return min(candidates, key=lambda proposal: proposal.bill.days.mid)
-    return min(candidates, key=lambda proposal: proposal.bill.dollars.mid)
+    if question.objective == "dollars":
+        return min(candidates, key=lambda proposal: proposal.bill.dollars.mid)
+    return _fastest(candidates, whole.gpus, question.robust)
+
+
+def _proposals(question: PlanQuestion, counts: Iterable[int]) -> Iterator[PlanProposal]:
+    """The best plan on so many of the GPUs each, where there is one."""
+    for gpus in counts:
+        try:
+            yield _propose(question, structs.replace(question.cluster, gpus=gpus), hint=False)
+        except ConfigError:
+            continue
+
+
+def _fastest(candidates: list[PlanProposal], gpus: int, robust: bool) -> PlanProposal:
+    """The plan on all GPUs, unless a step on fewer is shorter by enough."""
+
+    def seconds(proposal: PlanProposal) -> float:
+        first = proposal.alternatives[0]
+        return first.step_seconds_p90 if robust else first.step_seconds
+
+    best, on_all = min(candidates, key=seconds), candidates[0]
+    if on_all.gpus < gpus:
+        return structs.replace(
+            best, idle=IdleGpus(gpus=gpus - best.gpus, step_seconds=None, mapping=None)
+        )
+    if seconds(best) > (1 - WORTH_IDLE) * seconds(on_all):
+        return on_all
+    beside = on_all.prediction
+    idle = IdleGpus(gpus=gpus - best.gpus, step_seconds=beside.step_seconds, mapping=beside.mapping)
+    return structs.replace(best, idle=idle)
 
 
 def _propose(question: PlanQuestion, on: Cluster, hint: bool = True) -> PlanProposal:
@@ -135,7 +169,7 @@ def _search(question: PlanQuestion, on: Cluster) -> SearchResult:
 
 def _with_nearest(error: ConfigError, question: PlanQuestion) -> ConfigError:
     """The same error, with the nearest number of GPUs at which some mapping works."""
-    for gpus in _other_counts(question.cluster):
+    for gpus in other_counts(question.cluster):
         try:
             nearest = _search(question, structs.replace(question.cluster, gpus=gpus))
         except ConfigError:
@@ -159,36 +193,6 @@ def _with_pin(error: ConfigError, question: PlanQuestion) -> ConfigError:
         fix = f"without {name} {value} this would: {describe(unpinned.best.mapping)}"
         return ConfigError(first.key, first.value, first.rule, fix)
     return error
-
-
-def _other_counts(on: Cluster) -> Iterator[int]:
-    """Larger clusters first, in steps of two and three; then smaller ones."""
-    node = on.gpus_per_node
-    factor = 2
-    while factor <= LARGEST_FACTOR:
-        for gpus in (on.gpus * factor * 3 // 4, on.gpus * factor):
-            if gpus > on.gpus and gpus % node == 0:
-                yield gpus
-        factor *= 2
-    smaller = on.gpus // 2
-    while smaller >= node:
-        yield _whole_nodes(on, smaller)
-        smaller //= 2
-
-
-def _round_counts(on: Cluster) -> Iterator[int]:
-    """All GPUs, and powers of two and three times one below: these divide well."""
-    yield on.gpus
-    power = 1 << (on.gpus.bit_length() - 1)
-    while power >= on.gpus * LEAST_SHARE:
-        for gpus in (power, power * 3 // 4):
-            if gpus < on.gpus and gpus == _whole_nodes(on, gpus):
-                yield gpus
-        power //= 2
-
-
-def _whole_nodes(on: Cluster, gpus: float) -> int:
-    return max(1, int(gpus) // on.gpus_per_node) * on.gpus_per_node
 
 
 def describe(mapping: Mapping) -> str:
@@ -216,6 +220,19 @@ def describe(mapping: Mapping) -> str:
 def _where(part: str) -> str:
     what = part.removesuffix("-nvme")
     return f"{what} {'on NVMe' if what != part else 'in host memory'}"
+
+
+def idle_sentence(proposal: PlanProposal) -> str:
+    """How many GPUs the plan leaves out of its mesh, and why; "" where it uses all."""
+    idle = proposal.idle
+    if idle is None:
+        return ""
+    text = f"{idle.gpus:,} of {proposal.gpus + idle.gpus:,} GPUs, which serve as spares: "
+    if idle.mapping is None or idle.step_seconds is None:
+        return text + "no mapping works on all of them"
+    return (
+        text + f"on all of them a step takes {idle.step_seconds:.3g} s ({describe(idle.mapping)})"
+    )
 
 
 def not_run(proposal: PlanProposal) -> str:

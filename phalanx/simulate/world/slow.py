@@ -127,6 +127,7 @@ class SlowNodes:
                 rank=run.nodes.index(node) * width,
                 part=PARTS[self._causes[node]],
                 slowdown_ppm=self._slow[node],
+                step_ns=run.pace().step_ns,
             )
         )
 

@@ -268,7 +268,7 @@ def test_a_scenario_of_many_teams_lends_its_fleet_to_a_trace_of_jobs(tmp_path: P
         (["chaos", "--plot", "x.png"], "no timeline"),
         (["chaos", "--seed", "1", "--seeds", "0:2"], "--seeds"),
         (["chaos", "--replay", "1", "--seeds", "0:2"], "leave --seed"),
-        (["chaos", "--replay", "-1"], "greater than or equal to 0"),
+        (["chaos", "--replay", "-1"], "must be at least 0"),
     ],
 )
 def test_bad_input_is_refused_with_the_nearest_fix(args: list[str], told: str) -> None:

@@ -402,6 +402,34 @@ def test_a_slow_rank_is_dealt_with_in_the_cheapest_way(slowdown_ppm, spares, run
         assert sum(shares) == 4 * 16 and shares[2] == min(shares) < 16
 
 
+@pytest.mark.parametrize(
+    ("slowdown_ppm", "slow_step_ns", "rung"),
+    [
+        (9_000_000, 0, "swap"),
+        (9_000_000, 10 * SECOND, "swap"),
+        (9_000_000, SECOND, "degraded"),  # what is left takes six seconds with it
+        (300_000, 0, "degraded"),
+    ],
+)
+def test_a_short_job_is_as_much_longer_as_its_slow_rank_makes_it(slowdown_ppm, slow_step_ns, rung):
+    # Six seconds are left: ten times slower they are a minute, and a swap costs ten seconds.
+    short = structs.replace(EXPECTED, steps=156, step_ns=SECOND)
+    drive = Drive(3)
+    job = drive.running(spares=1, expected=short)
+    slow = SlowRank(
+        job=job.id,
+        generation=1,
+        node=job.placement.nodes[1],
+        rank=8,
+        part="compute",
+        slowdown_ppm=slowdown_ppm,
+        step_ns=slow_step_ns,
+    )
+    drive.tell(slow)
+    drive.wait(SECOND)
+    assert drive.bodies(Notify)[0].reason.facts["rung"] == rung
+
+
 @pytest.mark.parametrize("part", ["compute", "host"])
 def test_a_second_slow_replica_leaves_the_first_one_the_less_that_it_was_given(part):
     shape = GangShape(replicas=4, tensor=8, slot_gpus=8, slot_cpus=8)

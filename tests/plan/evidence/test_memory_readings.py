@@ -9,6 +9,7 @@ from phalanx.plan.cost.constants import shipped
 from phalanx.plan.evidence.memory_readings import (
     memory_errors,
     memory_row,
+    rate_interval,
     with_activation_shares,
 )
 from phalanx.plan.evidence.published import PublishedRun, parse_runs
@@ -40,6 +41,14 @@ def test_runs_that_ran_and_failed_are_judged_one_by_one() -> None:
     assert [row.misjudged for row in rows] == [False, True, False, True]
     found = memory_errors(rows)
     assert (found.ran, found.false_oom, found.failed, found.false_fit) == (2, 1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("hits", "tries", "low", "high"),
+    [(1, 4, 0.046, 0.699), (2, 11, 0.051, 0.477), (0, 10, 0.0, 0.278), (0, 0, 0.0, 1.0)],
+)
+def test_few_runs_know_a_rate_badly(hits: int, tries: int, low: float, high: float) -> None:
+    assert rate_interval(hits, tries) == pytest.approx((low, high), abs=0.001)
 
 
 def test_recompute_that_nobody_stated_is_what_lets_a_run_fit() -> None:

@@ -12,7 +12,14 @@ from phalanx.config import ConfigError, check, load_job
 from phalanx.plan.cost.predict import predict
 from phalanx.plan.question.request import PlanRequest, changed, understand
 from phalanx.plan.search.explain import WORDS, best_changes, explain_plan
-from phalanx.plan.search.proposal import PlanProposal, describe, emitted, picture, propose
+from phalanx.plan.search.proposal import (
+    PlanProposal,
+    describe,
+    emitted,
+    idle_sentence,
+    picture,
+    propose,
+)
 from phalanx.plan.search.sweep import counts_of, sweep
 from phalanx.plan.show.plot import check_path
 from phalanx.plan.workload import Mapping, Software
@@ -43,6 +50,30 @@ def test_days_follow_from_speed_and_goodput(small: PlanProposal) -> None:
 def test_the_checkpoint_interval_is_whole_steps(small: PlanProposal) -> None:
     seconds = small.checkpoint_steps * small.prediction.step_seconds
     assert abs(seconds - small.failures.interval_seconds) <= small.prediction.step_seconds
+
+
+def test_gpus_that_divide_badly_stay_idle_where_a_step_is_shorter_without_them() -> None:
+    found = plan(model="deepseek-v3", cluster="h100-1000")
+    assert found.idle is not None and found.idle.step_seconds is not None
+    assert found.gpus + found.idle.gpus == 1000
+    assert found.prediction.mapping.gpus == found.gpus
+    assert found.prediction.step_seconds < 0.8 * found.idle.step_seconds
+    assert found.idle.mapping is not None and found.idle.mapping.gpus == 1000
+    sentence = idle_sentence(found)
+    assert sentence.startswith(f"{found.idle.gpus} of 1,000 GPUs, which serve as spares: on all")
+
+
+def test_all_gpus_are_used_where_the_last_ones_help(small: PlanProposal) -> None:
+    assert small.idle is None and idle_sentence(small) == ""
+    assert plan(cluster="h100-56").gpus == 56
+    pinned = plan(model="deepseek-v3", cluster="h100-1000", pipeline=25, data=40)
+    assert pinned.gpus == 1000 and pinned.idle is None
+
+
+def test_where_no_mapping_works_on_all_gpus_one_on_fewer_is_proposed() -> None:
+    found = plan(cluster="h100-1016", batch="800k")  # 127 replicas of 100 samples
+    assert found.idle is not None and found.idle.mapping is None
+    assert found.gpus < 1016 and "no mapping works on all of them" in idle_sentence(found)
 
 
 def test_pins_are_kept() -> None:
@@ -129,6 +160,17 @@ def test_the_picture_shows_the_chosen_plan(small: PlanProposal, tmp_path: Path) 
     for kernel in drawn.kernels:  # nothing above its roof
         roof = min(drawn.peak_flops, kernel.flops_per_byte * drawn.memory_bandwidth)
         assert kernel.flops_per_second <= roof
+
+
+def test_recompute_that_is_needed_says_what_less_of_it_would_hold(small: PlanProposal) -> None:
+    found = plan(model="deepseek-v3", cluster="h100-2k")
+    assert found.prediction.mapping.recompute == "full"
+    why = explain_plan(found.prediction, found.cluster, found.constants, found.software)
+    assert why.less_recompute is not None
+    assert why.less_recompute.memory_bytes > found.prediction.memory_limit
+    assert small.prediction.mapping.recompute == "none"
+    why = explain_plan(small.prediction, small.cluster, small.constants, small.software)
+    assert why.less_recompute is None
 
 
 def test_an_explanation_adds_up(small: PlanProposal) -> None:
