@@ -335,7 +335,7 @@ class NodeJobs:
         self._programs.end_stores(job.number)
         forget_program(job.folder)
         if not order.keep_snapshots:
-            self.processes.end_keeper(job)
+            self.processes.dismiss_keeper(job)
             job.close()
             shutil.rmtree(job.sockets, ignore_errors=True)
             del self.jobs[order.job]
