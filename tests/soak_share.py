@@ -1,6 +1,6 @@
 """A plugin of pytest that adds a small share of the soak tests to a run, another one each commit.
 
-Nothing may break unseen for long: of the tests that take less than 45 s each run has as
+Nothing may break unseen for long: of the tests that take less than 45 s, each run has as
 many as fit into its budget. Which ones follows from the date of the commit alone, so that a run can
 be repeated. Those that this machine cannot run are named with why.
 """
