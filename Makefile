@@ -34,7 +34,7 @@ test: style postgres chromium slurm
 	$(BIN)/python -m proof --quick
 
 suite: $(STAMP)
-	$(BIN)/python -m tests.run --durations=15
+	$(BIN)/python -m tests.run --soaks --durations=15
 
 # Before every push, in a minute or so.
 test-fast: $(STAMP)
@@ -107,7 +107,7 @@ docs-version: docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m docs.versions
 
 soak: $(SOAK_STAMP) postgres chromium slurm mpi prometheus
-	$(BIN)/pytest -m soak --hypothesis-profile=explore --timeout=1800 -rs
+	$(BIN)/python -m pytest -p tests.soak_seconds -m soak --hypothesis-profile=explore --timeout=1800 -rs
 	$(BIN)/pytest --hypothesis-profile=explore --timeout=600 $(PROPERTIES)
 
 # Every claim of README and docs, measured again (docs/evidence.md). Wants quiet cores.

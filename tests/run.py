@@ -1,12 +1,15 @@
 """The whole suite, its files side by side: tests that wait share the cores with others.
 
-    python -m tests.run [--processes N] [--store] [--strict] [OPTION OF PYTEST …]
+    python -m tests.run [--processes N] [--store] [--strict] [--soaks] [OPTION OF PYTEST …]
 
 `--store` writes down how long each file took, from which the next run knows what to start first.
 The seconds of CPU that it tells at its end hardly depend on what else the machine does.
 
 Up to three tests that failed are tried once more, alone: of what passes then the summary says that
 it is unsteady, and how it failed. That is a fault to mend; with `--strict` it fails the run.
+
+`--soaks` adds the commit's share of the soak tests (`tests/soak_share.py`), `--soak-share N`
+another one.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from tests.forked_programs import let_zygotes_run_programs
 from tests.huge_pages import use_huge_pages
 from tests.shared_folder import VARIABLE
 from tests.side_by_side import SideBySide
+from tests.soak_seconds import stored_soaks
+from tests.soak_share import SoakShare
 
 ROOT = Path(__file__).parent.parent
 SECONDS = Path(__file__).parent / "seconds.toml"
@@ -105,6 +110,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=(os.cpu_count() or 1) + 2)
     parser.add_argument("--store", action="store_true")
     parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--soaks", action="store_true")
+    parser.add_argument("--soak-share", type=int, metavar="N")
     own, options = parser.parse_known_args(arguments)
     os.chdir(ROOT)
     # Hundreds of processes are started: without stored bytecode each would compile Phalanx again.
@@ -112,13 +119,18 @@ def main(arguments: list[str]) -> int:
     sys.dont_write_bytecode = False
     began = time.monotonic()
     again = 0 if own.strict else MOST_AGAIN
-    plugin = SideBySide(own.processes, stored_seconds(), 2 * own.processes, again)
+    expected, plugins = Counter[str](stored_seconds()), list[object]()
+    if own.soak_share or (own.soaks and not own.store):
+        share = SoakShare(stored_soaks(), own.soak_share)
+        expected.update(share.by_file)
+        plugins.append(share)
+    plugin = SideBySide(own.processes, dict(expected), 2 * own.processes, again)
     let_zygotes_run_programs()
     warm_up()
     use_huge_pages()  # the fork server has them too
     with tempfile.TemporaryDirectory(prefix="phx-") as folder, fork_server(Path(folder)):
         os.environ[VARIABLE] = folder
-        code = pytest.main(options, plugins=[plugin])
+        code = pytest.main(options, plugins=[plugin, *plugins])
     if own.store:
         store(plugin.measured)
     spent = sum(plugin.measured.values())

@@ -212,6 +212,37 @@ def test_a_job_that_starts_again_goes_where_its_memory_is():
     assert (drive.last_restore().step, drive.last_restore().source) == (150, "peer")
 
 
+def test_jobs_that_share_nodes_keep_their_memory_when_one_of_them_is_whole_again():
+    half = structs.replace(SHAPE, tensor=4, slot_gpus=4, slot_cpus=4, replicas=4)
+    drive = Drive(4)
+    jobs = [drive.running(gang=half) for _ in range(2)]
+    assert jobs[0].placement.nodes == jobs[1].placement.nodes
+    lost, *holders = jobs[0].placement.nodes
+    drive.tell(NodeSilent(node=lost))
+    drive.wait(SECOND)
+    assert all(job.state == "pending" and job.kept is not None for job in jobs)
+    drive.tell(NodeSeen(node=lost, inventory=Inventory(incarnation=2)), SECOND)
+    drive.tell(CheckResult(node=lost, check="full", passed=True), SECOND)
+    drive.wait(SECOND)
+    for job in jobs:
+        assert job.state == "forming" and job.placement.nodes == (lost, *holders)
+        assert job.lost_steps == 0 and job.gang.kept_generation == 1
+
+
+def test_memory_goes_where_another_job_leaves_no_room_for_a_slot():
+    half = structs.replace(SHAPE, tensor=4, slot_gpus=4, slot_cpus=4, replicas=4)
+    drive = Drive(4, Policy(recovery=RecoveryPolicy(keep_memory_ns=10**6 * SECOND)))
+    job = drive.running(gang=half)
+    lost = job.placement.nodes[0]
+    drive.tell(NodeSilent(node=lost))
+    drive.wait(SECOND)
+    assert job.state == "pending" and job.kept is not None
+    beside = drive.running(gang=structs.replace(half, replicas=3))
+    assert lost not in beside.placement.nodes and job.kept is not None
+    drive.running(gang=structs.replace(half, replicas=3, slot_gpus=2, tensor=2))
+    assert job.kept is None and job.lost_steps > 0
+
+
 def test_a_gang_of_one_node_goes_back_to_it():
     drive = Drive(4)
     place = placed(drive, GangShape(replicas=1, tensor=8, slot_gpus=8), holders=(2,))

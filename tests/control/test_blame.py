@@ -145,7 +145,8 @@ def test_a_program_that_pauses_too_long_goes_on_from_memory_and_is_saved_in_the_
     assert starts[0][2] == "0" and len(starts) >= 3
     for line in starts[1:]:  # the last one, too
         assert int(line[2]) >= 9 and float(line[3]) == int(line[2])
-    saved = latest(tmp_path / f"phalanx-job-{job}" / "checkpoints")
+    (folder,) = tmp_path.glob(f"phalanx-job-{job}-*")  # of this server's job of that number
+    saved = latest(folder / "checkpoints")
     assert saved is not None and stored_tensors(saved).keys() == {"w"}
 
 

@@ -57,10 +57,12 @@ ALLOWED = {
         "_compress_at": "a name in a folder that is open; unlink follows no link",
         "_pack": "names in a folder that is open, behind descriptors",
         "compress_ended": "the folder is opened without following links",
-        "expire": "unlink and rmdir follow no link",
+        "expire": "unlink and rmtree follow no link",
+        "move_logs": OWN,
     },
     "control/agent/spawn/output_pump.py": {},
     "control/agent/jobs/assignment.py": {},
+    "control/agent/jobs/job_owner.py": {"own_job_folder": OWN},
     "control/host/process_tree.py": {"read_stat": PROC, "own_children": PROC},
     "control/agent/jobs/start.py": {
         "ensure_keeper": "unlink follows no link",

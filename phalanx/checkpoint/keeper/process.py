@@ -29,6 +29,7 @@ from phalanx.checkpoint.keeper.channel import (
 )
 from phalanx.checkpoint.keeper.messages import Committed, Failed, Noted, Superseded
 from phalanx.checkpoint.keeper.notices import Notices
+from phalanx.checkpoint.keeper.open_saves import ABANDON, OpenSaves
 from phalanx.checkpoint.keeper.peer import KeeperPeer
 from phalanx.checkpoint.keeper.serving import WorkerPeer, failed
 from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot, SnapshotStore
@@ -37,6 +38,7 @@ from phalanx.checkpoint.write.quota import QUOTA_FIX, refusal_of
 
 POLL_SECONDS = 0.1  # for the manifest, while other ranks still write
 LISTING_SECONDS = 5.0  # a listing of all sidecars is dearer than a look at one name
+LAST_SECONDS = 2.0  # for other keepers, once its job is over
 NICE = 19  # a fiftieth of a core where training leaves none idle
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class Keeper:
         options: ReplicaOptions,
         key: bytes = b"",
     ) -> None:
-        self.snapshots = SnapshotStore()
+        self.snapshots, self.saves = SnapshotStore(), OpenSaves()
         self.options = options
         self.throttle = Throttle(options.bytes_per_second)
         self.token = key or secrets.token_bytes(32)
@@ -70,6 +72,7 @@ class Keeper:
         self._pending: list[tuple[WorkerPeer, SaveOrder]] = []
         self._watchers: dict[WorkerPeer, Notices] = {}
         self.leaving = threading.Event()  # copies that fail are not tried again
+        self.over = threading.Event()  # its job is: nothing more is written
         self._wanted = True  # somebody may come: the first worker, or one after a crash
         self._folder_lock = -1  # descriptor
         self._idle_since = time.monotonic()
@@ -80,6 +83,9 @@ class Keeper:
             threading.Thread(target=work, daemon=True).start()
         self._listener.settimeout(POLL_SECONDS)
         while not self._done():
+            if self.over.is_set():
+                self._abandon()
+                return
             with suppress(TimeoutError):
                 connection, _ = self._listener.accept()
                 connection.settimeout(None)
@@ -183,10 +189,25 @@ class Keeper:
 
     def finished(self, worker: WorkerPeer, order: SaveOrder, waits_for_others: bool) -> None:
         """A flush is over; where others still write, its commit is watched for."""
+        self.saves.end(order)
         with self._lock:
             self._busy -= 1
             if waits_for_others:
                 self._pending.append((worker, order))
+
+    def _abandon(self) -> None:
+        """End at once, for the job is over: a save that lacks a shard of ours goes with us, one
+        that is complete is committed, and others' are theirs to take away.
+        """
+        self.saves.abandon()
+        deadline = time.monotonic() + LAST_SECONDS
+        while time.monotonic() < deadline:
+            with self._lock:
+                pending = list(self._pending)
+            open_still = [each for each in pending if not self._resolve(*each, list_now=True)]
+            if not (open_still or self.saves.commits()):
+                break
+            time.sleep(POLL_SECONDS)
 
     def _accept_peers(self) -> None:
         while True:
@@ -296,6 +317,7 @@ def run_keeper(
     try:
         keeper = Keeper(listener, lease_seconds, tcp, options, key)
         signal.signal(signal.SIGTERM, lambda number, frame: keeper.leaving.set())
+        signal.signal(ABANDON, lambda number, frame: keeper.over.set())
         keeper.serve()
     finally:
         Path(address).unlink(missing_ok=True)

@@ -132,6 +132,7 @@ class WorkerPeer(KeeperPeer):
                 assert self._region is not None
                 snapshot = self._region.begin(message.buffer, message.order)
                 self._filling[message.buffer] = snapshot
+                self.keeper.saves.begin(snapshot.order)
                 self.keeper.took(prompt=message.order.prompt)
                 self._work.put((message.buffer, snapshot))
             case Filled():
@@ -234,7 +235,7 @@ class WorkerPeer(KeeperPeer):
         if order.write:
             if write_bytes(order, snapshot.views()) != snapshot.sidecar.sums:
                 raise OSError("the next worker used its memory before it was written")
-            publish_sidecar(Path(order.path), snapshot.sidecar)
+            self.keeper.saves.publish(order, snapshot.sidecar)
             self._archive(snapshot)
         self.tell(Durable(buffer, order.draft.step, time.monotonic() - began))
         self.keeper.finished(self, order, waits_for_others=not self._commit(snapshot))
@@ -257,7 +258,7 @@ class WorkerPeer(KeeperPeer):
         replica.start()
         if order.write and failure is None:
             try:
-                publish_sidecar(Path(order.path), sidecar)
+                self.keeper.saves.publish(order, sidecar)
                 self._archive(snapshot)
             except OSError as error:
                 failure = error

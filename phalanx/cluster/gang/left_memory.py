@@ -66,14 +66,20 @@ def taken_up(ctx: Context, job: ClusterJob) -> Gang:
     return Gang(reshaped_ns=ctx.now_ns)
 
 
-def displace(ctx: Context, job: ClusterJob, nodes: tuple[int, ...]) -> None:
-    """A job got nodes: what others still kept there goes, and what is no longer whole with it."""
-    taken = dict.fromkeys(nodes)
+def displace(
+    ctx: Context, job: ClusterJob, nodes: tuple[int, ...], spares: tuple[int, ...] = ()
+) -> None:
+    """A job got nodes: what others still kept there goes, and what is no longer whole with it.
+
+    Not where a slot of theirs fits beside it.
+    """
+    taken = dict.fromkeys(nodes + spares)
     for number in sorted(ctx.kept):
         other = ctx.view.jobs[number]
         kept = other.kept
         assert kept is not None
-        hit = tuple(node for node in kept.nodes if node in taken and node not in kept.lost)
+        there = (node for node in kept.nodes if node in taken and node not in kept.lost)
+        hit = tuple(node for node in there if node in spares or not _fits(ctx, other, node))
         if number == job.id or not hit:
             continue
         kept.lost.update(dict.fromkeys(hit, "displaced"))
@@ -82,6 +88,19 @@ def displace(ctx: Context, job: ClusterJob, nodes: tuple[int, ...]) -> None:
             stop_on(ctx, other, hit, keep_snapshots=False)
         else:
             give_up(ctx, other, reason("kept_for_nobody"), hit)
+
+
+def _fits(ctx: Context, job: ClusterJob, node: int) -> bool:
+    """Whether a slot of a job fits into what others leave of a node, or has just got its place."""
+    fleet, shape = ctx.fleet, job.spec.gang
+    if job.id in fleet.held[node]:
+        return True
+    return (
+        not shape.whole_nodes
+        and fleet.free_mask(node).bit_count() >= shape.slot_gpus
+        and fleet.free_cpus(node) >= shape.slot_cpus
+        and fleet.free_memory(node) >= shape.slot_memory_bytes
+    )
 
 
 def give_up(ctx: Context, job: ClusterJob, why: Reason, also: tuple[int, ...] = ()) -> None:

@@ -58,7 +58,7 @@ def start(ctx: Context, job: ClusterJob, placement: Placement, why: Reason) -> N
     job.waited_ns += ctx.now_ns - job.queued_ns
     job.gang = left_memory.taken_up(ctx, job)
     job.gang.rollback, job.gang.skip_step = job.rollback, job.skip_step
-    left_memory.displace(ctx, job, placement.nodes + placement.spares)
+    left_memory.displace(ctx, job, placement.nodes, placement.spares)
     ctx.ledger.start(job, held_gpus(ctx, job), spare_gpus(ctx, placement), FormationCause.START)
     if job.time_limit_ns:
         left = max(0, job.time_limit_ns - job.ran_ns)

@@ -156,10 +156,10 @@ def occupy(ctx: Context, job: ClusterJob, node: int) -> int:
     """Gives a job a slot on a free node; returns the mask of its GPUs."""
     if ctx.fleet.state(node) is NodeState.SPARE:
         ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("swapped_in", job=job.id))
-    left_memory.displace(ctx, job, (node,))
     shape = job.spec.gang
     mask = lowest_bits(ctx.fleet.free_mask(node), shape.slot_gpus)
     ctx.fleet.take(job.id, node, held_by(ctx.fleet, shape, node, mask))
+    left_memory.displace(ctx, job, (node,))
     return mask
 
 

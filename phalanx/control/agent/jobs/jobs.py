@@ -25,6 +25,7 @@ from phalanx.cluster.protocol.messages import (
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.agent.hooks import Hook, run_hook, told
 from phalanx.control.agent.jobs.assignment import WorkerAssignment
+from phalanx.control.agent.jobs.job_owner import own_job_folder, run_owner
 from phalanx.control.agent.jobs.keeper_watch import (
     is_listened_to,
     keeper_port,
@@ -32,10 +33,7 @@ from phalanx.control.agent.jobs.keeper_watch import (
     what_is_kept,
 )
 from phalanx.control.agent.jobs.local_job import KEEPER_SOCKET, LocalJob, NodeSettings
-from phalanx.control.agent.jobs.program_notes import (
-    forget_program,
-    noted_programs,
-)
+from phalanx.control.agent.jobs.program_notes import forget_program, noted_programs
 from phalanx.control.agent.jobs.programs import MayStart, NodePrograms
 from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
@@ -176,7 +174,7 @@ class NodeJobs:
         """
         ranks = form.ranks_on(node)
         try:
-            job = self.job(form.job)
+            job = self._own(form.job, key)
             job.form, job.generation, job.store = form, form.generation, store
             job.orders, job.replica_key = [], key
             job.work, job.user = decode_payload(form.payload), form.user
@@ -189,6 +187,16 @@ class NodeJobs:
             self._tasks.later(self._refuse(form, ranks, error))
             return
         self._tasks.later(self._form(job, form, node, store))
+
+    def _own(self, number: int, key: bytes) -> LocalJob:
+        """The job of this key; what another server's job of its number left here is set aside."""
+        job = self.job(number)
+        aside = own_job_folder(job.folder, run_owner(key))
+        if aside is None:
+            return job
+        log.warning("job %d of another server ran here: what it left is in %s", number, aside)
+        self.abandon(number, keep_snapshots=False)
+        return self.job(number)
 
     async def _refuse(self, form: Form, ranks: tuple[int, ...], error: Exception) -> None:
         self._cannot(form, ranks, error)
@@ -327,7 +335,7 @@ class NodeJobs:
         self._programs.end_stores(job.number)
         forget_program(job.folder)
         if not order.keep_snapshots:
-            self.processes.end_keeper(job)
+            self.processes.dismiss_keeper(job)
             job.close()
             shutil.rmtree(job.sockets, ignore_errors=True)
             del self.jobs[order.job]

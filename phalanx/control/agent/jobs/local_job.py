@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from phalanx.checkpoint.keeper.frames import framed
 from phalanx.cluster.protocol.commands import Form, WorkerOrder
 from phalanx.control.agent.config import AgentConfig
+from phalanx.control.agent.jobs.job_owner import run_owner
 from phalanx.control.agent.jobs.keeper_watch import KeeperWatch
 from phalanx.control.agent.rendezvous import meeting_name
 from phalanx.control.agent.safe_files import Owner, make_folder
@@ -105,7 +105,11 @@ class LocalJob:
     @property
     def run_owner(self) -> str:
         """What tells this job from those of other servers with its number."""
-        return hmac.digest(self.replica_key, b"run folder", "sha256").hex()[:16]
+        return run_owner(self.replica_key)
+
+    def program_saves(self, folder: Path) -> Path:
+        """Where keepers write a program's last snapshot, below the folder that it runs in."""
+        return folder / f"phalanx-job-{self.number}-{self.run_owner[:8]}" / "checkpoints"
 
     @property
     def keeper_key(self) -> str:

@@ -93,7 +93,7 @@ class NodePrograms:
         """A job is given up: its keeper writes what it holds, and no program is needed for that."""
         generation, work = job.generation, job.work
         assert work is not None
-        folder = Path(work.folder or job.own_folder) / f"phalanx-job-{job.number}" / "checkpoints"
+        folder = job.program_saves(Path(work.folder or job.own_folder))
         saved = Saved("")
         if job.restored:
             saved = await save_kept(job.keeper_socket, job.restored, folder)
@@ -311,7 +311,7 @@ def torchrun_environment(job: LocalJob, process: WorkerProcess, form: Form) -> d
         "ROLE_WORLD_SIZE": world,
         "ROLE_NAME": "default",
         "TORCHELASTIC_RESTART_COUNT": str(job.generation - 1),
-        "TORCHELASTIC_RUN_ID": f"phalanx-{job.number}",
+        "TORCHELASTIC_RUN_ID": f"phalanx-{job.number}-{job.run_owner[:8]}",
         "PHALANX_GENERATION": str(job.generation),
         "PHALANX_RESTORE_STEP": str(job.restored),
         "PHALANX_BUDDY_SHIFT": str(form.buddy_shift),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ from contextlib import suppress
 from msgspec import structs
 
 from phalanx.checkpoint.keeper.channel import REPLICA_KEY
+from phalanx.checkpoint.keeper.open_saves import ABANDON
 from phalanx.cluster.protocol.messages import LocalFact
 from phalanx.control.agent.jobs.keeper_watch import KeeperWatch, keeper_pid
 from phalanx.control.agent.jobs.local_job import LocalJob, NodeSettings, WorkerProcess
@@ -29,6 +31,7 @@ from phalanx.control.host.process_tree import read_stat
 from phalanx.control.wire.zygote_messages import Containment, Spawn
 
 KEEPER_SECONDS = 10.0  # for a new one to come up
+DISMISSED_SECONDS = 5.0  # for one to end whose job is over here
 MOST_DESCENT = 64  # generations between a worker's process and one that it started
 
 log = logging.getLogger("phalanx.agent")
@@ -187,6 +190,20 @@ class Processes:
         with suppress(OSError):
             os.kill(keeper_pid(job.keeper_socket), signal.SIGKILL)
         job.keeper_socket.unlink(missing_ok=True)
+
+    def dismiss_keeper(self, job: LocalJob) -> None:
+        """End a job's keeper, which takes what nobody can complete with it; soon by force."""
+        child = self._zygote.children.get(job.keeper_key)
+        if child is None:
+            self.end_keeper(job)
+            return
+
+        def end_by_force() -> None:
+            if self._zygote.children.get(child.key) is child:
+                self._zygote.signal(child.key, signal.SIGKILL)
+
+        self._zygote.signal(child.key, ABANDON)
+        asyncio.get_running_loop().call_later(DISMISSED_SECONDS, end_by_force)
 
     async def watch(self, job: LocalJob, ward_ranks: int, seconds: float = 0.0) -> bool:
         """Listen to a job's keeper; whether there is one."""

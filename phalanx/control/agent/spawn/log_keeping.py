@@ -116,6 +116,19 @@ def _note(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.ranks")
 
 
+def owner_path(folder: Path) -> Path:
+    """Where it is noted whose job's a folder is."""
+    return folder.with_name(f"{folder.name}.owner")
+
+
+def move_logs(folder: Path, aside: Path) -> None:
+    """Move a job's folder, with the notes beside it."""
+    for note in (_note, marks_path):
+        with suppress(FileNotFoundError):
+            note(folder).rename(note(aside))
+    folder.rename(aside)
+
+
 def compress_ended(jobs: Path, running: Collection[str], now: float | None = None) -> None:
     """Compress the logs of jobs that do not run here any more."""
     now = time.time() if now is None else now
@@ -167,7 +180,10 @@ def expire(
     keep_bytes: int = KEEP_BYTES,
     now: float | None = None,
 ) -> int:
-    """Drop logs of ended jobs that are too old, then the oldest beyond the bytes; how many."""
+    """Drop logs of ended jobs that are too old, then the oldest beyond the bytes; how many.
+
+    With a job's last log goes all that it left on this node.
+    """
     now = time.time() if now is None else now
     logs: list[tuple[float, int, Path]] = []
     for path in jobs.glob("*/*.log*"):
@@ -187,8 +203,9 @@ def expire(
             if not any(path.parent.glob("worker-*.log*")):
                 _note(path.parent).unlink(missing_ok=True)
                 marks_path(path.parent).unlink(missing_ok=True)
-            if not any(path.parent.iterdir()):
-                path.parent.rmdir()
+            if not any(path.parent.glob("*.log*")):
+                shutil.rmtree(path.parent, ignore_errors=True)
+                owner_path(path.parent).unlink(missing_ok=True)
     return dropped
 
 

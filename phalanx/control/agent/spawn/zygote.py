@@ -24,6 +24,7 @@ keep_single_threaded()
 
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when it forks
 from phalanx.checkpoint.keeper.frames import Unframer, framed
+from phalanx.checkpoint.keeper.open_saves import ABANDON
 from phalanx.control.agent.spawn.cgroups import Cgroups
 from phalanx.control.agent.spawn.child import Inherited, ParentZygote, be_child, owner_of
 from phalanx.control.agent.spawn.output_pump import Pump, Pumps
@@ -173,7 +174,7 @@ class Zygote:
         child = self._children.get(order.key)
         if child is None:
             return
-        if order.number == signal.SIGKILL:
+        if order.number in (signal.SIGKILL, ABANDON):
             self._ending[order.key] = None
             if self._next.pop(order.key, None) is not None:
                 self._tell(NotStarted(key=order.key, problem="it was ended before it began"))

@@ -19,6 +19,7 @@ from phalanx.control.agent.spawn.log_keeping import (
     expire,
     note_ranks,
     noted_ranks,
+    owner_path,
     read_end,
 )
 
@@ -119,6 +120,19 @@ def test_logs_of_ended_jobs_are_compressed_and_still_read(tmp_path: Path) -> Non
     compress_ended(tmp_path, ["2"])
     assert gzip.decompress((tmp_path / "1" / "worker-0.log.gz").read_bytes()) == text + b"and on\n"
     assert read_end(tmp_path / "1" / "worker-0.log.gz", 13) == (b"hello\nand on\n", 6007)
+
+
+def test_with_a_jobs_last_log_goes_all_that_it_left_on_the_node(tmp_path: Path) -> None:
+    path, other = log_of(tmp_path, "1", b"x", 1000), log_of(tmp_path, "2", b"x", 1000)
+    newer = other.with_name("worker-1.log")
+    newer.write_bytes(b"x")
+    for folder in (path.parent, other.parent):
+        (folder / "work" / "code").mkdir(parents=True)
+        (folder / "work" / "link").symlink_to(tmp_path / "2")
+        owner_path(folder).write_text("somebody")
+    assert expire(tmp_path, [], keep_seconds=500) == 2
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["2", "2.owner"]
+    assert newer.exists() and (other.parent / "work" / "code").exists()
 
 
 def test_old_logs_go_by_age_and_by_size_but_never_those_of_running_jobs(tmp_path: Path) -> None:
