@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
-import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ from msgspec import structs
 
 from phalanx.cli.connection import connected, exit_on_server_error, send_confirmed
 from phalanx.cli.job_file import load_named, missing_corpora, refuse_name
+from phalanx.cli.job_wait import ended_well
 from phalanx.cli.jobs.environment import variables
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import (
@@ -33,7 +32,6 @@ from phalanx.cli.options import (
 from phalanx.cli.output import exit_on, exit_on_config_error, print_json
 from phalanx.cli.queue.schedule_options import ScheduleOptions, describe_schedule
 from phalanx.cli.tables import counted, plain
-from phalanx.cluster.jobs.job import JobState
 from phalanx.cluster.plan_record import PlanRecord
 from phalanx.cluster.units import SECOND_NS
 from phalanx.config import Backend, ConfigError, Job, program_backend
@@ -41,19 +39,11 @@ from phalanx.control.client.client import Client, ClientError
 from phalanx.control.host.launchers import recognised
 from phalanx.control.server.http.submission import RequestedWork, submission
 from phalanx.control.trust.secrets import secrets_note
-from phalanx.control.wire.api_types import (
-    JobDetail,
-    JobOut,
-    JobsSubmitted,
-    Submission,
-)
+from phalanx.control.wire.api_types import JobsSubmitted, Submission
 from phalanx.control.wire.payload import Script, TrainingWork
 from phalanx.hardware import count_cuda
 
-WAIT_SECONDS = 0.5  # between two looks at a job
-AWAY_SECONDS = 300.0  # that a server may be away meanwhile
 FABRIC_MINUTES, FABRIC_START_SECONDS = 10.0, 120.0
-TIMED_OUT = 124  # exit code, as timeout(1) says it
 
 app = typer.Typer()
 
@@ -207,7 +197,7 @@ def submit(
             _refuse_slow_fabric(wanted, server, state, json)
         quiet = json and options.wait
         number = _send(wanted, server, state, json, quiet=quiet, confirmed=options.yes)
-        if options.wait and not _ended_well(number, server, state, json, options.timeout):
+        if options.wait and not ended_well(number, server, state, json, options.timeout):
             raise typer.Exit(1)
 
 
@@ -284,38 +274,6 @@ def describe_plan(plan: PlanRecord) -> list[str]:
     if plan.problem:
         lines.append(f"not planned: {plan.problem}")
     return lines
-
-
-def _ended_well(number: int, server: str, state: Path | None, json: bool, timeout: float) -> bool:
-    """Wait for a job, also past restarts of its server; whether it is done."""
-    until = time.monotonic() + timeout if timeout else math.inf
-    with connected(server, json, state) as client:
-        try:
-            while not (job := _look(client, number)).ended_ns:
-                if time.monotonic() > until:
-                    print(f"job {number} is {job.state} and goes on", file=sys.stderr)
-                    raise typer.Exit(TIMED_OUT)
-                time.sleep(WAIT_SECONDS)
-        except KeyboardInterrupt:
-            print(f"job {number} goes on; `phalanx cancel {number}` ends it", file=sys.stderr)
-            raise typer.Exit(130) from None
-    if json:
-        print_json(job)
-    else:
-        print(plain(f"job {number} is {job.state}: {job.why.text}"), file=sys.stderr)
-    return job.state == JobState.DONE
-
-
-def _look(client: Client, number: int) -> JobOut:
-    """The job as it is now; a server that is away for a while is waited for."""
-    until = time.monotonic() + AWAY_SECONDS
-    while True:
-        try:
-            return client.get(f"/v1/jobs/{number}", JobDetail).job
-        except ClientError as error:
-            if error.status or time.monotonic() > until:
-                raise
-        time.sleep(WAIT_SECONDS)
 
 
 def _show_what_would_be_sent(
