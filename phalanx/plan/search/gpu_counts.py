@@ -9,7 +9,9 @@ from phalanx.hardware import Cluster
 # Where fewer GPUs may be better (failures and batch limits can make the last ones cost more than
 # they bring), round numbers down to this share of the cluster are tried.
 LEAST_SHARE = 1 / 16
-# Of a number that divides badly, so many rounder ones of at least this share are tried.
+# Of a number that divides badly (what is left of it beside powers of two is large), so many rounder
+# ones of at least this share are tried.
+LARGEST_ODD_FACTOR = 9
 LEAST_ROUNDER_SHARE = 7 / 8
 MOST_ROUNDER = 3
 # How far a search goes for the nearest number of GPUs that works.
@@ -32,7 +34,12 @@ def other_counts(on: Cluster) -> Iterator[int]:
 
 
 def rounder_counts(on: Cluster) -> list[int]:
-    """The next smaller numbers that powers of two divide more often, the roundest first."""
+    """The next smaller numbers that powers of two divide more often, the roundest first.
+
+    None where the cluster's own divides well: 4,608 is 9 times a power of two.
+    """
+    if on.gpus // (on.gpus & -on.gpus) <= LARGEST_ODD_FACTOR:
+        return []
     unit, counts = on.gpus_per_node, dict[int, None]()
     while unit <= on.gpus * (1 - LEAST_ROUNDER_SHARE):
         unit *= 2

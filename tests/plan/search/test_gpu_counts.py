@@ -15,6 +15,7 @@ from phalanx.plan.search.gpu_counts import other_counts, round_counts, rounder_c
         ("h100-100k", [98304, 99328, 99840]),
         ("h100-960", [896]),
         ("h100-1024", []),
+        ("gb200-4608", []),
         ("h100-24", []),
         ("h100-8", []),
     ],
