@@ -435,3 +435,12 @@ def test_a_job_is_followed_drained_resumed_scaled_and_cancelled(tmp_path: Path) 
 
     with ServerProcess(tmp_path) as server:
         asyncio.run(asyncio.wait_for(scenario(server), 280))
+
+
+def test_a_server_with_a_folder_of_its_own_says_what_commands_beside_it_need(
+    server: ServerProcess,
+) -> None:
+    wait_until(lambda: "your token" in server.output())
+    said = re.search(r"export (PHALANX_STATE)=(\S+)\)", server.output())
+    assert said is not None
+    assert phalanx("ps", **{said[1]: said[2]}).returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import socket
 import sys
 from dataclasses import dataclass
@@ -212,7 +213,7 @@ def _say(json: bool, server: Server) -> None:
         sys.stdout.flush()
         return
     print(f"server:     {server.url}")
-    print(f"your token: {admin} (the command line finds it by itself)")
+    print(f"your token: {admin} ({_found_how(server.options.state)})")
     pinned = f" --fingerprint {server.fingerprint}" if server.fingerprint else ""
     print(f"add a node: phalanx agent --join {_from_elsewhere(server)}{pinned} (token in {join})")
     if sys.stdout.isatty():  # a log must not hold what signs somebody in
@@ -223,6 +224,15 @@ def _say(json: bool, server: Server) -> None:
     else:
         print(f"look:       {server.url}/ with a link from `phalanx page`, or `phalanx top`")
     sys.stdout.flush()
+
+
+def _found_how(state: Path) -> str:
+    """What a shell beside this one needs for its commands to find the server and its token."""
+    from phalanx.control.client.client import default_state
+
+    if state.absolute() == default_state().absolute():
+        return "the command line finds it by itself"
+    return f"for the command line: export PHALANX_STATE={shlex.quote(str(state.absolute()))}"
 
 
 def _from_elsewhere(server: Server) -> str:

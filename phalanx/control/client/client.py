@@ -134,7 +134,8 @@ class Client:
         if problem:
             raise ClientError(
                 f"no token: {where}: {problem}; set PHALANX_TOKEN_FILE to a file that has "
-                "one (an administrator makes it with `phalanx token create`)"
+                "one (an administrator makes it with `phalanx token create`), or PHALANX_STATE to "
+                "the state folder of a server of yours on this machine"
             )
         return token
 
