@@ -132,6 +132,7 @@ class Software(Struct, frozen=True, kw_only=True):
     gradient_bytes: Width = 4  # of one gradient while it accumulates
     reduce_bytes: Width = 4  # of one gradient while it travels
     balances_head: bool = True  # stages with the head get fewer layers
+    counts_ends: bool = False  # stages are cut as if embedding and head were a layer each
 
 
 def usual_software(family: str) -> Software:
