@@ -25,6 +25,7 @@ _MEGATRON = replace(
     balances_head=True,
     keeps_gathered=False,  # gathered again in backward
     routed_copies=1,  # weights are applied before the second product
+    experts_together=False,  # GroupedLinear of TransformerEngine: cuBLAS on several streams
 )
 _MEGATRON_2021 = replace(
     _OTHERS,

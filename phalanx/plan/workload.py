@@ -116,6 +116,7 @@ class Software(Struct, frozen=True, kw_only=True):
     overlap_tensor: bool = False  # gathers of the tensor axis run beside their matmuls
     overlap_pipeline: bool = True  # sends between stages run beside compute
     overlap_expert: bool = False  # the all-to-all of one micro-batch runs beside another's compute
+    experts_together: bool = True  # one kernel multiplies for all experts, not a launch for each
     fused_experts: bool = False  # one kernel for all experts, with their activation and casts in it
     overlap_offload: bool = False  # activations go to the host and back beside compute
     chunked_loss: bool = True  # logits never exist for the whole micro-batch
@@ -132,6 +133,7 @@ class Software(Struct, frozen=True, kw_only=True):
     gradient_bytes: Width = 4  # of one gradient while it accumulates
     reduce_bytes: Width = 4  # of one gradient while it travels
     balances_head: bool = True  # stages with the head get fewer layers
+    counts_ends: bool = False  # stages are cut as if embedding and head were a layer each
 
 
 def usual_software(family: str) -> Software:

@@ -142,7 +142,7 @@ def _buckets(report: SimulationReport, console: Console) -> None:
     dollars = summary.mean["dollars"]
     if dollars >= 1:
         lost = (1 - summary.mean["goodput"]) * dollars
-        console.print(f"{short(dollars)} dollars of GPU time, {short(lost)} not productive")
+        console.print(f"{short(dollars)} dollars of GPU time, {short(lost)} of it no goodput")
 
 
 def _chaos(report: SimulationReport, console: Console) -> None:

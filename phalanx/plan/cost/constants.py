@@ -38,6 +38,7 @@ class Constants(Struct, frozen=True, kw_only=True):
     power: float  # exponent of the power cap's effect on matmul speed
     expert_matmul: float  # speed of grouped products over that of one large product
     expert_seconds: float  # routing, sorting and counting in one layer and direction
+    expert_launch_seconds: float = 0.0  # of the host, for one expert's product launched by itself
     expert_exchange: float  # speed of the all-to-all over that of the model; above 1 part is hidden
     error: dict[str, float]  # spread of log(measured / predicted), by group
     pace: dict[str, float] = {}  # "stack:kind" -> a step over what the terms say

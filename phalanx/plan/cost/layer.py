@@ -41,6 +41,7 @@ class BlockTime:
     matmul_backward: Floats
     attention_backward: Floats
     elementwise_backward: Floats
+    routing: float = 0.0  # of the elementwise part of each direction: where tokens go
 
     @property
     def forward(self) -> Floats:
@@ -119,8 +120,8 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
     forward = pricing.memory_seconds(pricing.width * elements)
     backward = pricing.memory_seconds(pricing.width * 1.5 * elements)
     kernels = pricing.constants.kernel_seconds * _passes(software)
-    if moe and not software.fused_experts:
-        kernels += pricing.constants.expert_seconds
+    routing = pricing.constants.expert_seconds if moe and not software.fused_experts else 0.0
+    kernels += routing
     attended = attention_seconds(split, pricing)
     return BlockTime(
         total.forward,
@@ -129,6 +130,7 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
         total.backward,
         attended[1],
         backward + total.casts_backward + kernels,
+        routing,
     )
 
 
@@ -229,13 +231,16 @@ class _Sum:
     def grouped(
         self, m: Floats, n: Floats | float, k: Floats | float, experts: Floats | float
     ) -> None:
-        """A product of each expert, in one launch."""
+        """A product of each expert."""
         pricing, precision = self.pricing, self.pricing.precision
         if pricing.software.fused_experts:
             # It deals out the tiles of all experts at the speed of one product, and casts itself.
             self._add(m, n, k, precision, together=experts)
             return
-        self._add(m, n, k, precision, times=experts / pricing.constants.expert_matmul)
+        constants = pricing.constants
+        # The host has just waited for the sizes: it has launched nothing ahead.
+        least = 0.0 if pricing.software.experts_together else constants.expert_launch_seconds
+        self._add(m, n, k, precision, experts, pace=constants.expert_matmul, least=least)
         if precision in NARROW:
             self._cast(experts * m, n, k)
 
@@ -247,15 +252,24 @@ class _Sum:
         precision: Precision,
         times: Floats | float = 1.0,
         together: Floats | float = 1.0,
+        *,
+        pace: float = 1.0,
+        least: float = 0.0,
     ) -> None:
+        """So many (``times``) at a share of a large one's speed, each ``least`` seconds or more."""
         pricing = self.pricing
         n, k = np.asarray(n, dtype=np.float64), np.asarray(k, dtype=np.float64)
-        rest = (pricing.machine, precision, pricing.constants, together)
-        start = pricing.constants.kernel_seconds
-        self.forward = self.forward + times * matmul_seconds(m, n, k, *rest) + start
-        self.backward = self.backward + times * matmul_seconds(m, k, n, *rest) + start
+        aligned = (n % 64 == 0) & (k % 64 == 0)
+
+        def seconds(m: Floats, n: Floats, k: Floats) -> Floats:
+            rest = (pricing.machine, precision, pricing.constants, together, aligned)
+            one = np.maximum(matmul_seconds(m, n, k, *rest) / pace, least)
+            return times * one + pricing.constants.kernel_seconds
+
+        self.forward = self.forward + seconds(m, n, k)
+        self.backward = self.backward + seconds(m, k, n)
         if pricing.workload.trains == "all":
-            self.backward = self.backward + times * matmul_seconds(n, k, m, *rest) + start
+            self.backward = self.backward + seconds(n, k, m)
 
     def _cast(
         self, m: Floats, n: Floats | float, k: Floats | float, *, fused: bool = False

@@ -6,7 +6,8 @@ A product [m, k] x [k, n] is cut into tiles that are dealt out to the multiproce
 
 with waves = ceil(tiles / multiprocessors), the best of several tile shapes, and never below
 the time to move the operands. ``depth`` is what filling and draining the pipeline of a tile
-costs, in elements of k. A side that is no multiple of 64 misses the wide memory accesses.
+costs, in elements of k. Weights whose sides are no multiples of 64 miss the wide memory accesses;
+how many tokens there are does not matter for it, since no row of an operand is that long.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from phalanx.plan.cost.constants import Constants
-from phalanx.plan.grid import Floats
+from phalanx.plan.grid import Bools, Floats
 from phalanx.plan.machine import Machine
 
 # Rows, columns, and the share of a large tile's speed (a small one loads more per product).
@@ -38,10 +39,12 @@ def matmul_seconds(
     precision: str,
     constants: Constants,
     together: Floats | float = 1.0,
+    aligned: Bools | bool = True,
 ) -> Floats:
     """Seconds of one product on one GPU once it runs, elementwise over arrays of shapes.
 
-    ``together``: so many of them in one kernel, which deals out the tiles of all.
+    ``together``: so many of them in one kernel, which deals out the tiles of all. ``aligned``:
+    whether weights have rows and columns of multiples of 64.
     """
     processors = machine.multiprocessors
     work: Floats | None = None
@@ -51,7 +54,6 @@ def matmul_seconds(
         this = waves * (processors * rows * columns / quality)
         work = this if work is None else np.minimum(work, this)
     assert work is not None
-    aligned = (n % 64 == 0) & (k % 64 == 0)
     rate = sustained_rate(machine, precision, constants) * np.where(
         aligned, 1.0, constants.misaligned
     )

@@ -55,7 +55,7 @@ def bottleneck(workload: Workload, software: Software, grid: Grid) -> Bottleneck
     for key in shapes.tolist():
         pipeline, virtual = key // 2048, key // 2 % 1024
         schedule = "zero-bubble" if key % 2 else "1f1b"
-        ranks = rank_layers(workload, schedule, pipeline, virtual, balanced=software.balances_head)
+        ranks = rank_layers(workload, schedule, pipeline, virtual, software)
         worst = max(
             ranks, key=lambda r: r.dense * dense_cost + r.moe * moe_cost + r.last * flops.head
         )

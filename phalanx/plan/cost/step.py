@@ -141,15 +141,20 @@ def _waits_for_host(
     """What the device waits because the host has not launched its kernels yet."""
     if not pricing.constants.launch_seconds:
         return np.zeros(len(grid))
+    software, constants = pricing.software, pricing.constants
     # Forward, backward (two kernels for one) and what is recomputed; a collective is launched as
     # a kernel is.
     again = np.where(grid.recompute == FULL, 4.0, 3.0)
-    gathers = np.where(grid.zero == 3, 3.0 * pricing.software.gathers_per_block, 0.0)
+    gathers = np.where(grid.zero == 3, 3.0 * software.gathers_per_block, 0.0)
     sums = np.where(grid.tensor > 1, 8.0, 0.0)
     dense = again * block_launches(pricing, moe=False) + gathers + sums
     moe = again * block_launches(pricing, moe=True) + gathers + sums
-    launches = m * (worst.dense * dense + worst.moe * moe)
-    late: Floats = launches * pricing.constants.launch_seconds - sum(parts.values())
+    launching = m * (worst.dense * dense + worst.moe * moe) * constants.launch_seconds
+    experts = pricing.workload.model.moe
+    if experts is not None and not (software.fused_experts or software.experts_together):
+        products = 2 * again * experts.experts / grid.expert
+        launching = launching + m * worst.moe * products * constants.expert_launch_seconds
+    late: Floats = launching - sum(parts.values())
     return np.maximum(late, 0.0)
 
 
@@ -223,7 +228,7 @@ def _block_parts(pricing: Pricing, grid: Grid, *, moe: bool) -> _Block:
     # kept (attention where it is not fused); the whole forward with its communication.
     unfused = pricing.software.attention == "unfused"
     dropped = time.matmul * (1 - pricing.software.selective_share)
-    selective = time.attention if unfused else time.elementwise + dropped
+    selective = time.attention if unfused else time.elementwise - time.routing + dropped
     again = np.where(
         (grid.recompute == FULL),
         (time.forward + forward.total)[inverse],

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from phalanx.config import LatentAttentionShape, Model, Moe
+from phalanx.config import PRESETS, LatentAttentionShape, Model, Moe
 from phalanx.plan.evidence.fields import MOST, SkippedRowError, integer
 
 USUAL_VOCAB = 51200
 
 
 def model_of(row: dict[str, str], pipeline: int) -> Model:
-    """The model of a row; SkippedRowError where its shape is not given."""
+    """The model of a row, or a preset by name; SkippedRowError where its shape is not given."""
     if not row.get("hidden") or not row.get("ffn"):
-        raise SkippedRowError("the model's shape is not given")
+        preset = PRESETS.get(row.get("model", ""))
+        if preset is None:
+            raise SkippedRowError("the model's shape is not given")
+        return preset
     dim, vocab = integer(row, "hidden"), integer(row, "vocab", USUAL_VOCAB)
     name = row.get("model", "").lower()
     written = row["ffn"].replace(",", "").lower()

@@ -35,7 +35,7 @@ def candidates(workload: Workload, grid: Grid, software: Software) -> list[Stage
     for key in shapes.tolist():
         pipeline, virtual = key // 2048, key // 2 % 1024
         schedule = "zero-bubble" if key % 2 else "1f1b"
-        ranks = rank_layers(workload, schedule, pipeline, virtual, balanced=software.balances_head)
+        ranks = rank_layers(workload, schedule, pipeline, virtual, software)
         most = max(rank.dense + rank.moe for rank in ranks)
         fullest = next(i for i, rank in enumerate(ranks) if rank.dense + rank.moe == most)
         for slot, position in enumerate((0, fullest, pipeline - 1)):
@@ -48,7 +48,7 @@ def rank_at(workload: Workload, grid: Grid, software: Software, position: int) -
     """One position of a grid whose mappings all have the same pipeline."""
     schedule = SCHEDULES[int(grid.schedule[0])]
     pipeline, virtual = int(grid.pipeline[0]), int(grid.virtual_stages[0])
-    ranks = rank_layers(workload, schedule, pipeline, virtual, balanced=software.balances_head)
+    ranks = rank_layers(workload, schedule, pipeline, virtual, software)
     row = _row(position, ranks[position], virtual)
     return _rank(np.array([row], dtype=np.int64), np.zeros(len(grid), dtype=np.int64))
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ import numpy.typing as npt
 from phalanx.config import Model
 from phalanx.plan.grid import Bools, Grid
 from phalanx.plan.memory.model_counts import forward_flops_per_token, prediction_layers
-from phalanx.plan.workload import SCHEDULES, Workload
+from phalanx.plan.workload import SCHEDULES, Software, Workload
 
+Cut = Literal["head", "ends", "evenly"]  # what counts beside layers where stages are cut
 FOLDED = ("zero-bubble", "dualpipe")  # the second half of the stages comes back: a V
 
 
@@ -105,20 +107,22 @@ class RankLayers:
 
 
 def rank_layers(
-    workload: Workload, schedule: str, pipeline: int, virtual: int, *, balanced: bool
+    workload: Workload, schedule: str, pipeline: int, virtual: int, software: Software
 ) -> list[RankLayers]:
     """What each pipeline rank holds under a schedule."""
-    folded = schedule in FOLDED
+    cut: Cut = "ends" if software.counts_ends else "head" if software.balances_head else "evenly"
     sequence = workload.divided_by or workload.sequence
-    return _rank_layers(workload.model, sequence, folded, pipeline, virtual, balanced)
+    return _rank_layers(workload.model, sequence, schedule in FOLDED, pipeline, virtual, cut)
 
 
 @lru_cache(maxsize=8192)
 def _rank_layers(
-    model: Model, sequence: int, folded: bool, pipeline: int, virtual: int, balanced: bool
+    model: Model, sequence: int, folded: bool, pipeline: int, virtual: int, cut: Cut
 ) -> list[RankLayers]:
     total = pipeline * virtual
-    if balanced or model.layers % total:
+    if cut == "ends" and total > 1:
+        split = StageSplitter([1.0] * model.layers, 1.0, 1.0).split(total)
+    elif cut == "head" or model.layers % total:
         split = stage_layers(model, sequence, total)
     else:
         each = model.layers // total

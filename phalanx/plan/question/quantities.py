@@ -7,7 +7,7 @@ import re
 
 from phalanx.config import ConfigError
 
-UNITS = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}  # powers of a thousand
+UNITS = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4, "p": 5}  # powers of a thousand
 
 
 def quantity(
@@ -17,15 +17,28 @@ def quantity(
 
     ``binary``: sequences and batches, whose "k" is 1024.
     """
-    match = re.fullmatch(r"\s*(\d[\d_,]*(?:\.\d+)?(?:e[+]?\d{1,2})?)\s*([kmbgt]?)\s*", text.lower())
+    match = re.fullmatch(
+        r"\s*(\d[\d_,]*(?:\.\d+)?(?:e[+]?\d{1,2})?)\s*([kmbgtp]?)\s*", text.lower()
+    )
     if match is None:
         raise ConfigError(key, text, "must be a positive number", "e.g. 15T, 500B, 4M or 8192")
     unit = math.pow(1024 if binary else 1000, UNITS[match[2]])
     number = float(match[1].replace("_", "").replace(",", "")) * unit
     if not least <= number <= most:
-        rule = f"must be between {short(least)} and {short(most)}"
-        raise ConfigError(key, text, rule, f"try {short(min(max(number, least), most))}")
+        rule = f"must be between {_written(least, binary)} and {_written(most, binary)}"
+        raise ConfigError(key, text, rule, f"try {_written(min(max(number, least), most), binary)}")
     return round(number)
+
+
+def _written(number: float, binary: bool) -> str:
+    """A bound as it can be typed: read again it is the same."""
+    if not binary:
+        return short(number)
+    for letter in ("T", "G", "M", "k"):
+        unit = 1024 ** UNITS[letter.lower()]
+        if number >= unit and number % unit == 0:
+            return f"{number / unit:.0f}{letter}"
+    return f"{number:.0f}"
 
 
 def short(number: float) -> str:
@@ -34,7 +47,9 @@ def short(number: float) -> str:
         return f"{number:g}"
     for unit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= 0.9995 * unit:
-            return f"{number / unit:.3g}{letter}"
+            # Beyond the last letter digits are counted out: %g would give 1e+03.
+            digits = ".3g" if abs(number) < 999.5 * unit else ".0f"
+            return f"{number / unit:{digits}}{letter}"
     return f"{number:.3g}"
 
 

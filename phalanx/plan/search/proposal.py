@@ -26,8 +26,6 @@ from phalanx.plan.show.plot import Picture, Point
 from phalanx.plan.show.roofline import kernels
 from phalanx.plan.workload import Mapping, Precision, Software
 
-WORTH_IDLE = 0.02  # by which a step on fewer GPUs must be shorter for some to stay idle
-
 
 class IdleGpus(Struct, frozen=True, kw_only=True):
     """GPUs of the cluster that are better left out of the mesh, and why."""
@@ -92,7 +90,7 @@ def _proposals(question: PlanQuestion, counts: Iterable[int]) -> Iterator[PlanPr
 
 
 def _fastest(candidates: list[PlanProposal], gpus: int, robust: bool) -> PlanProposal:
-    """The plan on all GPUs, unless a step on fewer is shorter by enough."""
+    """The plan on all GPUs, unless a step on fewer is no longer: the others would bring nothing."""
 
     def seconds(proposal: PlanProposal) -> float:
         first = proposal.alternatives[0]
@@ -103,7 +101,7 @@ def _fastest(candidates: list[PlanProposal], gpus: int, robust: bool) -> PlanPro
         return structs.replace(
             best, idle=IdleGpus(gpus=gpus - best.gpus, step_seconds=None, mapping=None)
         )
-    if seconds(best) > (1 - WORTH_IDLE) * seconds(on_all):
+    if best is on_all:
         return on_all
     beside = on_all.prediction
     idle = IdleGpus(gpus=gpus - best.gpus, step_seconds=beside.step_seconds, mapping=beside.mapping)

@@ -78,6 +78,17 @@ def test_absurd_numbers_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "most", "binary"),
+    [("tokens", 1e18, False), ("sequence", 2**24, True), ("batch", 1e12, True)],
+)
+def test_the_bound_that_an_error_suggests_is_accepted(key: str, most: float, binary: bool) -> None:
+    with pytest.raises(ConfigError) as refused:
+        quantity("9e20", key, 1, most, binary)
+    (problem,) = refused.value.problems
+    assert quantity(problem.fix.removeprefix("try "), key, 1, most, binary) == most
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [
         (0.0009987, "0.999 ms"),

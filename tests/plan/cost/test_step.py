@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -121,6 +123,76 @@ def test_fused_experts_take_less_than_one_product_after_the_other() -> None:
     assert together["matmul"] < apart["matmul"]
     assert together["elementwise"] < apart["elementwise"]
     assert together["expert"] == apart["expert"]
+
+
+def test_products_that_the_host_launches_for_each_expert_take_no_less_than_that() -> None:
+    """Each of 32 ranks has a quarter of the experts, with four times the rows, of each of 8."""
+    model = PRESETS["qwen3-moe-30b-a3b"]
+    workload = Workload(model=model, sequence=4096, global_batch=512, routing_skew=0.0)
+    constants = structs.replace(shipped(), boost=0.0)
+    mapping = Mapping(tensor=4, data=8, expert=32, zero=1)
+
+    def products(expert: int, together: bool, launch: float) -> float:
+        """Of all matrix products in one block and micro-batch."""
+        one = structs.replace(mapping, expert=expert)
+        on = machine_of(cluster("h100-64"), one.gpus)
+        own = structs.replace(constants, expert_launch_seconds=launch)
+        software = Software(experts_together=together)
+        time = step_time(workload, grid_of([one]), on, own, software)
+        return float(time.parts["matmul"][0]) / model.layers / one.micro_batches(512)
+
+    # Two products forward and four backward, of 16 experts or of 4.
+    slow = 1e-3
+    for expert, experts in ((8, 16), (32, 4)):
+        longer = products(expert, False, 2 * slow) - products(expert, False, slow)
+        assert longer == pytest.approx(6 * experts * slow, rel=1e-6)
+        assert products(expert, True, slow) == products(expert, True, 0.0)
+    # What takes longer than its launch anyway is no slower.
+    assert products(32, False, 1e-6) == products(32, True, 0.0)
+    few, many = (products(expert, False, 33e-6) for expert in (32, 8))
+    assert many / products(8, True, 0.0) > few / products(32, True, 0.0)
+
+
+def test_a_host_that_launches_each_experts_products_can_be_what_a_step_waits_for() -> None:
+    model = PRESETS["qwen3-moe-30b-a3b"]
+    workload = Workload(model=model, sequence=64, global_batch=64, routing_skew=0.0)
+    mapping = Mapping(data=8, expert=8, zero=1)
+    on = machine_of(cluster("h100-64"), mapping.gpus)
+
+    def seconds(together: bool) -> float:
+        software = Software(experts_together=together)
+        time = step_time(workload, grid_of([mapping]), on, shipped(), software)
+        return float(time.seconds[0])
+
+    launches = 8 * model.layers * 6 * 16 * shipped().expert_launch_seconds
+    assert seconds(False) > launches > seconds(True) / 2
+
+
+def test_selective_recompute_does_not_route_again() -> None:
+    workload = Workload(model=PRESETS["mixtral-8x7b"], sequence=4096, global_batch=64)
+    mapping = Mapping(data=8, expert=8, zero=1, recompute="selective")
+    on = machine_of(cluster("h100-64"), mapping.gpus)
+
+    def again(level: Literal["selective", "full"], seconds: float) -> float:
+        grid = grid_of([structs.replace(mapping, recompute=level)])
+        constants = structs.replace(shipped(), expert_seconds=seconds, boost=0.0)
+        time = step_time(workload, grid, on, constants, Software())
+        return float(time.parts["recompute"][0])
+
+    assert again("selective", 1.0) == pytest.approx(again("selective", 0.0))
+    assert again("full", 1.0) - again("full", 0.0) == pytest.approx(8 * 32 * 1.0)
+
+
+def test_how_many_tokens_there_are_does_not_misalign_a_product() -> None:
+    """What must be a multiple of 64 is the length of rows in memory: the weights' sides."""
+
+    def seconds(sequence: int, ffn: int) -> float:
+        model = structs.replace(PRESETS["llama3-8b"], ffn=ffn)
+        workload = Workload(model=model, sequence=sequence, global_batch=64)
+        return parts(workload, Mapping(data=8, zero=1), Software())["matmul"]
+
+    assert seconds(8191, 14336) == pytest.approx(seconds(8192, 14336), rel=1e-3)
+    assert seconds(8192, 14337) > 1.1 * seconds(8192, 14336)
 
 
 def test_tiles_of_products_in_one_kernel_share_waves() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.config import PRESETS
 from phalanx.plan.cost.constants import constants_toml, read_constants, shipped
 from phalanx.plan.evidence.calibrate import calibrate_runs
 from phalanx.plan.evidence.check import check_runs
@@ -48,6 +49,14 @@ def test_tokens_a_second_become_seconds_of_a_step() -> None:
     ((run,), _) = runs_of()
     assert run.seconds == pytest.approx(128 * 8192 / (10000 * 64))
     assert (run.kind, run.mapping.zero, run.mapping.data) == ("dense", 3, 64)
+
+
+def test_a_row_may_name_a_preset_instead_of_its_shape() -> None:
+    shape = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
+    ((run,), _) = runs_of(**shape, model="llama3-8b")
+    assert run.workload.model == PRESETS["llama3-8b"]
+    runs, (skipped,) = runs_of(**shape)
+    assert not runs and "shape is not given" in skipped.reason
 
 
 def test_an_iteration_time_wins_over_rates() -> None:

@@ -66,6 +66,21 @@ def test_a_release_has_fused_experts_where_its_notes_say_so() -> None:
     assert not fused("26.06", model="Qwen3_30B_a3B", gpu="H100-80G-SXM", precision="FP8")
 
 
+def test_a_sweep_that_gave_the_embedding_a_layers_place_is_read_so() -> None:
+    bloom = "bigscience-workshop/bigscience train/tr11-176B-ml/chronicles-prequel.md line 900 [{}]"
+
+    def counts(section: str, model: str = "GPT-195B") -> bool:
+        return one(source=bloom.format(section), model=model).software.counts_ends
+
+    assert counts("Rebalancing layers") and counts("Re-do")
+    assert not counts("48 node contenders") and not counts("Re-do", "GPT-182B")
+
+
+def test_scripts_that_compile_nothing_are_not_fused() -> None:
+    source = "Lightning-AI/litgpt tutorials/resource-tables.md [Finetuning with LoRA on 1 GPU]"
+    assert not one(source=source).software.fused
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [({"fused": "perhaps"}, "fused"), ({"counted_flops": "all"}, "unknown count of FLOPs")],

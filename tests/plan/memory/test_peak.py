@@ -147,11 +147,11 @@ def test_published_memory_is_met_and_hardly_a_run_is_misjudged() -> None:
     with resources.as_file(resources.files("phalanx.plan") / "data/published_runs.csv") as path:
         held = check_rows(Path(path)).memory
     assert held is not None and held.n > 50
-    # BLOOM's readings are of one node at one moment: what is predicted is up to 14 % more.
-    assert held.within_10 >= 0.85 and held.within_15 >= 0.95
+    # One of BLOOM's readings is above that of the same run with twice the micro-batch.
+    assert held.within_10 >= 0.95 and held.within_15 >= 0.95
     assert held.false_oom <= 0.1 * held.ran
-    # BLOOM's 206B wants no more than runs beside it that ran; LitGPT's 7B wants 38 of 40 GiB.
-    assert held.failed == 11 and held.false_fit <= 2
+    # BLOOM's 206B wants less than runs beside it that ran.
+    assert held.failed == 11 and held.false_fit <= 1
 
 
 def test_a_run_needs_less_than_it_takes_where_there_is_room() -> None:

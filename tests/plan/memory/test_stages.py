@@ -12,9 +12,11 @@ from phalanx.config import PRESETS, MultiTokenPrediction
 from phalanx.plan.memory.stages import (
     StageSplitter,
     _rank_layers,
+    rank_layers,
     rank_stages,
     stage_layers,
 )
+from phalanx.plan.workload import Software, Workload
 
 
 def worst(costs: list[int], first: int, last: int, cuts: tuple[int, ...]) -> int:
@@ -48,6 +50,17 @@ def test_the_stage_with_the_head_has_fewer_layers() -> None:
     assert sum(sizes) == 32 and sizes[-1] < max(sizes)
 
 
+def test_ends_that_count_as_layers_leave_the_outer_stages_one_less() -> None:
+    """As BLOOM's 70 layers in twelve stages, and its 195B of 106."""
+    for layers, middle in ((70, 6), (106, 9)):
+        model = structs.replace(PRESETS["gpt3-175b"], layers=layers)
+        workload = Workload(model=model, sequence=2048, global_batch=2048)
+        ranks = rank_layers(workload, "1f1b", 12, 1, Software(counts_ends=True))
+        assert [rank.dense for rank in ranks] == [middle - 1, *[middle] * 10, middle - 1]
+    alone = rank_layers(workload, "1f1b", 1, 1, Software(counts_ends=True))
+    assert [rank.dense for rank in alone] == [106]
+
+
 def test_folded_schedules_come_back_on_the_same_ranks() -> None:
     assert [rank_stages("zero-bubble", 3, 2, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
     assert [rank_stages("interleaved", 3, 2, rank) for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
@@ -56,7 +69,7 @@ def test_folded_schedules_come_back_on_the_same_ranks() -> None:
 def test_layers_that_predict_further_on_are_with_the_head() -> None:
     def last(preset: str) -> tuple[int, int]:
         model = structs.replace(PRESETS[preset], mtp=MultiTokenPrediction(layers=2))
-        (rank,) = _rank_layers(model, 4096, False, 1, 1, True)
+        (rank,) = _rank_layers(model, 4096, False, 1, 1, "head")
         return rank.dense, rank.moe
 
     assert last("llama3-8b") == (34, 0)

@@ -63,6 +63,14 @@ def test_gpus_that_divide_badly_stay_idle_where_a_step_is_shorter_without_them()
     assert sentence.startswith(f"{found.idle.gpus} of 1,000 GPUs, which serve as spares: on all")
 
 
+def test_gpus_that_bring_nothing_are_not_paid_for() -> None:
+    """On 264 a step takes what it takes on 256, to a thousandth."""
+    found = plan(cluster="h100-264")
+    assert found.gpus == 256 and found.idle is not None and found.idle.step_seconds is not None
+    assert found.prediction.step_seconds <= found.idle.step_seconds * 1.001
+    assert found.bill.dollars.mid == pytest.approx(plan(cluster="h100-256").bill.dollars.mid)
+
+
 def test_all_gpus_are_used_where_the_last_ones_help(small: PlanProposal) -> None:
     assert small.idle is None and idle_sentence(small) == ""
     assert plan(cluster="h100-56").gpus == 56
