@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from phalanx.checkpoint.keeper.messages import (
     Bye,
     Committed,
     Durable,
-    Failed,
     FenceReplicas,
     Filled,
     FlushBuffer,
@@ -41,6 +41,7 @@ from phalanx.checkpoint.keeper.messages import (
     Watch,
 )
 from phalanx.checkpoint.keeper.peer import KeeperPeer
+from phalanx.checkpoint.keeper.problems import failed, problem_of
 from phalanx.checkpoint.keeper.snapshot_store import (
     HeldSnapshot,
     Region,
@@ -51,7 +52,6 @@ from phalanx.checkpoint.keeper.snapshot_store import (
 from phalanx.checkpoint.keeper.wire import expect, receive_by_keeper, send
 from phalanx.checkpoint.write.archive import Archiver, Copy
 from phalanx.checkpoint.write.commit import (
-    SaveOrder,
     publish_sidecar,
     try_commit,
     withdraw,
@@ -105,7 +105,11 @@ class WorkerPeer(KeeperPeer):
 
     def start(self) -> None:
         self.keeper.connected()
-        threading.Thread(target=self._listen, daemon=True).start()
+        start_thread(self._listen, self._turn_away)
+
+    def _turn_away(self) -> None:
+        self.connection.close()
+        self.keeper.disconnected()
 
     def _listen(self) -> None:
         try:
@@ -349,11 +353,14 @@ class WorkerPeer(KeeperPeer):
             self._to_buddy = None
 
 
-def problem_of(error: Exception) -> str:
-    """One line for the worker."""
-    if isinstance(error, CheckpointError):
-        return "; ".join(error.problems)
-    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+def start_thread(work: Callable[[], object], otherwise: Callable[[], object]) -> None:
+    """Work aside; where the machine has no thread left for it (a program forks without end), the
+    caller lives on, and what it holds."""
+    try:
+        threading.Thread(target=work, daemon=True).start()
+    except RuntimeError as error:
+        log.warning("somebody is turned away: %s", error)
+        otherwise()
 
 
 def save_held(snapshots: SnapshotStore, wanted: Save) -> Saved:
@@ -380,21 +387,3 @@ def save_held(snapshots: SnapshotStore, wanted: Save) -> Saved:
         log.error("step %d is not saved: %s", wanted.step, problem_of(error))
         return Saved(str(path), problem_of(error))
     return Saved(str(path))
-
-
-def failed(buffer: int, order: SaveOrder, error: Exception) -> Failed:
-    """What a worker is told of a save that failed."""
-    number = error.errno or 0 if isinstance(error, OSError | CheckpointError) else 0
-    return Failed(
-        buffer=buffer,
-        step=order.draft.step,
-        path=order.path,
-        problem=problem_of(error),
-        fix=fix_of(error),
-        errno=number,
-    )
-
-
-def fix_of(error: Exception) -> str:
-    """What its author thinks would help."""
-    return error.fix if isinstance(error, CheckpointError) else ""
