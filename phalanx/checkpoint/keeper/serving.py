@@ -52,6 +52,7 @@ from phalanx.checkpoint.keeper.snapshot_store import (
 from phalanx.checkpoint.keeper.wire import expect, receive_by_keeper, send
 from phalanx.checkpoint.write.archive import Archiver, Copy
 from phalanx.checkpoint.write.commit import (
+    is_published,
     publish_sidecar,
     try_commit,
     withdraw,
@@ -196,7 +197,8 @@ class WorkerPeer(KeeperPeer):
         step = snapshot.order.draft.step
         if not isinstance(error, WorkerGoneError):
             log.error("step %d is not saved: %s", step, problem_of(error))
-        withdraw(snapshot.order)
+        if not is_published(snapshot.order):  # else others may commit it at this moment
+            withdraw(snapshot.order)
         self.tell(failed(buffer, snapshot.order, error))
         self.keeper.finished(self, snapshot.order, waits_for_others=False)
 
@@ -288,11 +290,17 @@ class WorkerPeer(KeeperPeer):
         return sums
 
     def _archive(self, snapshot: HeldSnapshot) -> None:
-        if snapshot.order.archive is not None:
-            assert snapshot.sidecar is not None
-            copy = Copy(snapshot.order, snapshot.sidecar)  # opened before anybody may prune it
-            self.keeper.took()
-            self._archiver.add(copy)
+        """Have a shard copied that is durable here: a copy that cannot begin costs nothing else."""
+        order, sidecar = snapshot.order, snapshot.sidecar
+        if order.archive is None or sidecar is None:
+            return
+        self.keeper.took()
+        try:
+            self._archiver.add(Copy(order, sidecar))  # opened before anybody may prune it
+        except (OSError, RuntimeError) as error:  # no descriptor, or no thread
+            step, problem = order.draft.step, f"not copied to {order.archive.url}: {error}"
+            self._complain(step, problem)
+            self._archived(step, problem)
 
     def _complain(self, step: int, problem: str) -> None:
         log.error("step %d: %s", step, problem)
