@@ -15,19 +15,12 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.backends.local import processes_of
-from tests.control.jobs import undisturbed
 from tests.faults.clocks import SetClocks
 from tests.faults.test_combinations import lost_steps
 from tests.faults.trial import SHORT_STEPS, Process, Trial, trial_cluster
 
 HOUR = 3600  # seconds
 GOES_ON_SECONDS = 60.0  # on a busy machine
-
-
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the job of few steps comes to when nothing happens to it."""
-    return undisturbed(tmp_path_factory.mktemp("undisturbed"), SHORT_STEPS)
 
 
 @pytest.fixture

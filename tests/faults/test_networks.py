@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from phalanx.testing.local_cluster import TrialCluster
-from tests.control.jobs import undisturbed
 from tests.faults.test_combinations import lost_steps
 from tests.faults.trial import SHORT_STEPS, SLOTS, Process, Trial
 
@@ -21,12 +20,6 @@ pytestmark = [
 ]
 CUT_SECONDS = 45.0
 GOES_ON_SECONDS = 150.0  # silence is noticed after some heartbeats
-
-
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the job of few steps comes to when nothing happens to it."""
-    return undisturbed(tmp_path_factory.mktemp("undisturbed"), SHORT_STEPS)
 
 
 @contextmanager

@@ -24,12 +24,6 @@ ENDLESS = 10**6  # steps
 PACE_SECONDS = 0.3
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the job of few steps comes to when nothing happens to it."""
-    return undisturbed(tmp_path_factory.mktemp("undisturbed"), SHORT_STEPS)
-
-
 def test_a_worker_dies_while_its_agent_stands_still(tmp_path: Path, short: Path) -> None:
     with trial_cluster(tmp_path) as cluster:
         trial = Trial(cluster, tmp_path, steps=SHORT_STEPS)
