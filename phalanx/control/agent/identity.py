@@ -20,11 +20,11 @@ def machine_id(state: Path) -> str:
     """Made once: tells two agents of one name apart."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = state / "machine"
-    known = read_text(path)
-    if not known:  # also where its disk was full the first time
-        known = secrets.token_hex(16)
-        write_secret(path, known)
-    return known
+    name = read_text(path)
+    if not name:  # also where its disk was full the first time
+        name = secrets.token_hex(16)
+        write_secret(path, name)
+    return name
 
 
 class AlreadyRunsError(Exception):
