@@ -13,6 +13,7 @@ from pathlib import Path
 from phalanx.config import ConfigError
 
 BURST_BYTES = 65_536  # that go at once, whatever the rate
+NOBODY = ("lladdr", "02:00:00:00:00:01", "nud", "permanent")  # a card that does not exist
 
 
 class NodeNamespaces:
@@ -75,6 +76,32 @@ class NodeNamespaces:
     def mend(self, name: str) -> None:
         """It is reachable again."""
         _ip("link", "set", self._cable(_number(name)), "up")
+
+    def deafen(self, name: str) -> None:
+        """Nothing reaches the node of this name; what it sends arrives."""
+        deaf = _number(name)
+        _ip("neigh", "replace", self.address(deaf), *NOBODY, "dev", f"{self._tag}b")
+        for node in self._nodes:
+            if node != deaf:
+                self._lose(node, self.address(deaf))
+
+    def mute(self, name: str) -> None:
+        """Nothing of what the node of this name sends arrives; it hears everybody."""
+        mute = _number(name)
+        for address in (self.host, *(self.address(node) for node in self._nodes if node != mute)):
+            self._lose(mute, address)
+
+    def undo(self) -> None:
+        """Everybody hears everybody again who was deaf or mute."""
+        _ip("neigh", "flush", "nud", "permanent", "dev", f"{self._tag}b")
+        for node in self._nodes:
+            space = self.space(node)
+            _ip("-n", space, "neigh", "flush", "nud", "permanent", "dev", self.card)
+
+    def _lose(self, node: int, address: str) -> None:
+        """What a node sends to an address goes to a card that nobody has."""
+        space = self.space(node)
+        _ip("-n", space, "neigh", "replace", address, *NOBODY, "dev", self.card)
 
     def limit(self, name: str, bits_per_second: int) -> None:
         """What the node of this name sends and receives goes at this rate; ConfigError: no tc."""

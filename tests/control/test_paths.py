@@ -285,17 +285,22 @@ def test_without_a_spare_the_gang_shrinks_and_grows_back(
         assert found[step] == pytest.approx(wanted[step], rel=1e-4)
 
 
+def slowness(cluster: TrialCluster, job: int) -> str:
+    """Seconds that a rank sleeps before each step: far beyond how much steps vary on busy cores."""
+    return str(max(2.0, 10 * cluster.job(job)["step_seconds"]))
+
+
 @pytest.mark.soak
 def test_a_slow_rank_is_found_and_swapped(disturbed: Disturbed, tmp_path: Path) -> None:
     wide = ("parallel.data=4", "parallel.pipeline=1")
-    steps = 800  # so many that a swap pays, however fast they are
+    steps = 120  # so many that a swap pays, as slow as the rank becomes
     expected = undisturbed(tmp_path, steps, *wide)
     cluster, job, commits = disturbed(*wide, spares=1, steps=steps)
     reach(cluster, commits, 5)
     slow = cluster.node_of(2, job)
-    cluster.order_fault(slow, job, "slow-0", "0.2")
+    cluster.order_fault(slow, job, "slow-0", slowness(cluster, job))
     with explained(cluster, job):
-        cluster.wait(lambda: commits.first_after(1), "the slow rank to be swapped", 90)
+        cluster.wait(lambda: commits.first_after(1), "the slow rank to be swapped", END_SECONDS)
     fact = cluster.events("SlowRank", job)[0]
     assert fact["rank"] == 2
     assert slow.name not in cluster.job(job)["nodes"]
@@ -311,10 +316,12 @@ def test_a_slow_rank_gets_less_work_where_there_is_no_spare(
     expected = undisturbed(tmp_path, 60, *wide)
     cluster, job, commits = disturbed(*wide, steps=1_000_000)
     reach(cluster, commits, 5)
-    cluster.order_fault(cluster.node_of(2, job), job, "slow-0", "0.5")
+    slow = cluster.node_of(2, job)
+    cluster.order_fault(slow, job, "slow-0", slowness(cluster, job))
     with explained(cluster, job):
-        cluster.wait(lambda: _shares(cluster, job), "less work for the slow rank", 90)
+        cluster.wait(lambda: _shares(cluster, job), "less work for the slow rank", END_SECONDS)
     shares = _shares(cluster, job)
+    cluster.order_fault(slow, job, "slow-0", "0")  # what follows need not take long
     assert shares[2] == min(shares) < max(shares) and sum(shares) == 32
     at = commits.newest()
     assert at is not None

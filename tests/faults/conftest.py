@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.control.jobs import undisturbed
-from tests.faults.trial import STEPS
+from tests.faults.trial import SHORT_STEPS, STEPS
 
 
 @pytest.fixture(scope="session")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the job of all trials comes to when nothing happens to it."""
     return undisturbed(tmp_path_factory.mktemp("undisturbed"), STEPS)
+
+
+@pytest.fixture(scope="session")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the job of few steps comes to when nothing happens to it."""
+    return undisturbed(tmp_path_factory.mktemp("undisturbed"), SHORT_STEPS)
 
 
 @pytest.fixture(autouse=True)

@@ -165,7 +165,7 @@ def lost_steps(trial: Trial, committed: int) -> bool:
     """Whether a committed step had to be made again; then a notice says how many."""
     ready = [fact["step"] for fact in trial.cluster.events("GangReady", trial.job)]
     lost = committed - ready[-1]
-    if lost <= 0:
+    if len(ready) < 2 or lost <= 0:  # nothing was restored yet
         return False
     told = trial.notices()
     said = [int(notice["facts"]["steps"]) for notice in told if "steps" in notice["facts"]]

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -73,14 +73,20 @@ class Trial:
     """A job under trial; everything that was harmed is started again or goes on by itself."""
 
     def __init__(
-        self, cluster: TrialCluster, root: Path, *settings: str, steps: int = STEPS
+        self,
+        cluster: TrialCluster,
+        root: Path,
+        *settings: str,
+        steps: int = STEPS,
+        options: Sequence[str] = (),
     ) -> None:
         self.cluster, self.root = cluster, root
         self._files = self._open_files()
         path = write_job(root, "disturbed", steps)
         self._paced = steps == SHORT_STEPS
         every = f"checkpoint.every={SHORT_EVERY if self._paced else EVERY}"
-        self.job = cluster.submit(str(path), *set_options((every, *SLOW_FLUSH, *settings)))
+        chosen = set_options((every, *SLOW_FLUSH, *settings))
+        self.job = cluster.submit(str(path), *chosen, *options)
         if self._paced:
             cluster.pace(self.job, STEP_SECONDS)
         self.commits: Commits = cluster.commits(self.job, SLOTS)
@@ -267,6 +273,10 @@ class Trial:
             node.agent.wait(2.0)
             self.cluster.restart_node(node)
 
+    def healed(self) -> bool:
+        """Whether all that was harmed has been started again, or goes on."""
+        return not self._healing
+
     def _later(self, seconds: float, heal: Callable[[], object]) -> None:
         # Not in a thread: servers and agents end with the thread that started them.
         self._healing.append((time.monotonic() + seconds, heal))
@@ -297,7 +307,7 @@ class Trial:
     def ends_like(self, expected: Path, seconds: float = END_SECONDS) -> None:
         """It ends well within a time, with the losses and weights of an undisturbed run."""
         deadline = time.monotonic() + seconds
-        self.wait(lambda: not self._healing, "everything to be started again", seconds)
+        self.wait(self.healed, "everything to be started again", seconds)
         if self._paced and self.state == "running":
             self.cluster.pace(self.job, 0.0)
         if self._drained:
@@ -309,6 +319,12 @@ class Trial:
         self.wait(lambda: self.state in ended, "its end", deadline - time.monotonic())
         assert self.state == "done", self.story()
         assert_same(self.folder, expected)
+
+    def ends_cancelled(self) -> None:
+        """A job without end has shown enough; nothing of it stays."""
+        self.cluster.command("cancel", str(self.job))
+        assert self.cluster.wait_ended(self.job, END_SECONDS) == "cancelled", self.story()
+        self.leaves_nothing()
 
     def leaves_nothing(self) -> None:
         """No process, socket, draft or descriptor of the job stays."""

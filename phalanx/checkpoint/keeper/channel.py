@@ -48,6 +48,8 @@ class ByteStream(Protocol):
 
     def settimeout(self, seconds: float | None, /) -> None: ...
 
+    def shutdown(self, how: int, /) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -239,6 +241,10 @@ class SealedStream:
     def settimeout(self, seconds: float | None, /) -> None:
         """As of a socket."""
         self._connection.settimeout(seconds)
+
+    def shutdown(self, how: int, /) -> None:
+        """As of a socket: also for a thread that waits in another method."""
+        self._connection.shutdown(how)
 
     def close(self) -> None:
         """As of a socket."""

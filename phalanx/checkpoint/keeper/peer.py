@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from phalanx.checkpoint.keeper.messages import (
     SnapshotBytes,
     Taken,
 )
-from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot
+from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot, IncomingReplica
 from phalanx.checkpoint.keeper.wire import receive_by_peer, receive_into, send, send_together
 from phalanx.checkpoint.write.node_disk import LocatedShard, ShardRecord, find_record
 
@@ -140,20 +141,27 @@ class KeeperPeer:
             self.connection.sendall(snapshot.memory[wanted.offset : end])
 
     def _take_replica(self, put: Put) -> None:
-        """Bytes are proved as they come; a replica that is not what was sealed is refused."""
-        size, good = put.sidecar.shard_bytes, put.sidecar.chunk_sums
         if not self.snapshots.takes(put.order):
             self._refuse("a newer generation goes on from what is here")
             return
         try:
-            replica = self.snapshots.receive(put.order)
+            replica = self.snapshots.receive(put.order, self._hang_up)
         except MemoryError as error:
             self._refuse(str(error))
             return
+        try:
+            self._receive_replica(replica, put)
+        finally:
+            if not replica.sealed:
+                replica.abandon()
+
+    def _receive_replica(self, replica: IncomingReplica, put: Put) -> None:
+        """Bytes are proved as they come; a replica that is not what was sealed is refused."""
+        size, good = put.sidecar.shard_bytes, put.sidecar.chunk_sums
         wrong = 0
         for start in range(0, size, RECEIVE_BYTES):
             received = replica.memory[start : min(start + RECEIVE_BYTES, size)]
-            if not receive_into(self.connection, received):
+            if replica.unwanted or not receive_into(self.connection, received):
                 return
             first = start // CHUNK_BYTES
             received_sums = np.array(chunk_sums(received), "<u4")
@@ -165,6 +173,10 @@ class KeeperPeer:
         replica.seal(put.sidecar.sums)
         self.tell(Taken())
         self.keeper.note(replica)
+
+    def _hang_up(self) -> None:
+        with suppress(OSError):  # it is gone already
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self, problem: str) -> None:
         """Take no replica: its bytes are not read."""

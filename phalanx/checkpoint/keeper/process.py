@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from phalanx.checkpoint.format.folder import scan
@@ -31,7 +31,8 @@ from phalanx.checkpoint.keeper.messages import Committed, Failed, Noted, Superse
 from phalanx.checkpoint.keeper.notices import Notices
 from phalanx.checkpoint.keeper.open_saves import ABANDON, OpenSaves
 from phalanx.checkpoint.keeper.peer import KeeperPeer
-from phalanx.checkpoint.keeper.serving import WorkerPeer, failed
+from phalanx.checkpoint.keeper.problems import failed
+from phalanx.checkpoint.keeper.serving import WorkerPeer, start_thread
 from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot, SnapshotStore
 from phalanx.checkpoint.write.commit import SaveOrder, try_commit, withdraw
 from phalanx.checkpoint.write.quota import QUOTA_FIX, refusal_of
@@ -39,6 +40,7 @@ from phalanx.checkpoint.write.quota import QUOTA_FIX, refusal_of
 POLL_SECONDS = 0.1  # for the manifest, while other ranks still write
 LISTING_SECONDS = 5.0  # a listing of all sidecars is dearer than a look at one name
 LAST_SECONDS = 2.0  # for other keepers, once its job is over
+POOR_SECONDS = 1.0  # until a process that got no descriptor asks for one again
 NICE = 19  # a fiftieth of a core where training leaves none idle
 
 log = logging.getLogger(__name__)
@@ -86,8 +88,7 @@ class Keeper:
             if self.over.is_set():
                 self._abandon()
                 return
-            with suppress(TimeoutError):
-                connection, _ = self._listener.accept()
+            if (connection := next_connection(self._listener)) is not None:
                 connection.settimeout(None)
                 WorkerPeer(self, connection).start()
 
@@ -211,18 +212,19 @@ class Keeper:
 
     def _accept_peers(self) -> None:
         while True:
-            connection, address = self._tcp.accept()
+            if (connection := next_connection(self._tcp)) is not None:
+                start_thread(partial(self._serve_peer, connection), connection.close)
 
-            def serve(connection: socket.socket = connection, host: str = address[0]) -> None:
-                try:
-                    stream = accept(connection, self.token, encrypt=self.options.encrypt)
-                    KeeperPeer(self, stream).serve()
-                except (OSError, ValueError, RecursionError, MemoryError) as error:
-                    log.warning("%s is turned away: %s", host, error)
-                finally:
-                    connection.close()
-
-            threading.Thread(target=serve, daemon=True).start()
+    def _serve_peer(self, connection: socket.socket) -> None:
+        host = "somebody"
+        try:
+            host = connection.getpeername()[0]
+            stream = accept(connection, self.token, encrypt=self.options.encrypt)
+            KeeperPeer(self, stream).serve()
+        except (OSError, ValueError, RecursionError, MemoryError) as error:
+            log.warning("%s is turned away: %s", host, error)
+        finally:
+            connection.close()
 
     def _watch_commits(self) -> None:
         listed = time.monotonic()
@@ -257,6 +259,21 @@ class Keeper:
             worker.tell(failed(-1, order, error))
             return True
         return False
+
+
+def next_connection(listener: socket.socket) -> socket.socket | None:
+    """Whoever connects; None where nobody does in time, or this process cannot take it now.
+
+    A process or machine without descriptors has some again later, and still what is in memory.
+    """
+    try:
+        return listener.accept()[0]
+    except TimeoutError:
+        return None
+    except OSError as error:
+        log.warning("nobody can connect for now: %s", error)
+        time.sleep(POOR_SECONDS)
+        return None
 
 
 def noted(snapshot: HeldSnapshot) -> Noted:

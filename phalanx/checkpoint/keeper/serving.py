@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from phalanx.checkpoint.keeper.messages import (
     Bye,
     Committed,
     Durable,
-    Failed,
     FenceReplicas,
     Filled,
     FlushBuffer,
@@ -41,6 +41,7 @@ from phalanx.checkpoint.keeper.messages import (
     Watch,
 )
 from phalanx.checkpoint.keeper.peer import KeeperPeer
+from phalanx.checkpoint.keeper.problems import failed, problem_of
 from phalanx.checkpoint.keeper.snapshot_store import (
     HeldSnapshot,
     Region,
@@ -51,7 +52,7 @@ from phalanx.checkpoint.keeper.snapshot_store import (
 from phalanx.checkpoint.keeper.wire import expect, receive_by_keeper, send
 from phalanx.checkpoint.write.archive import Archiver, Copy
 from phalanx.checkpoint.write.commit import (
-    SaveOrder,
+    is_published,
     publish_sidecar,
     try_commit,
     withdraw,
@@ -105,7 +106,11 @@ class WorkerPeer(KeeperPeer):
 
     def start(self) -> None:
         self.keeper.connected()
-        threading.Thread(target=self._listen, daemon=True).start()
+        start_thread(self._listen, self._turn_away)
+
+    def _turn_away(self) -> None:
+        self.connection.close()
+        self.keeper.disconnected()
 
     def _listen(self) -> None:
         try:
@@ -192,7 +197,8 @@ class WorkerPeer(KeeperPeer):
         step = snapshot.order.draft.step
         if not isinstance(error, WorkerGoneError):
             log.error("step %d is not saved: %s", step, problem_of(error))
-        withdraw(snapshot.order)
+        if not is_published(snapshot.order):  # else others may commit it at this moment
+            withdraw(snapshot.order)
         self.tell(failed(buffer, snapshot.order, error))
         self.keeper.finished(self, snapshot.order, waits_for_others=False)
 
@@ -284,11 +290,17 @@ class WorkerPeer(KeeperPeer):
         return sums
 
     def _archive(self, snapshot: HeldSnapshot) -> None:
-        if snapshot.order.archive is not None:
-            assert snapshot.sidecar is not None
-            copy = Copy(snapshot.order, snapshot.sidecar)  # opened before anybody may prune it
-            self.keeper.took()
-            self._archiver.add(copy)
+        """Have a shard copied that is durable here: a copy that cannot begin costs nothing else."""
+        order, sidecar = snapshot.order, snapshot.sidecar
+        if order.archive is None or sidecar is None:
+            return
+        self.keeper.took()
+        try:
+            self._archiver.add(Copy(order, sidecar))  # opened before anybody may prune it
+        except (OSError, RuntimeError) as error:  # no descriptor, or no thread
+            step, problem = order.draft.step, f"not copied to {order.archive.url}: {error}"
+            self._complain(step, problem)
+            self._archived(step, problem)
 
     def _complain(self, step: int, problem: str) -> None:
         log.error("step %d: %s", step, problem)
@@ -349,11 +361,14 @@ class WorkerPeer(KeeperPeer):
             self._to_buddy = None
 
 
-def problem_of(error: Exception) -> str:
-    """One line for the worker."""
-    if isinstance(error, CheckpointError):
-        return "; ".join(error.problems)
-    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+def start_thread(work: Callable[[], object], otherwise: Callable[[], object]) -> None:
+    """Work aside; where the machine has no thread left for it (a program forks without end), the
+    caller lives on, and what it holds."""
+    try:
+        threading.Thread(target=work, daemon=True).start()
+    except RuntimeError as error:
+        log.warning("somebody is turned away: %s", error)
+        otherwise()
 
 
 def save_held(snapshots: SnapshotStore, wanted: Save) -> Saved:
@@ -380,21 +395,3 @@ def save_held(snapshots: SnapshotStore, wanted: Save) -> Saved:
         log.error("step %d is not saved: %s", wanted.step, problem_of(error))
         return Saved(str(path), problem_of(error))
     return Saved(str(path))
-
-
-def failed(buffer: int, order: SaveOrder, error: Exception) -> Failed:
-    """What a worker is told of a save that failed."""
-    number = error.errno or 0 if isinstance(error, OSError | CheckpointError) else 0
-    return Failed(
-        buffer=buffer,
-        step=order.draft.step,
-        path=order.path,
-        problem=problem_of(error),
-        fix=fix_of(error),
-        errno=number,
-    )
-
-
-def fix_of(error: Exception) -> str:
-    """What its author thinks would help."""
-    return error.fix if isinstance(error, CheckpointError) else ""

@@ -6,7 +6,7 @@ import itertools
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -79,6 +79,42 @@ class HeldSnapshot:
         return header_of(self.order, self.replica)
 
 
+class IncomingReplica(HeldSnapshot):
+    """A replica on its way here. Its sender may stand still and go on when others hold its memory:
+    whoever takes that hangs up on it first.
+    """
+
+    def __init__(
+        self, order: SaveOrder, memory: memoryview, hang_up: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(order, memory, replica=True)
+        self._hang_up = hang_up
+        self.unwanted = False
+        self._over = threading.Event()  # nobody writes into its memory any more
+
+    @property
+    def on_its_way(self) -> bool:
+        """Whether somebody may still write into its memory."""
+        return not self._over.is_set()
+
+    def seal(self, sums: bytes) -> Sidecar:
+        """The whole has arrived and is proved."""
+        sidecar = super().seal(sums)
+        self._over.set()
+        return sidecar
+
+    def abandon(self) -> None:
+        """The rest of it will not come."""
+        super().abandon()
+        self._over.set()
+
+    def give_way(self) -> None:
+        """Returns when nobody writes into its memory any more."""
+        self.unwanted = True
+        self._hang_up()
+        self._over.wait()
+
+
 class Region:
     """Shared memory of one rank, in buffers; what lies in them survives the worker."""
 
@@ -95,14 +131,25 @@ class Region:
             os.close(self.file)
             raise MemoryError(f"{size / 1e9:.1f} GB of shared memory: {error}") from error
         self.held: dict[int, HeldSnapshot] = {}
+        self.incoming: dict[int, IncomingReplica] = {}  # the last one of each buffer
         self.writing: dict[int, int] = {}  # buffers that are being written to disk: how often
 
-    def begin(self, buffer: int, order: SaveOrder, *, replica: bool = False) -> HeldSnapshot:
+    def begin(self, buffer: int, order: SaveOrder) -> HeldSnapshot:
         """A buffer is filled anew; what was in it is gone."""
-        start = buffer * self.buffer_bytes
-        held = HeldSnapshot(order, self._memory[start : start + self.buffer_bytes], replica=replica)
-        self.held[buffer] = held
+        held = self.held[buffer] = HeldSnapshot(order, self._buffer(buffer), replica=False)
         return held
+
+    def receive(
+        self, buffer: int, order: SaveOrder, hang_up: Callable[[], None]
+    ) -> IncomingReplica:
+        """The same for a replica that comes over the network."""
+        incoming = IncomingReplica(order, self._buffer(buffer), hang_up)
+        self.held[buffer] = self.incoming[buffer] = incoming
+        return incoming
+
+    def _buffer(self, buffer: int) -> memoryview:
+        start = buffer * self.buffer_bytes
+        return self._memory[start : start + self.buffer_bytes]
 
     def go_back(self, generation: int, step: int) -> None:
         """A generation comes to a step again: it restored twice, its later ones never happened."""
@@ -154,15 +201,25 @@ class SnapshotStore:
         """Whether a replica may take the place of an older one."""
         return order.draft.generation >= self._fence
 
-    def receive(self, order: SaveOrder) -> HeldSnapshot:
-        """Room for a replica; the newest sealed one of the same rank stays until this is sealed."""
-        side = order.sidecar
-        with self._lock:
-            region = self._region(self._replicas, side.rank, side.shard_bytes, 2)
-            draft = order.draft
-            region.go_back(draft.generation, draft.step)
-            buffer = region.in_order_of_use(draft.generation, draft.step)[0]
-            return region.begin(buffer, order, replica=True)
+    def receive(
+        self, order: SaveOrder, hang_up: Callable[[], None] = lambda: None
+    ) -> IncomingReplica:
+        """Room for a replica; the newest sealed one of the same rank stays until this is sealed.
+
+        ``hang_up`` ends its connection. MemoryError where there is no room for it.
+        """
+        side, draft = order.sidecar, order.draft
+        while True:
+            with self._lock:
+                region = self._region(self._replicas, side.rank, side.shard_bytes, 2)
+                region.go_back(draft.generation, draft.step)
+                buffer = region.in_order_of_use(draft.generation, draft.step)[0]
+                before = region.incoming.get(buffer)
+                if before is None or not before.on_its_way:
+                    return region.receive(buffer, order, hang_up)
+            if before.order.draft.generation > draft.generation:
+                raise MemoryError("a replica of a newer generation is on its way")
+            before.give_way()
 
     def sealed(self) -> list[HeldSnapshot]:
         """Every snapshot that may be restored."""

@@ -135,11 +135,11 @@ class Archiver:
     def add(self, copy: Copy) -> None:
         """Copy a shard that is durable on the first tier."""
         with self._changed:
+            if not self._running:
+                threading.Thread(target=self._run, daemon=True).start()
+                self._running = True
             self._trying.append(CopyAttempts(copy, self._complain))
             self._changed.notify()
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         while (attempts := self._next()) is not None:

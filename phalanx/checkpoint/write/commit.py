@@ -114,6 +114,14 @@ def withdraw(order: SaveOrder) -> None:
         path.rmdir()
 
 
+def is_published(order: SaveOrder) -> bool:
+    """Whether others can see that this rank's file is durable."""
+    path, side = Path(order.path), order.sidecar
+    with suppress(OSError):
+        return side.rank in seen_shards(path, side.session)
+    return path.exists()  # nobody can tell: it may be
+
+
 def publish_sidecar(path: Path, sidecar: Sidecar) -> None:
     """The rank's word that its file is durable; it appears whole."""
     text = msgspec.json.encode(sidecar)

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from phalanx.control.trust.secret_file import read_text
+from phalanx.control.trust.secret_file import read_text, write_secret
 
 CLAIM_SECONDS = 3.0  # for an agent before to end
 
@@ -20,10 +20,11 @@ def machine_id(state: Path) -> str:
     """Made once: tells two agents of one name apart."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = state / "machine"
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(16))
-    return read_text(path)
+    name = read_text(path)
+    if not name:  # also where its disk was full the first time
+        name = secrets.token_hex(16)
+        write_secret(path, name)
+    return name
 
 
 class AlreadyRunsError(Exception):
@@ -68,11 +69,9 @@ def lock_state(state: Path, patience_seconds: float) -> int:
 def next_incarnation(state: Path) -> int:
     """Rises with every start of the agent's process, also of one that waits for work first."""
     path = state / "incarnation"
-    number = int(read_text(path) or 0) + 1
-    draft = path.with_suffix(".new")
-    draft.touch(mode=0o600)
-    draft.write_text(str(number))
-    draft.rename(path)
+    before = read_text(path)
+    number = int(before) + 1 if before.isdecimal() else 1  # a power cut may leave anything
+    write_secret(path, str(number))
     return number
 
 

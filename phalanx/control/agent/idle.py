@@ -15,6 +15,7 @@ from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Check, Form
 from phalanx.cluster.protocol.messages import Connected, Disconnected, Wake
 from phalanx.control.agent.description import NodeDescriber
+from phalanx.control.agent.tasks import kept
 from phalanx.control.agent.uplink import Uplink
 from phalanx.control.host.server_time import ServerTime
 from phalanx.control.wire import agent_messages as wire
@@ -36,10 +37,10 @@ class ColdAgent:
 
     async def run(self) -> None:
         """Wait for work; raises JoinError where the server refuses for good."""
-        following = asyncio.ensure_future(self._describer.follow(self._describe))
+        following = asyncio.ensure_future(kept(self._follow_description))
         await self._describer.ready()
         serving = asyncio.ensure_future(self._uplink.serve(self))
-        beating = asyncio.ensure_future(self._beat())
+        beating = asyncio.ensure_future(kept(self._beat))
         wanted = asyncio.ensure_future(self._wanted.wait())
         try:
             await asyncio.wait([serving, wanted], return_when=asyncio.FIRST_COMPLETED)
@@ -50,6 +51,9 @@ class ColdAgent:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow_description(self) -> None:
+        await self._describer.follow(self._describe)
 
     def _describe(self) -> None:
         if self._agent.connected:

@@ -85,30 +85,30 @@ class NodeChecker:
         report = self._state / REPORT
         with suppress(OSError):
             report.unlink(missing_ok=True)
-        options = CheckOptions(
-            node=self._node.name,
-            folder=self._state,
-            quick=depth == "quick",
-            gpus=self._expected_gpus(),
-            skew_seconds=skew_seconds,
-            inject=self._injected(),
-        )
-        order = Spawn(
-            key=KEY,
-            role="doctor",
-            log=str(self._state / "doctor.log"),
-            argv=(msgspec.json.encode(options, enc_hook=str).decode(), str(report)),
-        )
         try:
+            options = CheckOptions(
+                node=self._node.name,
+                folder=self._state,
+                quick=depth == "quick",
+                gpus=self._expected_gpus(),
+                skew_seconds=skew_seconds,
+                inject=self._injected(),
+            )
+            order = Spawn(
+                key=KEY,
+                role="doctor",
+                log=str(self._state / "doctor.log"),
+                argv=(msgspec.json.encode(options, enc_hook=str).decode(), str(report)),
+            )
             child = await self._zygote.spawn(order)
             async with asyncio.timeout(LIMIT_SECONDS):
                 while (end := await self._ends.get()).pid != child.pid:
                     pass
-        except ZygoteError as error:
-            return str(error)
         except TimeoutError:
             self._zygote.signal(KEY, signal.SIGKILL)
             return f"the check did not end within {LIMIT_SECONDS:.0f} s"
+        except (ZygoteError, OSError) as error:  # a node without descriptors, say
+            return str(error)
         return "" if end.status == 0 else f"the check ended with {end.status}"
 
     def _expected_gpus(self) -> int:

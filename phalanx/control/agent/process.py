@@ -50,7 +50,7 @@ from phalanx.control.agent.jobs.worker_events import at_own_time, at_server_time
 from phalanx.control.agent.node_check import NodeChecker
 from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
-from phalanx.control.agent.tasks import Tasks
+from phalanx.control.agent.tasks import Tasks, kept
 from phalanx.control.agent.telemetry import Telemetry
 from phalanx.control.agent.uplink import JoinError, Uplink
 from phalanx.control.host.server_time import ServerTime
@@ -148,7 +148,7 @@ class AgentProcess:
 
     async def run(self) -> None:
         """Serve until cancelled; raises JoinError where the server refuses for good."""
-        following = asyncio.create_task(self.describer.follow(self._describe))
+        following = asyncio.create_task(kept(self._follow_description))
         await self.zygote.open()
         await self.node_jobs.open()
         await self._open_store()
@@ -161,10 +161,9 @@ class AgentProcess:
             self.first_check = await self.checker.check("quick")
         await self.faults.start()
         await self.describer.ready()
-        waking = asyncio.create_task(self._keep_time())
-        runs = self.logs.rotate_forever, self.telemetry.run, self.activity.run
+        loops = self._keep_time, self.logs.rotate_forever, self.telemetry.run, self.activity.run
         more = self.program_lease.run, self.acceptance.follow_setup
-        others = [asyncio.create_task(run()) for run in (*runs, *more)]
+        others = [asyncio.create_task(kept(loop)) for loop in (*loops, *more)]
         lost = asyncio.create_task(self.zygote.lost.wait())
         serving = asyncio.create_task(self.uplink.serve(self))
         try:
@@ -174,7 +173,7 @@ class AgentProcess:
             else:
                 raise JoinError("the zygote is gone, and with it everything that ran here")
         finally:
-            for task in (following, waking, *others, lost, serving):
+            for task in (following, *others, lost, serving):
                 task.cancel()
             self._tasks.close()
             self.acceptance.close()
@@ -289,6 +288,9 @@ class AgentProcess:
             store=self.store,
             description=self.describer.registered(),
         )
+
+    async def _follow_description(self) -> None:
+        await self.describer.follow(self._describe)
 
     def _describe(self) -> None:
         """The node is not what the server was told: it is told again, now or when it connects."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from phalanx.checkpoint.keeper.start import socket_base
+
+AGAIN_SECONDS = 5.0  # before a folder that could not be removed is tried again
 
 
 def runtime_folder(state: Path) -> Path:
@@ -26,3 +31,15 @@ def make_runtime_folder(state: Path) -> Path:
         if os.getuid() == 0:  # workers may run as other users; somebody may have made it before
             path.chmod(status.st_mode | 0o011)
     return folder
+
+
+async def clear_away(folder: Path, wanted: Callable[[], bool]) -> None:
+    """Remove the sockets of a job that is over, unless it comes again (``wanted``) meanwhile.
+
+    An agent without a descriptor for a moment cannot, and nobody else ever would.
+    """
+    while not wanted():
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        await asyncio.sleep(AGAIN_SECONDS)

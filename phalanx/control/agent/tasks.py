@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+AGAIN_SECONDS = 5.0  # before a loop that failed is begun anew
 
 log = logging.getLogger("phalanx.agent")
 
@@ -31,3 +33,22 @@ class Tasks:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("an order failed", exc_info=task.exception())
+
+
+async def kept(loop: Callable[[], Awaitable[None]]) -> None:
+    """A loop that runs for as long as the agent does, also where it fails now and then.
+
+    A node without descriptors, threads or room on its disk for a while would otherwise never be
+    heard of again: what its programs do, say, by which they are judged to hang.
+    """
+    said = ""
+    while True:
+        try:
+            await loop()
+            return
+        except Exception as error:
+            problem, trace = f"{loop.__qualname__} failed and goes on: {error!r}", error
+        if problem != said:
+            log.error("%s", problem, exc_info=trace)
+            said = problem
+        await asyncio.sleep(AGAIN_SECONDS)

@@ -46,6 +46,9 @@ FRAME_BYTES = 64 << 20
 
 Answered = Callable[[], None]
 
+# What may be over soon; a RuntimeError is that the machine has no thread left just now.
+UNREACHED = (OSError, ConnectionClosed, InvalidHandshake, msgspec.MsgspecError, RuntimeError)
+
 log = logging.getLogger("phalanx.agent")
 
 
@@ -123,7 +126,7 @@ class Uplink:
                 try:
                     if await self._once(url, listener):
                         tries = 0
-                except (OSError, ConnectionClosed, InvalidHandshake, msgspec.MsgspecError) as error:
+                except UNREACHED as error:
                     refused += isinstance(error, ConnectionRefusedError)
                     level = logging.WARNING if tries == 0 else logging.DEBUG
                     why = getattr(error, "reason", error)  # urllib hides it in an error of its own

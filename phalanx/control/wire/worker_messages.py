@@ -5,6 +5,7 @@ The worker outlives its agent: it connects again and says where it stands.
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -32,6 +33,8 @@ from phalanx.train.rank.orders import Formation
 AGAIN_SECONDS = 0.1  # between two tries to reach the agent
 GIVE_WAY = 75  # exit code of a process that leaves its place to another one (EX_TEMPFAIL)
 SEND_SECONDS = 5.0  # an agent that takes nothing for so long counts as gone
+
+log = logging.getLogger(__name__)
 
 
 class WorkerFrame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -160,7 +163,10 @@ class AgentLink:
                     self._hang_up()
 
     def _reach(self) -> socket.socket | None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:  # the program has used up its descriptors: it may close some
+            return None
         try:
             connection.connect(self._path)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
@@ -187,7 +193,11 @@ class AgentLink:
             except (ValueError, RecursionError):  # no words of an agent: it is tried again
                 return
             for order in orders:
-                self._heard(order)
+                try:
+                    self._heard(order)
+                except Exception:  # no thread, no descriptor: the next connection brings it again
+                    log.exception("an order of the agent cannot be followed")
+                    return
 
 
 def _timeval(seconds: float) -> bytes:

@@ -31,7 +31,11 @@ HEADER_BYTES = 64
 
 
 class RingWriter:
-    """The worker's end. Opening one that exists goes on behind what it holds."""
+    """The worker's end. Opening one that exists goes on behind what it holds.
+
+    OSError where there is no room for all of it: a write into a mapped page that the file system
+    has no room for would kill the worker.
+    """
 
     def __init__(self, path: Path, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.capacity_bytes = capacity_bytes
@@ -40,6 +44,7 @@ class RingWriter:
         try:
             whole = os.fstat(file).st_size == HEADER_BYTES + capacity_bytes
             os.ftruncate(file, HEADER_BYTES + capacity_bytes)
+            os.posix_fallocate(file, 0, HEADER_BYTES + capacity_bytes)
             self._map = mmap(file, HEADER_BYTES + capacity_bytes)
         finally:
             os.close(file)

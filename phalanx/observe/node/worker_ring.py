@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from pathlib import Path
@@ -16,6 +17,8 @@ from phalanx.train.report.records import Record, SendTimes, StepRecord
 
 MOST_STEP_SECONDS = 86_400.0
 
+log = logging.getLogger(__name__)
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(TimedRecord).decode
 
@@ -26,10 +29,17 @@ def ring_path(folder: Path, index: int) -> Path:
 
 
 class RingSink:
-    """A sink of the training loop: its records go into the ring, and it never waits."""
+    """A sink of the training loop: its records go into the ring, and it never waits.
+
+    Where no ring can be made the run goes on without: nobody is shown its steps from here.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._ring = RingWriter(path)
+        self._ring: RingWriter | None = None
+        try:
+            self._ring = RingWriter(path)
+        except OSError as error:
+            log.warning("the server is not told of this rank's steps: %s: %s", path, error)
         self._waiting: list[Record] = []
         self.refused = 0  # that no message can hold
 
@@ -46,13 +56,17 @@ class RingSink:
                 at_ns -= int(record.step_seconds * 1e9)
         for record, time_ns in zip(waiting, reversed(times_ns), strict=True):
             try:
-                self._ring.append(_encode(TimedRecord(time_ns, record)))
+                self._append(TimedRecord(time_ns, record))
             except (OverflowError, TypeError, ValueError):  # of a user's program: it goes on
                 self.refused += 1
 
     def describe(self, record: RunRecord) -> None:
         """Say where the run comes from."""
-        self._ring.append(_encode(TimedRecord(time.time_ns(), record)))
+        self._append(TimedRecord(time.time_ns(), record))
+
+    def _append(self, record: TimedRecord) -> None:
+        if self._ring is not None:
+            self._ring.append(_encode(record))
 
     def close(self) -> None:
         self.flush()  # a generation is over; the ring stays for the next one

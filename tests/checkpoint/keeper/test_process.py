@@ -9,6 +9,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,10 +28,12 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, list_checkpoints
 from phalanx.checkpoint.format.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums
 from phalanx.checkpoint.keeper import snapshot_store as shelf
-from phalanx.checkpoint.keeper.messages import SaveOutcome
+from phalanx.checkpoint.keeper.channel import HELLO_BYTES
+from phalanx.checkpoint.keeper.messages import AskSnapshots, KeeperInventory, SaveOutcome
 from phalanx.checkpoint.keeper.snapshot_store import HeldSnapshot, refuse_memory
+from phalanx.checkpoint.keeper.wire import ask
 from phalanx.checkpoint.write.commit import SaveOrder
-from phalanx.control.agent.jobs.keeper_watch import save_kept
+from phalanx.control.agent.jobs.keeper_watch import keeper_port, save_kept
 from phalanx.data import Cursor
 from tests.checkpoint.waiting import eventually, keepers_below, newest_child
 from tests.ranks import RankError, die_together, run_ranks
@@ -319,3 +322,27 @@ def test_checksums_by_several_threads_are_those_of_one(monkeypatch: pytest.Monke
     alone = shelf.sums_of(held)
     monkeypatch.setattr(shelf, "THREADED_BYTES", 1)
     assert shelf.sums_of(held) == alone == np.array(chunk_sums(content[:-100]), "<u4").tobytes()
+
+
+def test_a_keeper_without_descriptors_for_a_while_keeps_what_it_has(tmp_path: Path) -> None:
+    """Whoever connects meanwhile is served later, from this node and from others."""
+    path, said = tmp_path / "keeper", tmp_path / "said"
+    command = [sys.executable, "-m", "phalanx.checkpoint.keeper.process", "--socket", str(path)]
+    with said.open("w") as log, subprocess.Popen(command, stderr=log) as keeper:
+        try:
+            assert eventually(path.exists)
+            port = asyncio.run(keeper_port(path))
+            before = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as worker,
+                socket.create_connection(("127.0.0.1", port), 90.0) as peer,
+            ):
+                worker.connect(str(path))
+                assert eventually(lambda: said.read_text().count("nobody can connect") >= 2)
+                resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, before)
+                assert len(peer.recv(HELLO_BYTES)) == HELLO_BYTES
+                worker.settimeout(90.0)
+                assert ask(worker, AskSnapshots(), KeeperInventory).port == port
+        finally:
+            keeper.kill()

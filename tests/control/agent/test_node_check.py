@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from phalanx import hardware
+from phalanx.cluster.node import Node
+from phalanx.control.agent.node_check import NodeChecker
+from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.api_types import Done, Readmit
 from phalanx.testing.local_cluster import TrialCluster
 
@@ -85,3 +91,18 @@ def test_a_new_node_that_fails_is_never_healthy(cluster: TrialCluster, tmp_path:
     cluster.wait(lambda: state_of(cluster, "node-9") == "quarantined", "quarantine", 120)
     states = [entry["state"] for entry in node_of(cluster, "node-9")["history"]]
     assert "quarantined" in states and "healthy" not in states
+
+
+def test_a_check_that_cannot_begin_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server would wait for it in vain, and know no reason."""
+
+    def poor() -> int:
+        raise OSError(errno.EMFILE, "Too many open files", "/dev")
+
+    monkeypatch.setattr(hardware, "count_cuda", poor)
+    zygote = ZygoteClient(tmp_path / "zygote.sock", tmp_path / "zygote.log", lambda end: None)
+    checker = NodeChecker(Node(name="n0", gpus=1), tmp_path, zygote)
+    found = asyncio.run(checker.check("full"))
+    assert not found.passed and "Too many open files" in found.detail

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,39 @@ def test_frames_of_a_killed_writer_are_whole(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     bodies += reader.read().bodies
     assert all(body == body[:6] * 50 for body in bodies)
+
+
+FILLS_UP = """
+import sys
+from pathlib import Path
+from phalanx.observe.node.node_messages import RunRecord
+from phalanx.observe.node.worker_ring import RingSink, ring_path
+folder = Path(sys.argv[1])
+sink = RingSink(ring_path(folder, 0))
+with (folder / "ballast").open("wb", buffering=0) as file:
+    size = 1 << 16
+    while size:
+        try:
+            file.write(bytes(size))
+        except OSError:
+            size //= 2
+for generation in range(3000):
+    sink.describe(RunRecord(generation=generation, provenance="x" * 400, folder="runs"))
+print("trained on")
+"""
+
+
+@pytest.mark.parametrize("disk_bytes", [4 << 20, 64 << 10], ids=["full later", "too small"])
+def test_a_full_disk_ends_no_worker(tmp_path: Path, disk_bytes: int) -> None:
+    """A page of a mapped file that finds no room would end it with SIGBUS."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_bytes}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        command = [sys.executable, "-c", FILLS_UP, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+    assert (done.returncode, done.stdout) == (0, "trained on\n"), done.stderr

@@ -38,7 +38,7 @@ from phalanx.control.agent.jobs.programs import MayStart, NodePrograms
 from phalanx.control.agent.jobs.start import Processes
 from phalanx.control.agent.jobs.worker_events import WorkerEvents
 from phalanx.control.agent.rendezvous import publish
-from phalanx.control.agent.socket_paths import runtime_folder
+from phalanx.control.agent.socket_paths import clear_away, runtime_folder
 from phalanx.control.agent.spawn.log_keeping import note_ranks, noted_ranks
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.agent.tasks import Tasks
@@ -339,6 +339,7 @@ class NodeJobs:
             job.close()
             shutil.rmtree(job.sockets, ignore_errors=True)
             del self.jobs[order.job]
+            self._tasks.later(clear_away(job.sockets, lambda: order.job in self.jobs))
             self._tasks.later(self._clean_up(job))
 
     async def _confirm(self, order: Stop, job: LocalJob | None) -> None:

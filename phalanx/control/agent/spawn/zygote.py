@@ -261,7 +261,11 @@ class Zygote:
         """
         if self._nodes and not self._leaving:
             return  # keepers of a node whose zygote was killed outlive it
-        for pid in own_children():
+        try:
+            children = own_children()
+        except OSError:  # no descriptor is left to look with: those that live end with the next
+            children = []
+        for pid in children:
             if pid not in self._keys:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
