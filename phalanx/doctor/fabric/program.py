@@ -11,10 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from phalanx.cluster.pipelines.step_order import RESULT_VARIABLE
 from phalanx.doctor.fabric.counters import read_counters, transport_of
 from phalanx.doctor.fabric.explain import Edge, FabricShape
 from phalanx.doctor.fabric.pairing import Slot
@@ -26,6 +28,7 @@ from phalanx.doctor.fabric.report import (
     PairRate,
     SweepRow,
     Transport,
+    verdict_of,
 )
 from phalanx.doctor.fabric.search import Aim, Measurement, Search
 from phalanx.doctor.fabric.sweep import sweep
@@ -164,6 +167,8 @@ def main(text: str) -> None:
     report = measure(msgspec.json.decode(text, type=FabricRequest))
     if os.environ.get("RANK", "0") == "0":
         _print(REPORT_MARK + msgspec.json.encode(report).decode())
+        if result := os.environ.get(RESULT_VARIABLE):
+            Path(result).write_bytes(msgspec.json.encode(verdict_of(report)))
 
 
 if __name__ == "__main__":

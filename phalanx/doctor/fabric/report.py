@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from phalanx.cluster.fabric.verdict import FabricFinding, FabricVerdict
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
 from phalanx.doctor.fabric.explain import Part, PartKind
@@ -15,6 +16,7 @@ from phalanx.hardware.links import nics
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 MOST_BYTES = 8 << 30
+PROGRAM = "phalanx.doctor.fabric.program"
 # Lines of the program's output that are the report, and not what libraries print.
 REPORT_MARK = "phalanx-fabric-report "
 
@@ -33,6 +35,11 @@ class FabricRequest(Struct, frozen=True, kw_only=True):
     collectives: tuple[str, ...] = COLLECTIVES
     most_bytes: int = 0  # of the sweep; 0: as the backend's devices need
     places: dict[str, tuple[str, str]] = {}  # leaf and pod of nodes, where they are known
+
+
+def program_arguments(request: FabricRequest) -> tuple[str, ...]:
+    """What a Python is given to run the measuring program."""
+    return ("-m", PROGRAM, msgspec.json.encode(request).decode())
 
 
 class PairRate(Struct, frozen=True, kw_only=True):
@@ -134,6 +141,14 @@ def all_clear(report: FabricReport) -> str:
     if report.outcome.boundary <= 0:
         return "nothing could be told: rates differed too much; try again when it is quiet"
     return f"nothing is slow by {1 - report.outcome.boundary:.0%} or more"
+
+
+def verdict_of(report: FabricReport) -> FabricVerdict:
+    """What the core is told that wanted a check."""
+    if report.outcome is not None and report.outcome.boundary <= 0:
+        return FabricVerdict(unclear=all_clear(report))
+    found = (FabricFinding(text=one.text, nodes=one.nodes) for one in problems_of(report))
+    return FabricVerdict(findings=tuple(found))
 
 
 FLOOR_SHARE = 0.8  # of the card's payload rate, below which something is wrong

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from phalanx.config import ConfigError
-from phalanx.control.client.fabric_job import FabricJob
-from phalanx.control.client.fabric_watch import FabricWatcher, WatchedFabric
-from phalanx.doctor.fabric import watch
-from phalanx.doctor.fabric.report import COLLECTIVES, FabricReport, FabricRequest
-from phalanx.testing.local_cluster import TrialCluster
+from phalanx.doctor.fabric.report import COLLECTIVES, FabricReport
+from phalanx.testing.local_cluster import ENDED, TrialCluster
 from tests.commands import run_phalanx
 from tests.shared_folder import network
 
@@ -63,38 +60,60 @@ def test_an_option_that_makes_no_sense_is_refused(cluster: TrialCluster) -> None
         (("--collective", "scan"), "one of all_reduce"),
         (("--card", "token-ring"), "no card of the catalogue"),
         (("--picture", "map.png"), "ends in .svg or .html"),
-        (("--drain",), "--drain is for --watch"),
-        (("--watch", "--json"), "--watch takes no"),
     ]:
         answer = doctor_fabric(cluster, *arguments)
         assert answer.returncode == 2 and words in " ".join(answer.stderr.split())
 
 
-def watch_until_measured(watcher: FabricWatcher) -> WatchedFabric:
-    made: list[WatchedFabric] = []
-    deadline = time.monotonic() + 120
-    while not made and time.monotonic() < deadline:
-        if (one := watcher.look()) is not None:
-            made.append(one)
-    return made[0]
+AT_JOIN = """
+[fabric_checks]
+at_join = true
+settle_ns = 1_000_000_000
+"""
 
 
-def test_new_nodes_are_measured_by_a_watch_and_those_that_come_back_again(
-    cluster: TrialCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.0)
-    lines: list[str] = []
-    wanted = FabricJob(request=FabricRequest(collectives=()), start_seconds=60.0)
-    watcher = FabricWatcher(cluster.client, wanted, lines.append)
-    first = watch_until_measured(watcher)
-    assert sorted(first.new) == ["node-0", "node-1", "node-2"] and len(first.report.pairs) == 3
-    assert watcher.look() is None  # nothing is new
-    cluster.command("drain", "node-1")
-    cluster.wait(lambda: "drained" in states(cluster) or "draining" in states(cluster), "a drain")
-    assert watcher.look() is None  # two nodes are left
-    cluster.command("resume", "node-1")
-    assert watch_until_measured(watcher).new == ("node-1",)
-    assert any("measuring for node-1" in line for line in lines)
+def checks(cluster: TrialCluster) -> list[dict[str, Any]]:
+    jobs = cluster.get("/v1/jobs?limit=100")["jobs"]
+    return [job for job in jobs if job["name"] == "fabric-check"]
+
+
+def wait_checked(cluster: TrialCluster, count: int) -> list[dict[str, Any]]:
+    def ended() -> bool:
+        return [job["state"] in ENDED for job in checks(cluster)] == [True] * count
+
+    cluster.wait(ended, f"check {count} of the fabric", 120)
+    return checks(cluster)
+
+
+def idle(cluster: TrialCluster) -> bool:
+    return not any(node["jobs"] for node in cluster.get("/v1/nodes")["nodes"])
+
+
+def test_the_server_measures_new_nodes_and_those_that_come_back(tmp_path: Path) -> None:
+    with TrialCluster(tmp_path, nodes=3, policy=AT_JOIN) as cluster:
+        (first,) = wait_checked(cluster, 1)
+        assert first["state"] == "done", first["why"]["text"]
+        assert "3 nodes is well" in "".join(cluster.command("events"))
+        cluster.command("drain", "node-1")
+        cluster.wait(lambda: "draining" in states(cluster), "a drain")
+        cluster.command("resume", "node-1")
+        # A server that is killed meanwhile finds the check as it was; then nothing is held.
+        cluster.wait(lambda: any(job["state"] == "running" for job in checks(cluster)), "a check")
+        cluster.kill_server()
+        cluster.start_server()
+        second = wait_checked(cluster, 2)[-1]
+        assert second["state"] == "done", second["why"]["text"]
+        cluster.wait(lambda: idle(cluster), "nodes without work")
+
+
+def test_a_gang_starts_when_its_nodes_have_been_measured(tmp_path: Path) -> None:
+    policy = "[fabric_checks]\nbefore_nodes = 3\n"
+    with TrialCluster(tmp_path, nodes=3, policy=policy) as cluster:
+        number = cluster.submit("--world-size", "3", "--", "true")
+        assert cluster.wait_ended(number, 120) == "done"
+        (check,) = checks(cluster)
+        assert check["state"] == "done", check["why"]["text"]
+        assert check["ended_ns"] <= cluster.job(number)["started_ns"]
 
 
 def states(cluster: TrialCluster) -> list[str]:
@@ -125,7 +144,9 @@ def test_a_node_with_half_the_rate_is_named(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give nodes networks of their own")
     with network(changes=True):
-        cluster = TrialCluster(tmp_path, nodes=4, namespaces=True)
+        policy = AT_JOIN.replace("at_join", "slower_ppm = 200_000\nat_join")
+        policy = policy.replace("settle_ns = 1_", "settle_ns = 20_")
+        cluster = TrialCluster(tmp_path, nodes=4, namespaces=True, policy=policy)
         try:
             cluster.__enter__()
         except ConfigError as error:
@@ -146,12 +167,13 @@ def test_a_node_with_half_the_rate_is_named(tmp_path: Path) -> None:
             assert report.outcome is not None
             assert report.outcome.accused[0].level == pytest.approx(0.5, abs=0.15)
             assert {each.path for each in report.transports} == {"sockets"}
-            # A watch finds the same, and has nobody placed there.
-            request = FabricRequest(pair_bytes=2 << 20, slower=0.2, collectives=())
-            wanted = FabricJob(request=request)
-            watcher = FabricWatcher(cluster.client, wanted, print, drain=True)
-            assert watch_until_measured(watcher).drained == ("node-2",)
+            # The server's own checks find the same, and two of them drain it.
+            cluster.command("drain", "node-1")
+            cluster.command("resume", "node-1")
+            slow = lambda: cluster.get("/v1/nodes/node-2")["node"]["state"] == "draining"  # noqa: E731
+            cluster.wait(slow, "node-2 to be drained", 240)
             shown = cluster.get("/v1/nodes/node-2")["node"]
-            assert shown["state"] == "draining" and "of the usual rate" in shown["why"]["text"]
+            assert "of the usual rate" in shown["why"]["text"]
+            assert states(cluster).count("healthy") == 3
         finally:
             cluster.__exit__()

@@ -10,6 +10,13 @@ import pytest
 from msgspec import structs
 
 from phalanx.cli.operate.fabric import show_report
+from phalanx.cluster.fabric.verdict import (
+    MOST_FINDINGS,
+    MOST_TEXT,
+    FabricFinding,
+    FabricVerdict,
+    decode_verdict,
+)
 from phalanx.config import ConfigError
 from phalanx.doctor.fabric.counters import Counters, read_counters, transport_of
 from phalanx.doctor.fabric.explain import Part, PartKind
@@ -24,6 +31,7 @@ from phalanx.doctor.fabric.report import (
     floor_of,
     part_in_words,
     problems_of,
+    verdict_of,
 )
 from phalanx.doctor.fabric.search import SearchOutcome, Slowness
 from phalanx.doctor.fabric.sweep import bus_factor, sizes
@@ -189,3 +197,19 @@ def test_no_more_is_cleared_than_could_have_been_seen() -> None:
     assert "nothing could be told" in said and said in html(
         structs.replace(REPORT, outcome=loud), []
     )
+
+
+def test_a_verdict_says_what_is_slow_or_that_nothing_could_be_told() -> None:
+    verdict = verdict_of(REPORT)
+    assert [one.nodes for one in verdict.findings] == [("<c>",)] and not verdict.unclear
+    assert REPORT.outcome is not None
+    loud = structs.replace(REPORT.outcome, accused=(), boundary=-0.6)
+    assert "nothing could be told" in verdict_of(structs.replace(REPORT, outcome=loud)).unclear
+    assert decode_verdict(msgspec.json.encode(verdict).decode()) == verdict
+
+
+def test_a_verdict_that_a_node_made_up_is_cut_to_what_people_read() -> None:
+    findings = tuple(FabricFinding(text="\x1b[31m" + "x" * 9999) for _ in range(99))
+    cut = decode_verdict(msgspec.json.encode(FabricVerdict(findings=findings)).decode())
+    assert len(cut.findings) == MOST_FINDINGS
+    assert all(len(one.text) < MOST_TEXT and one.text.isprintable() for one in cut.findings)
