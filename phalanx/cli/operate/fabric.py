@@ -55,7 +55,8 @@ class FabricCommand:
         ),
     ] = 0
     card: Annotated[
-        str, typer.Option(help="Network card in the catalogue whose rate to expect, e.g. ndr.")
+        str,
+        typer.Option(help="Expect the rate of this card, e.g. ndr (default: as nodes report)."),
     ] = ""
     team: Annotated[str, typer.Option(help="Team that the job belongs to.")] = "default"
     python: Annotated[str, typer.Option(help="Python on the nodes (default: as here).")] = ""
