@@ -78,8 +78,9 @@ def _comment(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What was read of a machine must not end a comment."""
-    return " ".join(text.split())
+    """What was read of a machine must not end a comment, nor hide a line from who reads it."""
+    words = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def commands_of(script: Path, node: str, action: Literal["apply", "undo"]) -> list[str]:
