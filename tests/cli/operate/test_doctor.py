@@ -88,6 +88,9 @@ def test_a_script_is_printed_asked_about_applied_and_undone(tmp_path: Path) -> N
     assert setting.read_text() == "new\n"
     assert run("undo", "--yes").returncode == 0
     assert setting.read_text() == "old\n"
+    script.write_text(script.read_text().replace("# Node: ", "# Boot: another\n# Node: "))
+    later = run("undo", "--yes")
+    assert later.returncode == 0 and "has booted since" in later.stderr
 
 
 def test_what_was_read_of_a_machine_does_not_steer_the_terminal(

@@ -11,7 +11,7 @@ import pytest
 
 from phalanx.config import ConfigError
 from phalanx.doctor.checks.check import write, write_all
-from phalanx.doctor.checks.fix import commands_of, fix_script, run_commands
+from phalanx.doctor.checks.fix import booted_since, commands_of, fix_script, run_commands
 from phalanx.doctor.finding import Finding, MendStep
 
 
@@ -120,6 +120,17 @@ def test_a_name_that_somebody_gave_an_interface_is_no_command() -> None:
     assert one.do == f"echo 1 > '{path}'"
     several = write_all(["/sys/a*/b", "/sys/c;d/e"], "0", "1")[0]
     assert several.do == "echo 1 | tee /sys/a*/b '/sys/c;d/e' > /dev/null"
+
+
+def test_a_script_knows_whether_the_node_has_booted_since(tmp_path: Path) -> None:
+    """Settings are as they were then, and names of devices may be others'."""
+    script = tmp_path / "fix.sh"
+    script.write_text(fix_script("here", [], boot="one"))
+    assert booted_since(script, "two") and not booted_since(script, "one")
+    assert not booted_since(script, "")  # this kernel does not say
+    script.write_text(fix_script("here", []))  # of a recorded machine, or an older release
+    assert not booted_since(script, "two")
+    assert commands_of(script, "here", "undo") == []
 
 
 def test_what_no_command_can_do_stands_beside_the_commands(tmp_path: Path) -> None:
