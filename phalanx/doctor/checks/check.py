@@ -178,10 +178,10 @@ def write_all(paths: list[str], before: str, value: str) -> tuple[MendStep, ...]
 
 def _tee(value: str, paths: list[str]) -> str:
     # Names in them may be somebody's, as those of interfaces are.
-    words = ["*".join(quote(part) if part else "" for part in path.split("*")) for path in paths]
+    quoted = ["*".join(quote(each) if each else "" for each in path.split("*")) for path in paths]
     if len(paths) == 1 and "*" not in paths[0]:
-        return f"echo {quote(value)} > {words[0]}"
-    return f"echo {quote(value)} | tee {' '.join(words)} > /dev/null"
+        return f"echo {quote(value)} > {quoted[0]}"
+    return f"echo {quote(value)} | tee {' '.join(quoted)} > /dev/null"
 
 
 def set_sysctl(name: str, value: str, before: str) -> MendStep:

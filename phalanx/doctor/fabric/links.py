@@ -74,14 +74,14 @@ class ReportedFloor(Struct, frozen=True, kw_only=True):
 
 def reported_floor(links: Sequence[NodeLinks]) -> ReportedFloor | None:
     """The floor of most nodes; None where fewer than half of them say what they have."""
-    known = [one for one in links if one.bytes_per_second]
-    if 2 * len(known) < len(links) or not known:
+    telling = [one for one in links if one.bytes_per_second]
+    if 2 * len(telling) < len(links) or not telling:
         return None
-    counted = Counter(one.bytes_per_second for one in known)
+    counted = Counter(one.bytes_per_second for one in telling)
     usual = max(counted, key=lambda rate: (counted[rate], -rate))
-    one = next(one for one in known if one.bytes_per_second == usual)
+    one = next(one for one in telling if one.bytes_per_second == usual)
     return ReportedFloor(
         bytes_per_second=FLOOR_SHARE * usual,
         why=f"{FLOOR_SHARE:.0%} of what {one.cards} carry",
-        less=tuple(each for each in known if each.bytes_per_second < usual),
+        less=tuple(each for each in telling if each.bytes_per_second < usual),
     )
