@@ -30,6 +30,7 @@ from phalanx.cluster.jobs.job import ClusterJob, Expected, GangShape, JobSpec, J
 from phalanx.cluster.jobs.lifecycle import end, start
 from phalanx.cluster.jobs.submission import create
 from phalanx.cluster.node import NodeState
+from phalanx.cluster.placement.free_index import Nodes
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.state import FabricCheck
 from phalanx.cluster.units import HOUR_NS, MILLION, SECOND_NS
@@ -67,7 +68,7 @@ def look(ctx: Context) -> None:
         _wake(ctx, at_ns)
         return
     nodes = _with_peers(ctx, due)
-    if len(nodes) >= LEAST_NODES:
+    if nodes:
         came = tuple(node for node in nodes if node in due)
         why = reason("fabric_check", nodes=ctx.fleet.names(came), peers=len(nodes) - len(came))
         _start(ctx, _Wanted(nodes, policy.limit_ns, why))
@@ -105,26 +106,41 @@ def _is_idle(ctx: Context, node: int) -> bool:
 
 
 def _with_peers(ctx: Context, due: dict[int, int]) -> tuple[int, ...]:
-    """Idle nodes like the first that may be measured: those that are due, then near others.
+    """Idle nodes of one kind: those that are due, then near others; of the first kind that has any.
 
     None that are promised to somebody.
     """
-    fleet, most = ctx.fleet, ctx.policy.fabric_checks.most_nodes
     closed = ctx.queue.closed_to(ctx.view, None)
-    due_open = [node for node in due if not closed >> node & 1]
-    if not due_open:
-        return ()
-    first, columns = fleet.nodes[due_open[0]], fleet.columns
+    tried: dict[tuple[str, int], None] = {}
+    for node in due:
+        kind = _kind(ctx, node)
+        if kind in tried or closed >> node & 1:
+            continue
+        tried[kind] = None
+        nodes = _of_kind(ctx, node, due, closed)
+        if len(nodes) >= LEAST_NODES:
+            return nodes
+    return ()
+
+
+def _kind(ctx: Context, node: int) -> tuple[str, int]:
+    """Nodes that can be compared have the same."""
+    return ctx.fleet.nodes[node].kind, ctx.fleet.nodes[node].gpus
+
+
+def _of_kind(ctx: Context, first: int, due: dict[int, int], closed: Nodes) -> tuple[int, ...]:
+    fleet, most = ctx.fleet, ctx.policy.fabric_checks.most_nodes
+    columns, kind, leaf = fleet.columns, _kind(ctx, first), fleet.nodes[first].leaf
     able = (columns.state == NodeState.HEALTHY) | (columns.state == NodeState.SPARE)
     alike = [
         node
-        for node in np.flatnonzero(able & (columns.gpus == first.gpus)).tolist()
-        if fleet.nodes[node].kind == first.kind and _is_idle(ctx, node) and not closed >> node & 1
+        for node in np.flatnonzero(able & (columns.gpus == kind[1])).tolist()
+        if _kind(ctx, node) == kind and _is_idle(ctx, node) and not closed >> node & 1
     ]
     new = [node for node in alike if node in due][:most]
     others = [node for node in alike if node not in due]
     spare = NodeState.SPARE
-    others.sort(key=lambda n: (fleet.state(n) is spare, fleet.nodes[n].leaf != first.leaf, n))
+    others.sort(key=lambda n: (fleet.state(n) is spare, fleet.nodes[n].leaf != leaf, n))
     peers = min(max(PEERS, len(new)), most - len(new))
     return tuple(sorted(new + others[:peers]))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 MOST_FINDINGS, MOST_TEXT = 16, 300
+MOST_PLACES_BYTES = 60_000  # arguments of programs have an end
 
 
 class FabricCheckWork(
@@ -38,7 +39,9 @@ class FabricVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def encode_work(work: FabricCheckWork) -> str:
-    """The payload as it stands in a JobSpec."""
+    """The payload as it stands in a JobSpec; places of very many nodes are left out."""
+    if len(msgspec.json.encode(work.places)) > MOST_PLACES_BYTES:
+        work = structs.replace(work, places={})
     return msgspec.json.encode(work).decode()
 
 

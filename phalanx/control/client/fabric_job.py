@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct, structs
 
+from phalanx.cluster.fabric.verdict import MOST_PLACES_BYTES
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.client.followed_log import follow_log
@@ -25,7 +26,6 @@ from phalanx.doctor.fabric.report import (
 
 PAGE = 1000  # nodes of one answer
 REPORT_BYTES = 16 << 20  # of the program's output
-MOST_PLACES = 60_000  # bytes: arguments of programs have an end
 MINUTES = 60.0
 
 
@@ -116,7 +116,7 @@ def _work(wanted: FabricJob, free: list[NodeOut]) -> RequestedWork:
     gpus = min((node.gpus for node in free), default=0)
     cpus = 1 if gpus else min((node.cpus for node in free), default=1)
     places = {node.name: (node.leaf, node.pod) for node in free}
-    if len(msgspec.json.encode(places)) > MOST_PLACES:
+    if len(msgspec.json.encode(places)) > MOST_PLACES_BYTES:
         places = {}
     request = structs.replace(wanted.request, ranks_per_node=max(1, gpus), places=places)
     argv = (wanted.python or sys.executable, *program_arguments(request))

@@ -7,7 +7,12 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from phalanx.cluster.fabric.verdict import FabricFinding, FabricVerdict
+from phalanx.cluster.fabric.verdict import (
+    MOST_FINDINGS,
+    MOST_TEXT,
+    FabricFinding,
+    FabricVerdict,
+)
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
 from phalanx.doctor.fabric.explain import TIERS, Part, PartKind
@@ -153,8 +158,12 @@ def verdict_of(report: FabricReport) -> FabricVerdict:
     """What the core is told that wanted a check."""
     if report.outcome is not None and report.outcome.boundary <= 0:
         return FabricVerdict(unclear=all_clear(report))
-    found = (FabricFinding(text=one.text, nodes=one.nodes) for one in problems_of(report))
-    return FabricVerdict(findings=tuple(found))
+    problems = problems_of(report)[:MOST_FINDINGS]  # a result has an end
+    return FabricVerdict(
+        findings=tuple(
+            FabricFinding(text=one.text[:MOST_TEXT], nodes=one.nodes) for one in problems
+        )
+    )
 
 
 def floor_of(card: str) -> float:

@@ -6,7 +6,12 @@ import msgspec
 import pytest
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fabric.verdict import FabricCheckWork, FabricFinding, FabricVerdict
+from phalanx.cluster.fabric.verdict import (
+    FabricCheckWork,
+    FabricFinding,
+    FabricVerdict,
+    encode_work,
+)
 from phalanx.cluster.forecast.why import explain
 from phalanx.cluster.jobs.job import ClusterJob, GangShape
 from phalanx.cluster.node import Node, NodeState
@@ -153,6 +158,15 @@ def test_a_check_gives_way_to_a_gang_that_lost_a_node() -> None:
 
 def test_nodes_of_another_kind_are_no_peers() -> None:
     drive = site(AT_JOIN)
+    join(drive, "a", "b", "c", gpus=4)
+    drive.wait(20 * SECOND)
+    assert names_of(drive, under_way(drive)) == ["a", "b", "c"]
+
+
+def test_a_node_without_peers_does_not_keep_nodes_of_another_kind_waiting() -> None:
+    drive = site(AT_JOIN)
+    join(drive, "alone", gpus=2)
+    drive.wait(60 * SECOND)
     join(drive, "a", "b", "c", gpus=4)
     drive.wait(20 * SECOND)
     assert names_of(drive, under_way(drive)) == ["a", "b", "c"]
@@ -378,3 +392,13 @@ def test_a_fleet_without_gpus_is_measured_by_one_rank_a_node() -> None:
     drive.wait(20 * SECOND)
     job = under_way(drive)
     assert len(names_of(drive, job)) == 4 == job.spec.gang.ranks(job.placement.replicas)
+
+
+def test_places_of_very_many_nodes_are_left_out_of_a_program_s_arguments() -> None:
+    few = FabricCheckWork(ranks_per_node=8, slower_ppm=1, places={"n": ("l", "p")})
+    many = {f"node-{number}": ("leaf", "pod") for number in range(5000)}
+    assert msgspec.json.decode(encode_work(few), type=FabricCheckWork) == few
+    work = msgspec.json.decode(
+        encode_work(msgspec.structs.replace(few, places=many)), type=FabricCheckWork
+    )
+    assert work.places == {} and work.ranks_per_node == 8

@@ -17,6 +17,7 @@ from phalanx.cluster.fabric.verdict import (
     FabricVerdict,
     decode_verdict,
 )
+from phalanx.cluster.protocol.message_rights import MOST_TEXT as RESULT_BYTES
 from phalanx.config import ConfigError
 from phalanx.doctor.fabric.counters import Counters, read_counters, transport_of
 from phalanx.doctor.fabric.explain import Part, PartKind
@@ -26,6 +27,7 @@ from phalanx.doctor.fabric.report import (
     FabricReport,
     PairRate,
     SweepRow,
+    Transport,
     all_clear,
     find_report,
     floor_of,
@@ -206,6 +208,15 @@ def test_a_verdict_says_what_is_slow_or_that_nothing_could_be_told() -> None:
     loud = structs.replace(REPORT.outcome, accused=(), boundary=-0.6)
     assert "nothing could be told" in verdict_of(structs.replace(REPORT, outcome=loud)).unclear
     assert decode_verdict(msgspec.json.encode(verdict).decode()) == verdict
+
+
+def test_a_verdict_of_very_many_findings_still_fits_into_a_result() -> None:
+    sent = [
+        Transport(node=f"n{n}", path="sockets", sent_bytes=1, rdma_bytes=0) for n in range(5000)
+    ]
+    verdict = verdict_of(structs.replace(REPORT, transports=sent))
+    assert verdict.findings[0].nodes == ("<c>",)  # what was measured comes first
+    assert len(msgspec.json.encode(verdict)) < RESULT_BYTES
 
 
 def test_a_verdict_that_a_node_made_up_is_cut_to_what_people_read() -> None:
