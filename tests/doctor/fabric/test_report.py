@@ -224,3 +224,18 @@ def test_a_verdict_that_a_node_made_up_is_cut_to_what_people_read() -> None:
     cut = decode_verdict(msgspec.json.encode(FabricVerdict(findings=findings)).decode())
     assert len(cut.findings) == MOST_FINDINGS
     assert all(len(one.text) < MOST_TEXT and one.text.isprintable() for one in cut.findings)
+
+
+def test_a_port_that_counts_nothing_ends_no_measurement(tmp_path: Path) -> None:
+    """Cards without a PMA say so instead of a number, or refuse to be read."""
+    kernel(tmp_path, words=100, eth=1, lo=1, registered=None)
+    ports = tmp_path / "sys/class/infiniband"
+    for name in ("efa_0", "usnic_0"):
+        (ports / name / "ports/1/counters").mkdir(parents=True)
+    (ports / "efa_0/ports/1/counters/port_xmit_data").write_text("N/A (no PMA)\n")
+    (ports / "usnic_0/ports/1/counters/port_xmit_data").mkdir()  # reading it is an error
+    assert read_counters(tmp_path).rdma == 400
+    (ports / "mlx5_0/ports/1/counters/port_xmit_data").write_text("N/A (no PMA)\n")
+    assert read_counters(tmp_path).rdma is None
+    (tmp_path / "proc/net/dev").write_text("Inter-|\n face |\n  lo: 1 2\n garbage\n")
+    assert read_counters(tmp_path).loopback is None
