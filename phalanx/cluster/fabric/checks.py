@@ -113,10 +113,10 @@ def _with_peers(ctx: Context, due: dict[int, int]) -> tuple[int, ...]:
     closed = ctx.queue.closed_to(ctx.view, None)
     tried: dict[tuple[str, int], None] = {}
     for node in due:
-        kind = _kind(ctx, node)
-        if kind in tried or closed >> node & 1:
+        hardware = _kind(ctx, node)
+        if hardware in tried or closed >> node & 1:
             continue
-        tried[kind] = None
+        tried[hardware] = None
         nodes = _of_kind(ctx, node, due, closed)
         if len(nodes) >= LEAST_NODES:
             return nodes
@@ -130,12 +130,12 @@ def _kind(ctx: Context, node: int) -> tuple[str, int]:
 
 def _of_kind(ctx: Context, first: int, due: dict[int, int], closed: Nodes) -> tuple[int, ...]:
     fleet, most = ctx.fleet, ctx.policy.fabric_checks.most_nodes
-    columns, kind, leaf = fleet.columns, _kind(ctx, first), fleet.nodes[first].leaf
+    columns, hardware, leaf = fleet.columns, _kind(ctx, first), fleet.nodes[first].leaf
     able = (columns.state == NodeState.HEALTHY) | (columns.state == NodeState.SPARE)
     alike = [
         node
-        for node in np.flatnonzero(able & (columns.gpus == kind[1])).tolist()
-        if _kind(ctx, node) == kind and _is_idle(ctx, node) and not closed >> node & 1
+        for node in np.flatnonzero(able & (columns.gpus == hardware[1])).tolist()
+        if _kind(ctx, node) == hardware and _is_idle(ctx, node) and not closed >> node & 1
     ]
     new = [node for node in alike if node in due][:most]
     others = [node for node in alike if node not in due]
