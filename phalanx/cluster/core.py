@@ -10,6 +10,7 @@ from heapq import heappop
 
 from phalanx.cluster import sense
 from phalanx.cluster.context import Context, Question
+from phalanx.cluster.fabric import checks as fabric_checks
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.gang import node_rates
@@ -123,6 +124,7 @@ class Core:
         if there and not sense.refused(ctx, body):
             HANDLERS[type(body)](ctx, body)
         follow_jobs(ctx)
+        fabric_checks.follow(ctx)
         while ctx.timers and stale(ctx, *ctx.timers[0][2:]):
             heappop(ctx.timers)  # nobody need be woken, and log a tick, for nothing
         return ctx.commands

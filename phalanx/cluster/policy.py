@@ -113,6 +113,27 @@ class FabricPolicy(PolicySection, frozen=True):
     hop_ns: int = 800  # latency of a switch
 
 
+class FabricCheckPolicy(PolicySection, frozen=True):
+    """Checks of the network between nodes that the server has made by itself, on idle nodes.
+
+    Off by default: a check is a job that nobody submitted, and its nodes are taken while it lasts.
+    """
+
+    at_join: bool = False  # of nodes that join, come back, or passed their test after suspicion
+    # Of the nodes of a gang, before it starts on so many or more; 0: never.
+    before_nodes: int = 0
+    limit_ns: int = 120 * SECOND_NS  # a check lasts, and a gang waits for it, no longer than this
+    settle_ns: int = 10 * SECOND_NS  # a wave of nodes is measured once, so long after its last one
+    pause_ns: int = 60 * SECOND_NS  # after a check that came to nothing; doubled each time in a row
+    fresh_ns: int = HOUR_NS  # what was measured within this is not measured again for a gang
+    most_nodes: int = 64  # measured at a time for nodes that join
+    slower_ppm: int = 100_000  # of the usual rate that a slow part lacks
+    confirmations: int = 2  # checks in a row that must find a node slow before anything follows
+    drain: bool = True  # it is drained then; False: only people are told
+    most_drained_ppm: int = 50_000  # of the fleet within an hour, but always one node
+    user: str = "nobody"  # whom checks run as, where agents switch users
+
+
 class TimeoutPolicy(PolicySection, frozen=True):
     """What timeouts are derived from; see ``timeouts.derive``."""
 
@@ -250,4 +271,5 @@ class Policy(PolicySection, frozen=True):
     storage: StoragePolicy = StoragePolicy()
     price: PricePolicy = PricePolicy()
     join: JoinPolicy = JoinPolicy()
+    fabric_checks: FabricCheckPolicy = FabricCheckPolicy()
     ended_jobs: int = 50_000  # jobs remembered one by one; older ones only in their team's sums

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from phalanx.cluster.context import Context, FlushState, HealthState, Question, Timer
 from phalanx.cluster.fleet.fleet import Fleet, FleetState
@@ -14,12 +14,12 @@ from phalanx.cluster.pipeline_runs import rebuild
 from phalanx.cluster.policy import Policy, Quota
 from phalanx.cluster.queue.decisions import QueueState
 from phalanx.cluster.queue.queue import Queue
-from phalanx.cluster.state import ClusterPipeline, Reservation, View
+from phalanx.cluster.state import ClusterPipeline, FabricCheckState, Reservation, View
 from phalanx.cluster.units import SECOND_NS
 
 # Of all that a log holds: events, commands, snapshots of the core and what the shell remembers.
 # tests/control/test_log_format.py fails when one of them changes and this number does not.
-FORMAT_VERSION = 22
+FORMAT_VERSION = 23
 OLDEST_FORMAT = 1  # that is still read: what came later has defaults
 WHOLE_NANOSECONDS = 19  # from this one on events of pipelines have no fractions of seconds
 
@@ -62,6 +62,7 @@ class CoreState(Struct, kw_only=True):
     next_question: int
     pipelines: list[ClusterPipeline] = []
     next_pipeline: int = 1
+    fabric_checks: FabricCheckState = field(default_factory=FabricCheckState)
 
 
 def dump(ctx: Context) -> bytes:
@@ -95,6 +96,7 @@ def dump(ctx: Context) -> bytes:
         next_question=ctx.next_question,
         pipelines=list(view.pipelines.values()),
         next_pipeline=ctx.next_pipeline,
+        fabric_checks=view.fabric_checks,
     )
     return msgspec.json.encode(state)  # and not msgpack, whose integers end at 2**64
 
@@ -131,6 +133,7 @@ def load(data: bytes) -> Context:
         {run.id: run for run in state.pipelines},
         state.next_pipeline,
     )
+    view.fabric_checks = state.fabric_checks
     rebuild(ctx)
     for job in view.jobs.values():
         remember_trial(ctx, job)

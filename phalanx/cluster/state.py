@@ -54,6 +54,28 @@ class ClusterPipeline(Struct, kw_only=True, omit_defaults=True):
         return f"server-{self.id:04d}"
 
 
+class FabricCheck(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A check of the fabric that is under way: a job on these nodes."""
+
+    job: int
+    nodes: tuple[int, ...]
+    for_job: int = 0  # a gang that waits for it; 0: nodes came
+
+
+class FabricCheckState(Struct, kw_only=True, omit_defaults=True):
+    """What is remembered of the checks that the policy ``fabric_checks`` wants."""
+
+    running: FabricCheck | None = None  # at most one: two would disturb each other
+    due: dict[int, int] = {}  # nodes to be measured when they are idle: since when
+    measured_ns: dict[int, int] = {}  # nodes that were found well since they came: when last
+    slow: dict[int, int] = {}  # nodes by how many checks in a row found them slow
+    waits: dict[int, int] = {}  # gangs that wait for a check: until when
+    drained_ns: list[int] = []  # within the last hour
+    failures: int = 0  # checks in a row that came to nothing
+    not_before_ns: int = 0  # no check is made before
+    wake_ns: int = 0  # when it is looked at again; 0: when something happens
+
+
 class View:
     """What the queue and placement may read: fleet, jobs, policy and the time.
 
@@ -73,3 +95,4 @@ class View:
         self.quotas: dict[str, Quota] = dict(policy.queue.quotas)
         self.reservations: dict[str, Reservation] = {}
         self.pipelines: dict[int, ClusterPipeline] = {}
+        self.fabric_checks = FabricCheckState()

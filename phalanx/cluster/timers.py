@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from phalanx.cluster import pipeline_runs as pipelines
 from phalanx.cluster.context import Context
+from phalanx.cluster.fabric import checks as fabric_checks
 from phalanx.cluster.fleet import evacuation, health, renewal
 from phalanx.cluster.fleet import node_events as nodes
 from phalanx.cluster.fleet import spare_pool as pool
@@ -20,7 +21,7 @@ from phalanx.cluster.handlers import on_ready
 from phalanx.cluster.jobs import budget, departure, elastic, lifecycle
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import ClusterJob
-from phalanx.cluster.queue.decisions import Preempt, Resize, Start
+from phalanx.cluster.queue.decisions import CheckFirst, Preempt, Resize, Start
 from phalanx.cluster.recovery import incidents
 from phalanx.cluster.recovery import recover as recovery
 
@@ -52,9 +53,12 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
             case Resize():
                 job = ctx.view.jobs[decision.job]
                 elastic.resize(ctx, job, decision.replicas, decision.reason)
+            case CheckFirst():
+                fabric_checks.before_gang(ctx, decision.job, decision.nodes, decision.until_ns)
     if changed:
         evacuation.move_on(ctx)
         elastic.use_the_rest(ctx)
+    fabric_checks.look(ctx)
     if ctx.queue.unfinished:
         ctx.look_at_queue(capacity=changed)
     later = ctx.queue.next_wake_ns(ctx.view)
@@ -109,6 +113,11 @@ def stale(ctx: Context, kind: str, about: int, wake_token: int) -> bool:
     """Whether a timer would do nothing: its gang has gone on since it was set."""
     if kind == "queue":
         return ctx.queue_wake_ns != wake_token
+    if kind == "fabric":
+        return ctx.view.fabric_checks.wake_ns != wake_token
+    if kind == "fabric_limit":
+        running = ctx.view.fabric_checks.running
+        return running is None or running.job != about
     if kind == "pipeline":
         run = ctx.view.pipelines.get(about)
         return run is None or run.wake_ns != wake_token
@@ -134,6 +143,8 @@ TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "budget": _allocation_timer(budget.check),
     "pipeline": pipelines.time_passed,
     "rates": _look_at_rates,
+    "fabric": fabric_checks.woken,
+    "fabric_limit": fabric_checks.time_over,
     "test": nodes.no_test,
     "ask": lambda ctx, number, _token: health.ask(ctx, number),
     "flush": lambda ctx, number, _token: storage.expired(ctx, number),

@@ -71,3 +71,8 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str:
     """``did you mean "…"?`` for the nearest known word, or the list of known words."""
     match = near(word, candidates)
     return f'did you mean "{match}"?' if match else "known: " + ", ".join(candidates)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its kind where it says nothing."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from phalanx.cluster.causes import Cause
+from phalanx.config.errors import first_line
 from phalanx.doctor.finding import Finding, Measured, plain
 from phalanx.doctor.storage import FULL_BYTES, round_trip
 
@@ -116,7 +117,7 @@ def check_store(url: str) -> Finding:
         return Finding(
             check=name,
             verdict="fail",
-            measured={"problem": str(error).strip().splitlines()[0][:300]},
+            measured={"problem": first_line(error)[:300]},
             expected="the store lists its objects",
             suggestion="see its address, credentials, and the way there (proxy, firewall)",
             cause=Cause.DEPENDENCY,

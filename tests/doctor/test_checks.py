@@ -8,15 +8,23 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from phalanx.doctor import CHECKS, CheckOptions, check_node, memory
 from phalanx.doctor.collective import CollectiveOutcome, check_collective, judge
 from phalanx.doctor.compute import check_product, check_repeats, known_product
+from phalanx.doctor.finding import Finding
 from phalanx.doctor.gpus import ask_smi, check_driver, check_gpu, check_gpus, parse_smi
 from phalanx.doctor.memory import check_memory, graded, judge_link
-from phalanx.doctor.storage import check_disk, check_mounts, network_mounts, probe
+from phalanx.doctor.storage import (
+    check_disk,
+    check_mounts,
+    network_mounts,
+    probe,
+    read_table,
+)
 from phalanx.doctor.system import KernelClock, check_clock, read_clock
 from phalanx.hardware.probe.reader import NotThereError, ReadError
 from tests.ranks import run_alone
@@ -145,6 +153,39 @@ def test_network_mounts_are_found_and_probed(tmp_path: Path) -> None:
     assert found.verdict == "fail" and found.cause == "filesystem_mount"
     assert "/mnt/my data" in found.measured and str(tmp_path) not in found.measured
     assert check_mounts((tmp_path,), "").verdict == "pass"
+
+
+def test_a_mount_that_root_may_not_list_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As exports with root_squash do: it is the server that refuses."""
+
+    def refused(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("phalanx.doctor.storage.os.scandir", refused)
+    assert probe(tmp_path) == ""
+
+
+def test_names_of_mounts_are_as_the_kernel_writes_them(tmp_path: Path) -> None:
+    table = tmp_path / "mounts"
+    table.write_bytes(b"a:/x /mnt/tab\\011and\\134back nfs rw 0 0\nb:/y /mnt/\xff nfs rw 0 0\n")
+    found = network_mounts(read_table(table))
+    assert found == [Path("/mnt/tab\tand\\back"), Path("/mnt/\udcff")]
+    assert read_table(tmp_path / "none") == ""
+    told = check_mounts((), read_table(table))
+    assert msgspec.json.decode(msgspec.json.encode(told), type=Finding) == told
+
+
+def test_many_mounts_that_hang_are_waited_for_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [tmp_path / str(number) for number in range(20)]
+    together = threading.Barrier(len(asked))
+    monkeypatch.setattr("phalanx.doctor.storage.os.statvfs", lambda _: together.wait())
+    monkeypatch.setattr("phalanx.doctor.storage.os.scandir", lambda _: iter(()))
+    # One after the other none would ever pass the barrier.
+    assert check_mounts(tuple(asked), "").verdict == "pass"
 
 
 def test_a_mount_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from phalanx.cluster.fabric.verdict import FabricCheckWork, encode_work
 from phalanx.cluster.jobs.job import GangShape, JobSpec
 from phalanx.config import job_from_table, resolve
 from phalanx.control.server.http.work_check import WorkError, checked_work, refuse_elastic
 from phalanx.control.wire.api_types import JobRequest
-from phalanx.control.wire.payload import PayloadError, Script, decode_payload
+from phalanx.control.wire.payload import Payload, PayloadError, Script, decode_payload
+from phalanx.doctor.fabric.report import FabricRequest
 from tests.control.servers import WORK, ServerProcess
 from tests.security.agents import RootAgent, wait_for
 
@@ -164,6 +168,19 @@ def test_the_submission_has_every_field_of_a_job_but_those_the_server_writes() -
 def test_a_text_that_describes_no_work_is_told_as_such(text: str) -> None:
     with pytest.raises(PayloadError):
         decode_payload(text)
+
+
+def test_the_payload_of_a_fabric_check_is_a_program_that_no_client_can_ask_for() -> None:
+    work = FabricCheckWork(ranks_per_node=8, slower_ppm=200_000, places={"n0": ("l", "p")})
+    script = decode_payload(encode_work(work))
+    assert isinstance(script, Script)
+    python, *options, request = script.argv
+    assert (python, options) == (sys.executable, ["-m", "phalanx.doctor.fabric.program"])
+    wanted = msgspec.json.decode(request, type=FabricRequest)
+    assert (wanted.slower, wanted.collectives, wanted.ranks_per_node) == (0.2, (), 8)
+    assert wanted.places == {"n0": ("l", "p")}
+    with pytest.raises(msgspec.ValidationError, match="FabricCheck"):
+        msgspec.convert(msgspec.to_builtins(work), Payload)
 
 
 def test_a_user_in_a_payload_of_an_old_log_means_nothing() -> None:

@@ -31,6 +31,7 @@ from phalanx.checkpoint.retention import (
     RetentionPolicy,
     decide,
 )
+from phalanx.config.errors import first_line
 from phalanx.data.durable_files import create_once, write_atomically
 
 if TYPE_CHECKING:
@@ -372,4 +373,4 @@ def translated(what: str) -> Iterator[None]:
 
 
 def _first_line(error: Any) -> str:
-    return str(error).strip().splitlines()[0][:300]
+    return first_line(error)[:300]

@@ -110,7 +110,8 @@ def _profile(job: Job, ranks: int, steps: int, timed: int, out: Path | None, jso
     except OSError as error:
         fail(f"{folder}: {error.strerror}")
     recorder = ProfileRecorder(timed, steps, warm=warm_steps(job.data))
-    with exit_on_config_error(json), exit_on(ProfileError):
+    # A ValueError: what was traced is no trace, as where it was cut off by a full disk.
+    with exit_on_config_error(json), exit_on(ProfileError, ValueError):
         profile = profile_job(job, ranks, folder, recorder, say=_progress)
     path, advice = write_profile(profile, folder), advise(profile)
     page = folder / "profile.html"

@@ -126,7 +126,8 @@ def node(
         request = _request(command, environment)
         report = examine(request, (lambda _: None) if json or fix_script else show_finding)
     if fix_script:
-        print(script_of(report.node, report.findings), end="")
+        boot = "" if command.hardware else _boot()
+        print(script_of(report.node, report.findings, boot=boot), end="")
         return
     if json:
         print_json(report)
@@ -206,7 +207,7 @@ def undo(script: Script, yes: Yes = False) -> None:
 
 
 def _run(script: Path, action: Literal["apply", "undo"], *, yes: bool) -> None:
-    from phalanx.doctor.checks.fix import commands_of, run_commands
+    from phalanx.doctor.checks.fix import booted_since, commands_of, run_commands
 
     with exit_on_config_error():
         commands = commands_of(script, socket.gethostname(), action)
@@ -215,11 +216,26 @@ def _run(script: Path, action: Literal["apply", "undo"], *, yes: bool) -> None:
         return
     for line in commands:
         print(f"  {line}")
+    if booted_since(script, _boot()):
+        print(
+            "this node has booted since the script was written: settings are as that boot made "
+            "them (but ECC, MIG and stripes), and names of devices may be others'; rather write a "
+            "new one (`phalanx doctor node --fix-script`)",
+            file=sys.stderr,
+        )
     if not yes:
         typer.confirm(f"Run these {len(commands)} commands on this node?", abort=True)
     if os.geteuid():
         print("not root: expect most of this to fail", file=sys.stderr)
     raise typer.Exit(run_commands(commands, lambda line: print(line, flush=True)))
+
+
+def _boot() -> str:
+    """The kernel's number of this boot; "": it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _show_total(report: NodeReport) -> None:

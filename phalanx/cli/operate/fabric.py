@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from phalanx.doctor.fabric.report import FabricProblem, FabricReport
 
 SLOW = 1  # exit code
-START_SECONDS = 120.0  # a watch's measurement that finds its nodes taken is given up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,8 @@ class FabricCommand:
         ),
     ] = 0
     card: Annotated[
-        str, typer.Option(help="Network card in the catalogue whose rate to expect, e.g. ndr.")
+        str,
+        typer.Option(help="Expect the rate of this card, e.g. ndr (default: as nodes report)."),
     ] = ""
     team: Annotated[str, typer.Option(help="Team that the job belongs to.")] = "default"
     python: Annotated[str, typer.Option(help="Python on the nodes (default: as here).")] = ""
@@ -110,15 +109,6 @@ def fabric(
     picture: Annotated[
         Path | None, typer.Option(help="Write the heat map here: NAME.svg or NAME.html.")
     ] = None,
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch", help="Measure the pairs whenever nodes join or come back, until Ctrl-C."
-        ),
-    ] = False,
-    drain: Annotated[
-        bool, typer.Option("--drain", help="With --watch: drain a node that alone is slow.")
-    ] = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
@@ -127,13 +117,6 @@ def fabric(
 
     Runs a job on whole nodes. Exit code 0: nothing is slow, 1: something is, or it did not run.
     """
-    if drain and not watch:
-        raise typer.BadParameter("--drain is for --watch")
-    if watch:
-        if picture is not None or command.nodes or json:
-            raise typer.BadParameter("--watch takes no --nodes, --picture or --json")
-        _watch(command, server, state, drain=drain)
-        return
     from phalanx.control.client.fabric_job import FabricError, measure_fabric
     from phalanx.doctor.fabric.picture import picture as picture_of
     from phalanx.doctor.fabric.report import problems_of
@@ -152,29 +135,6 @@ def fabric(
         show_report(report, problems)
     if problems:
         raise typer.Exit(SLOW)
-
-
-def _watch(command: FabricCommand, server: str, state: Path | None, *, drain: bool) -> None:
-    from datetime import datetime
-
-    from msgspec import structs
-
-    from phalanx.cli.tables import plain
-    from phalanx.control.client.fabric_job import pairs_only
-    from phalanx.control.client.fabric_watch import FabricWatcher
-
-    def say(line: str) -> None:
-        print(plain(f"{datetime.now().astimezone():%H:%M:%S} {line}"), flush=True)
-
-    with exit_on_config_error(), connected(server, False, state) as client:
-        wanted = command.wanted()
-        if not command.collective:
-            wanted = structs.replace(wanted, request=pairs_only(wanted.request))
-        wanted = structs.replace(wanted, start_seconds=START_SECONDS)
-        watcher = FabricWatcher(client, wanted, say, card=command.card, drain=drain)
-        say("watching; new nodes, and those that come back, are measured when they are free")
-        with suppress(KeyboardInterrupt):
-            watcher.run()
 
 
 def _progress(line: str) -> None:

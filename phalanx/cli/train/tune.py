@@ -57,16 +57,14 @@ def tune(
     # Only now numpy and torch: ranks are forked from a process that has one thread.
     with left_on_signal(partial(print_stopped_early, json)), collection_paused():
         from phalanx.plan.tune.trials import TuningBudget
-        from phalanx.train.tune.session import TuneRequest, forget
+        from phalanx.train.tune.session import TuneRequest
         from phalanx.train.tune.session import tune as search
         from phalanx.train.tune.trial import Interrupted
 
     from phalanx.cli.train.tune_tables import print_report, print_trial, write_job
 
-    if fresh:
-        forget(search_folder)
     budget = TuningBudget(trials=trials, seconds=60 * minutes)
-    request = TuneRequest(job=job, ranks=ranks, folder=search_folder, budget=budget)
+    request = TuneRequest(job=job, ranks=ranks, folder=search_folder, budget=budget, fresh=fresh)
     try:
         with exit_on_config_error(json):
             report = search(request, (lambda trial: None) if json else print_trial)

@@ -188,11 +188,21 @@ def readmit(ctx: Context, node: int, why: Reason) -> None:
     ctx.health.testing.pop(node, None)
     ctx.fleet.set_rails_down(node, 0)
     ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, why)
+    came(ctx, node)
     if node in ctx.health.ordered:
         ctx.fleet.set_state(node, NodeState.DRAINING, ctx.now_ns, reason("drain_ordered"))
         ctx.health.drain_deadline[node] = ctx.health.ordered[node]
         ctx.health.drain_cause[node] = Cause.HOST_MAINTENANCE
     ctx.look_at_queue(capacity=True)
+
+
+def came(ctx: Context, node: int) -> None:
+    """A node begins to work, or works again: how fast its network is nobody knows."""
+    checks = ctx.view.fabric_checks
+    checks.measured_ns.pop(node, None)
+    checks.slow.pop(node, None)
+    if ctx.policy.fabric_checks.at_join:
+        checks.due[node] = ctx.now_ns
 
 
 def quarantine(ctx: Context, node: int, why: Reason) -> None:

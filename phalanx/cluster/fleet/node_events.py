@@ -90,7 +90,9 @@ def on_joined(ctx: Context, fact: NodeJoined) -> None:
         ctx.fleet.set_state(node, start, ctx.now_ns, reason("joined"))
         ctx.health.incarnation[node] = fact.inventory.incarnation
         risk_groups.begins(ctx, node)
-        if not fact.healthy:
+        if fact.healthy:
+            health.came(ctx, node)
+        else:
             health.test(ctx, node)
         ctx.look_at_queue(capacity=True)
         return

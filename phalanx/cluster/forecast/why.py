@@ -62,6 +62,11 @@ class WaitExplainer:
 
     def _why(self, job: ClusterJob, when: When) -> Reason:
         """What keeps a job: of several things the first that must change."""
+        until_ns = self._view.fabric_checks.waits.get(job.id, 0)
+        if until_ns > self._view.now_ns:
+            shape, left_ns = job.spec.gang, until_ns - self._view.now_ns
+            nodes = shape.slots(job.wanted_replicas)
+            return reason("fabric_check_first", nodes=nodes, span=span_of(left_ns))
         rest = self._estimates.queue.promise(job.id)
         if rest is not None and rest.waits:
             obstacle = self._estimates.queue.obstacle(job)

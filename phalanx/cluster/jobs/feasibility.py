@@ -239,12 +239,19 @@ LEAST = {
     "recovery.room_tries": 1,
     "recovery.storage_tries": 1,
     "recovery.failed_formations": 1,
+    "fabric_checks.limit_ns": SECOND_NS,
+    "fabric_checks.pause_ns": SECOND_NS,
+    "fabric_checks.most_nodes": 3,
+    "fabric_checks.slower_ppm": 10_000,
+    "fabric_checks.confirmations": 1,
 }
 SHARES = (
     "spares.quantile_ppm",
     "spares.down_ppm",
     "health.breaker_nodes_ppm",
     "price.budget_warning_ppm",
+    "fabric_checks.slower_ppm",
+    "fabric_checks.most_drained_ppm",
 )
 MOST = 1 << 62
 
@@ -252,7 +259,10 @@ MOST = 1 << 62
 def policy_problems(policy: Policy) -> list[ConfigProblem]:
     """What is wrong with a site's rules."""
     problems = _queue_problems(policy.queue)
-    parts = ("users", "spares", "fabric", "timeouts", "health", "recovery", "storage", "price")
+    parts = (
+        *("users", "spares", "fabric", "timeouts", "health", "recovery", "storage", "price"),
+        "fabric_checks",
+    )
     numbers = {
         f"{part}.{name}": value
         for part in parts

@@ -22,7 +22,7 @@ from phalanx.cluster.queue.claims import (
     promise_start,
     why_leave,
 )
-from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize, Start
+from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize, Start, why_starts
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import (
     UNBOUNDED_NS,
@@ -33,8 +33,7 @@ from phalanx.cluster.queue.pending import (
     Stays,
 )
 from phalanx.cluster.queue.preemption import Eviction
-from phalanx.cluster.queue.promises import overtaken, yield_to_higher
-from phalanx.cluster.reasons import reason, span_of
+from phalanx.cluster.queue.promises import GangChecks, overtaken, yield_to_higher
 from phalanx.cluster.state import View
 
 MOST_STARTS = 1_000  # in one pass: the rest starts in the next, and others are heard between
@@ -66,6 +65,7 @@ class Pass:
         self._collected: Nodes = 0
         self._saved = index.limits.saved_for(view)  # by limit: the job that starves under it
         self._kept: dict[int | None, Nodes] = {}  # by bound: what ``_bind`` closes
+        self._checks = GangChecks(view, index.promises)
         # By what is asked for: closed nodes without which it fails.
         self._without_capacity: dict[DemandGroup, list[Nodes]] = {}
 
@@ -239,7 +239,9 @@ class Pass:
     def _try(
         self, job: ClusterJob, lane: Lane, demand: Demand, *, backfilled: bool = False
     ) -> bool:
-        """Starts a job if there is room for it."""
+        """Starts a job if there is room for it, or has its nodes measured first."""
+        if job.id in self._checks.waiting:
+            return True
         bounds = [demand.bound_ns, *(self._shorter(demand) if backfilled else ())]
         for bound in bounds:
             placement = self._fitting(job, demand, bound)
@@ -247,20 +249,16 @@ class Pass:
                 break
         else:
             return False
-        where = str(placement.reason)
+        check = self._checks.wanted(job, placement)
+        if check is not None:
+            self._binds(job.id)
+            self._decisions.append(check)
+            return True
         if bound != demand.bound_ns and bound is not None:
             job.granted_ns = bound - leave_ns(self._view, job) + job.ran_ns
-        if placement.replicas < demand.request.replicas:
-            wanted = demand.request.replicas
-            why = reason("elastic_start", replicas=placement.replicas, wanted=wanted, where=where)
-        elif job.granted_ns:
-            limit = span_of(job.granted_ns)
-            why = reason("backfilled_shorter", limit=limit, where=where)
-        elif backfilled:
-            why = reason("backfilled", where=where)
-        else:
-            priority = self._ranks.of(lane, job.queued_ns, demand.gpus)
-            why = reason("first_in_line", priority=priority, where=where)
+        priority = self._ranks.of(lane, job.queued_ns, demand.gpus)
+        wanted = demand.request.replicas
+        why = why_starts(placement, wanted, job.granted_ns, priority, backfilled=backfilled)
         if job.id in self._bind:
             self._binds(job.id, yes=False)
         self._index.start(self._view, job, placement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from phalanx.cluster.jobs.job import Placement
-from phalanx.cluster.reasons import Reason
+from phalanx.cluster.reasons import Reason, reason, span_of
 
 
 class Start(Struct, frozen=True, tag=True):
@@ -34,7 +34,29 @@ class Resize(Struct, frozen=True, tag=True):
     reason: Reason
 
 
-Decision = Start | Preempt | Resize
+class CheckFirst(Struct, frozen=True, tag=True):
+    """Measure the fabric between nodes before a job starts there; they are kept for it."""
+
+    job: int
+    nodes: tuple[int, ...]
+    until_ns: int  # it starts then, measured or not
+
+
+def why_starts(
+    placement: Placement, wanted: int, granted_ns: int, priority: int, *, backfilled: bool
+) -> Reason:
+    """Why a job starts there; ``granted_ns``: its limit, where that is shorter than it asked."""
+    where = str(placement.reason)
+    if placement.replicas < wanted:
+        return reason("elastic_start", replicas=placement.replicas, wanted=wanted, where=where)
+    if granted_ns:
+        return reason("backfilled_shorter", limit=span_of(granted_ns), where=where)
+    if backfilled:
+        return reason("backfilled", where=where)
+    return reason("first_in_line", priority=priority, where=where)
+
+
+Decision = Start | Preempt | Resize | CheckFirst
 
 
 class Pending(Struct, frozen=True):

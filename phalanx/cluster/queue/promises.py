@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from phalanx.cluster.fabric.before_gangs import waits_until_ns
+from phalanx.cluster.jobs.job import ClusterJob, Placement
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
-from phalanx.cluster.queue.decisions import QueueState, Reserved
+from phalanx.cluster.queue.decisions import CheckFirst, QueueState, Reserved
 from phalanx.cluster.queue.pending import Entry, PendingJobs, starves, waited_ns
 from phalanx.cluster.state import View
 
@@ -60,6 +62,32 @@ class Promises:
         mine = set_of_nodes(nodes)
         starts = [one.start_ns for number, one in self.by_job.items() if mine & self.nodes(number)]
         return min(starts, default=None)
+
+
+class GangChecks:
+    """In one look at the queue: gangs whose nodes are measured first, and are kept meanwhile."""
+
+    def __init__(self, view: View, promises: Promises) -> None:
+        self._view, self._promises = view, promises
+        running = view.fabric_checks.running
+        self.waiting: dict[int, None] = {running.for_job: None} if running else {}  # gangs
+
+    def wanted(self, job: ClusterJob, placement: Placement) -> CheckFirst | None:
+        """The check that a gang waits for instead of starting; its nodes are promised to it."""
+        until_ns = waits_until_ns(self._view, job, placement)
+        if not until_ns:
+            return None
+        promise = Reserved(
+            job=job.id,
+            start_ns=until_ns,
+            nodes=placement.nodes + placement.spares,
+            made_ns=self._view.now_ns,
+            firm=True,
+            waits=True,
+        )
+        self._promises.make(promise)
+        self.waiting[job.id] = None
+        return CheckFirst(job.id, placement.nodes, until_ns)
 
 
 def firm_after_ns(view: View, waiting: PendingJobs) -> int:

@@ -21,6 +21,21 @@ SENTENCES = {
     "quarantined_by": "quarantined by a person",
     "doubtful": "{cause}: it is kept away from work until it passes a check",
     "harmful": "{cause}: it is kept away from work until it is repaired",
+    # fabric_checks
+    "fabric_check": "measures {nodes} against each other and {peers} others",
+    "fabric_check_for": "measures nodes before job {job} starts there",
+    "fabric_check_limit": "it took longer than the policy gives a check",
+    "fabric_check_broken": "it lost a node or a process, and is not made again with others",
+    "fabric_check_gives_way": "a job lost nodes, and may need those that are measured",
+    "fabric_check_first": "the fabric between its {nodes} nodes is measured; it starts within"
+    " {span}, whatever comes of that",
+    "fabric_not_checked": "the fabric between {nodes} was not measured: {problem}",
+    "fabric_well": "the fabric between {nodes} nodes is well",
+    "fabric_slow": "a fabric check: {what}",
+    "fabric_slow_once": "a fabric check, the {times}. of {needed} that must agree before anything"
+    " follows: {what}",
+    "fabric_too_many": "a fabric check: {what}; it is not drained, as {count} nodes were within an"
+    " hour: look at the fabric as a whole",
     # node_events
     "joined": "its agent registered",
     "bad_node": "a node cannot join: {problem}",

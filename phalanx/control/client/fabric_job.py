@@ -10,17 +10,22 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct, structs
 
+from phalanx.cluster.fabric.verdict import MOST_PLACES_BYTES
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.client.followed_log import follow_log
 from phalanx.control.server.http.submission import JobSchedule, RequestedWork, submission
 from phalanx.control.wire.api_types import Done, JobDetail, JobsSubmitted, NodeList, NodeOut
-from phalanx.doctor.fabric.report import REPORT_MARK, FabricReport, FabricRequest, find_report
+from phalanx.doctor.fabric.report import (
+    REPORT_MARK,
+    FabricReport,
+    FabricRequest,
+    find_report,
+    program_arguments,
+)
 
-PROGRAM = "phalanx.doctor.fabric.program"
 PAGE = 1000  # nodes of one answer
 REPORT_BYTES = 16 << 20  # of the program's output
-MOST_PLACES = 60_000  # bytes: arguments of programs have an end
 MINUTES = 60.0
 
 
@@ -111,10 +116,10 @@ def _work(wanted: FabricJob, free: list[NodeOut]) -> RequestedWork:
     gpus = min((node.gpus for node in free), default=0)
     cpus = 1 if gpus else min((node.cpus for node in free), default=1)
     places = {node.name: (node.leaf, node.pod) for node in free}
-    if len(msgspec.json.encode(places)) > MOST_PLACES:
+    if len(msgspec.json.encode(places)) > MOST_PLACES_BYTES:
         places = {}
     request = structs.replace(wanted.request, ranks_per_node=max(1, gpus), places=places)
-    argv = (wanted.python or sys.executable, "-m", PROGRAM, msgspec.json.encode(request).decode())
+    argv = (wanted.python or sys.executable, *program_arguments(request))
     return RequestedWork(
         argv=argv,
         ranks=count * max(1, gpus),

@@ -6,8 +6,13 @@ Whom it runs as is no part of it: that is the job's user, which the server takes
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 from msgspec import Struct
+
+from phalanx.cluster.fabric.verdict import FabricCheckWork
+from phalanx.cluster.units import MILLION
 
 
 class Work(
@@ -64,7 +69,20 @@ def decode_payload(text: str) -> Payload:
         table = msgspec.json.decode(text)
         if isinstance(table, dict):
             table.pop("user", None)  # once written there; it is the job's user, and nobody else's
-        payload: Payload = msgspec.convert(table, Payload)
+        payload = msgspec.convert(table, Payload | FabricCheckWork)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise PayloadError(f"the order does not say what to run: {error}") from None
-    return payload
+    return _measuring(payload) if isinstance(payload, FabricCheckWork) else payload
+
+
+def _measuring(check: FabricCheckWork) -> Script:
+    """The program of a check that the core wants, which no client describes: with this Python."""
+    from phalanx.doctor.fabric.report import FabricRequest, program_arguments
+
+    request = FabricRequest(
+        ranks_per_node=check.ranks_per_node,
+        slower=check.slower_ppm / MILLION,
+        collectives=(),
+        places=check.places,
+    )
+    return Script(argv=(sys.executable, *program_arguments(request)))

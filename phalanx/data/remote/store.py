@@ -21,6 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx.config import Store
+from phalanx.config.errors import first_line
 from phalanx.data.errors import DataError, ObjectStoreError
 
 if TYPE_CHECKING:
@@ -185,5 +186,5 @@ def connect(url: str, retries: int = 0) -> ObjectStore:
         # The retries of readers are their own: they know how long a run may wait.
         return from_url(url, client_options=options, retry_config={"max_retries": retries})
     except Exception as error:  # the client raises its own kinds, and ValueError
-        reason = str(error).strip().splitlines()[0]  # the client's inner life follows
+        reason = first_line(error)  # the client's inner life follows
         raise DataError("data.path", url, f"is no usable URL: {reason}", "correct it") from None

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from phalanx.config.errors import first_line
 from phalanx.doctor.acceptance.dcgm import run_diagnostic
 from phalanx.doctor.acceptance.judge import judge
 from phalanx.doctor.acceptance.loads import LoadOrder, LoadSample, plan_loads, samples_of
@@ -30,6 +31,7 @@ START_SECONDS = 180.0  # for all loads to say their first word
 SAMPLE_SECONDS = 1.0
 SAY_SECONDS = 10.0
 PIECE_BYTES = 65_536
+KILLED_SECONDS, POLL_SECONDS = 20.0, 0.02  # that a killed process has for its end
 
 
 class LoadProcess(NamedTuple):
@@ -79,12 +81,9 @@ class BurnIn:
             self._watch(processes)
         finally:
             self._ended = time.monotonic()
-            for process in processes:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-            for process in processes:
-                os.waitpid(process.pid, 0)
-                os.close(process.reads)
+            for order in end_all(processes):
+                series = self._series.get(order) or self._of_rank(order)
+                series.problem = series.problem or "it hangs in the kernel, where no signal ends it"
 
     def _fork(self, order: LoadOrder, store: Path, disk: Path) -> LoadProcess:
         reads, writes = os.pipe()
@@ -164,7 +163,7 @@ class BurnIn:
         wanted = self._request.seconds
         seconds = min(wanted, self._ended - self._began) if self._began else 0.0
         figures = [
-            series.figures(order.load, order.device, wanted)
+            series.figures(order.load, order.device, wanted, ended_at=self._ended)
             for order, series in self._series.items()
         ]
         gpus = self._soak.figures() if self._soak is not None else []
@@ -179,6 +178,21 @@ class BurnIn:
         )
 
 
+def end_all(processes: list[LoadProcess]) -> list[LoadOrder]:
+    """Kill all loads; those that do not end, as their device hangs, are not waited for."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    left, deadline = list(processes), time.monotonic() + KILLED_SECONDS
+    while left and time.monotonic() < deadline:
+        left = [process for process in left if os.waitpid(process.pid, os.WNOHANG) == (0, 0)]
+        if left:
+            time.sleep(POLL_SECONDS)
+    for process in processes:
+        os.close(process.reads)
+    return [process.order for process in left]
+
+
 def _work(order: LoadOrder, folder: Path, store: Path, interval: float, writes: int) -> None:
     """In the child: tell how fast it is until nobody reads any more."""
     try:
@@ -187,7 +201,7 @@ def _work(order: LoadOrder, folder: Path, store: Path, interval: float, writes: 
     except BrokenPipeError:
         return
     except Exception as error:  # a device that throws is what a burn-in looks for
-        problem = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+        problem = f"{type(error).__name__}: {first_line(error)[:300]}"
         _tell(writes, LoadSample(0.0, 0, problem))
 
 

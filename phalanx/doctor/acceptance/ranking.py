@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median_high
 
 from msgspec import Struct
 
@@ -11,6 +12,7 @@ LEAST_LACK_PPM = 50_000  # less is the weather
 DEVIATIONS = 5  # robust ones, that a slow one is away from the middle
 # Where all but one are the same to the bit, chance still moves them by so much.
 LEAST_SPREAD_PPM = 5_000
+MOST_TIMES = 1_000.0  # the middle: what is more is as much
 
 
 class Ranked(Struct, frozen=True):
@@ -31,10 +33,11 @@ def rank(rates: Mapping[str, float]) -> list[Ranked]:
 
     if not rates:
         return []
-    most = max(rates.values())
-    if most <= 0:
+    # Over the middle, not over the fastest: whoever claims an absurd rate would hide all others.
+    usual = median_high(rates.values())
+    if usual <= 0:
         return [Ranked(name, rate, 0.0, False) for name, rate in sorted(rates.items())]
-    parts = {name: int(rate / most * MILLION) for name, rate in rates.items()}
+    parts = {name: int(min(rate / usual, MOST_TIMES) * MILLION) for name, rate in rates.items()}
     center, spread = middle_and_spread(np.array(list(parts.values()), np.int64))
     lack = max(
         center * LEAST_LACK_PPM // MILLION,

@@ -11,6 +11,9 @@ from phalanx.observe.node.gpu_sample import Gpus, open_nvml
 
 WINDOW_SECONDS = 60.0  # first and last minute; a third of a shorter burn-in
 LOOK_SECONDS = 1.0
+# A load that told nothing for so long before the end hangs; of shorter burn-ins a third, but never
+# less than it takes a slow disk.
+SILENT_SECONDS, LEAST_SILENT_SECONDS = 120.0, 30.0
 
 Look = dict[str, tuple[float, ...]]
 
@@ -35,10 +38,13 @@ class LoadSeries:
             if counts:
                 self._rates.append((at, sample.rate))
 
-    def figures(self, load: LoadKind, device: str, wanted_seconds: float) -> LoadFigures:
-        """What it came to."""
+    def figures(
+        self, load: LoadKind, device: str, wanted_seconds: float, *, ended_at: float = 0.0
+    ) -> LoadFigures:
+        """What it came to; ``ended_at``: when all loads were ended, 0: it is not known."""
+        problem = self.problem or self._silence(wanted_seconds, ended_at)
         named = LoadFigures(
-            load=load, device=device, unit=UNITS[load], wrong=self._wrong, problem=self.problem
+            load=load, device=device, unit=UNITS[load], wrong=self._wrong, problem=problem
         )
         if not self._rates:
             return named
@@ -56,8 +62,14 @@ class LoadSeries:
             median=median(rates),
             best=max(rates),
             wrong=self._wrong,
-            problem=self.problem,
+            problem=problem,
         )
+
+    def _silence(self, wanted_seconds: float, ended_at: float) -> str:
+        """That it told nothing any more, long before it was ended; "": it did."""
+        silent = ended_at - self._rates[-1][0] if self._rates else 0.0
+        limit = min(SILENT_SECONDS, max(LEAST_SILENT_SECONDS, wanted_seconds / 3))
+        return f"no sign of life for the last {silent:.0f} s" if silent > limit else ""
 
 
 class SoakSeries:

@@ -125,9 +125,6 @@ def decide(check: SettingCheck, evidence: NodeEvidence, profiles: Iterable[Profi
         return _finding(check, "skip", expected=f"(not decided in profile {outside[0]})")
     try:
         judged = check.judge(evidence)
-    except (ValueError, LookupError, ArithmeticError) as error:
-        said = f"cannot be understood: {type(error).__name__}: {error}"[:200]
-        return _finding(check, "unknown", measured={"missing": said}, expected=check.expected)
     except ReadError as error:
         hint = "" if evidence.process.root else "; root may see more"
         denied = any(word in error.why for word in ("ermission", "not permitted", "must be root"))
@@ -137,6 +134,9 @@ def decide(check: SettingCheck, evidence: NodeEvidence, profiles: Iterable[Profi
             measured={"missing": f"{error}{hint if denied else ''}"},
             expected=check.expected,
         )
+    except Exception as error:  # evidence of a form that nobody thought of ends no other check
+        said = f"cannot be understood: {type(error).__name__}: {error}"[:200]
+        return _finding(check, "unknown", measured={"missing": said}, expected=check.expected)
     if judged.verdict == "skip":
         return _finding(check, "skip", expected=f"({judged.advice})")
     if judged.verdict == "good":
@@ -177,9 +177,11 @@ def write_all(paths: list[str], before: str, value: str) -> tuple[MendStep, ...]
 
 
 def _tee(value: str, paths: list[str]) -> str:
+    # Names in them may be somebody's, as those of interfaces are.
+    quoted = ["*".join(quote(each) if each else "" for each in path.split("*")) for path in paths]
     if len(paths) == 1 and "*" not in paths[0]:
-        return f"echo {quote(value)} > {paths[0]}"
-    return f"echo {quote(value)} | tee {' '.join(paths)} > /dev/null"
+        return f"echo {quote(value)} > {quoted[0]}"
+    return f"echo {quote(value)} | tee {' '.join(quoted)} > /dev/null"
 
 
 def set_sysctl(name: str, value: str, before: str) -> MendStep:

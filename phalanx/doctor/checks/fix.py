@@ -15,12 +15,12 @@ from phalanx.config import ConfigError
 from phalanx.doctor.finding import Finding, plain
 
 MARK = "# Written by `phalanx doctor node --fix-script`"
-NODE = "# Node: "
+NODE, BOOT = "# Node: ", "# Boot: "
 HEAD = """\
 #!/bin/sh
 {mark}: read it first.
 {node}{name}
-#   sh FILE         changes the settings, until the next boot (ECC, MIG and stripes: for good)
+{boot}#   sh FILE         changes the settings, until the next boot (ECC, MIG and stripes: for good)
 #   sh FILE undo    puts back what was there when this was written
 set -u
 failed=0
@@ -40,11 +40,15 @@ exit "$failed"
 """
 
 
-def fix_script(node: str, findings: Iterable[Finding]) -> str:
-    """A shell script for every finding that commands can mend; the others are told in comments."""
+def fix_script(node: str, findings: Iterable[Finding], *, boot: str = "") -> str:
+    """A shell script for every finding that commands can mend; the others are told in comments.
+
+    ``boot``: the kernel's number of the boot that it was written in; "": it is not known.
+    """
     broken = [finding for finding in findings if finding.verdict in ("warn", "fail")]
     mended = [finding for finding in broken if finding.steps]
-    lines = [HEAD.format(mark=MARK, node=NODE, name=_one_line(node))]
+    of_boot = f"{BOOT}{_one_line(boot)}\n" if boot else ""
+    lines = [HEAD.format(mark=MARK, node=NODE, name=_one_line(node), boot=of_boot)]
     lines += ["apply() {", *(line for each in mended for line in _applied(each)), "    :", "}", ""]
     lines += ["undo() {"]
     for finding in reversed(mended):
@@ -78,8 +82,9 @@ def _comment(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What was read of a machine must not end a comment."""
-    return " ".join(text.split())
+    """What was read of a machine must not end a comment, nor hide a line from who reads it."""
+    words = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def commands_of(script: Path, node: str, action: Literal["apply", "undo"]) -> list[str]:
@@ -108,6 +113,12 @@ def commands_of(script: Path, node: str, action: Literal["apply", "undo"]) -> li
             where = {"apply() {": "apply", "undo() {": "undo"}.get(row, "")
     _refuse_others(script, frame)
     return steps[action]
+
+
+def booted_since(script: Path, boot: str) -> bool:
+    """Whether a script that was read is of an earlier boot than this one."""
+    made = re.search(rf"(?m)^{re.escape(BOOT)}(.*)$", script.read_text(encoding="utf-8"))
+    return bool(boot) and made is not None and made[1] != _one_line(boot)
 
 
 def _refuse_others(script: Path, lines: list[str]) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from contextlib import suppress
+from fnmatch import fnmatch
 from shlex import quote
+from typing import Any
 
 from phalanx.cluster.causes import Cause
 from phalanx.doctor.checks.check import HARDWARE, CheckList, Judgement, bad, good, skip
@@ -22,7 +25,7 @@ from phalanx.hardware.probe.gpu_topology import (
     parse_topology,
 )
 from phalanx.hardware.probe.nvidia_smi import DRIVER, NVLINK, QUERY, parse_nvlink, short_pci
-from phalanx.hardware.probe.reader import NotThereError, ReadError
+from phalanx.hardware.probe.reader import NotThereError, ReadError, listed
 
 CHECKS = CheckList()
 
@@ -39,6 +42,7 @@ IOMMU_KINDS = ("identity", "DMA", "DMA-FQ", "unmanaged", "blocked")
 ENGINES = ("dockerd", "containerd")
 CDI = ("/etc/cdi", "/var/run/cdi")  # where the toolkit describes the cards for containers
 DOCKER_FILE, CONTAINERD_FILE = "/etc/docker/daemon.json", "/etc/containerd/config.toml"
+CONTAINERD_FOLDER = "/etc/containerd/conf.d"  # where the toolkit writes since 1.18
 ACS_DETOURS = ("ReqRedir", "CmpltRedir", "UpstreamFwd")
 
 
@@ -115,16 +119,57 @@ def containers(evidence: NodeEvidence) -> Judgement:
     by = [folder for folder in CDI if evidence.has(folder, "nvidia*")]
     with suppress(NotThereError):
         docker = json.loads(evidence.text(DOCKER_FILE) or "{}")
-        by += [DOCKER_FILE] if "nvidia" in docker.get("runtimes", {}) else []
-    with suppress(NotThereError):
-        config = tomllib.loads(evidence.text(CONTAINERD_FILE))
-        by += [CONTAINERD_FILE] if "nvidia" in str(config.get("plugins", {})) else []
+        if not isinstance(docker, dict):
+            raise ReadError(DOCKER_FILE, "is no table")
+        by += [DOCKER_FILE] if _names_runtime(docker.get("runtimes")) else []
+    for path, config in _containerd_files(evidence):
+        by += [path] if any(map(_names_runtime, _runtimes(config))) else []
     if by:
         return good(engines=", ".join(engines), by=", ".join(by))
     advice = (
         "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml (of the NVIDIA Container Toolkit)"
     )
     return bad({"engines": ", ".join(engines), "by": "none"}, advice=advice)
+
+
+def _containerd_files(evidence: NodeEvidence) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Its configuration, and the files beside it that this names; without it all of them count."""
+    patterns = [f"{CONTAINERD_FOLDER}/*.toml"]
+    with suppress(NotThereError):
+        config = tomllib.loads(evidence.text(CONTAINERD_FILE))
+        yield CONTAINERD_FILE, config
+        imports = config.get("imports")
+        patterns = [str(each) for each in imports] if isinstance(imports, list) else []
+    for name in listed(evidence.reader, CONTAINERD_FOLDER, "*.toml"):
+        path = f"{CONTAINERD_FOLDER}/{name}"
+        if any(fnmatch(path, pattern) for pattern in patterns):
+            yield path, tomllib.loads(evidence.text(path))
+
+
+def _runtimes(table: dict[str, Any]) -> Iterator[object]:
+    """Every table of runtimes in a configuration of containerd, of whatever version."""
+    for name, value in table.items():
+        if name == "runtimes":
+            yield value
+        elif isinstance(value, dict):
+            yield from _runtimes(value)
+
+
+def _names_runtime(runtimes: object) -> bool:
+    """Whether NVIDIA's runtime is one of a table's, by its name or by what it runs."""
+    if not isinstance(runtimes, dict):
+        return False
+    runs = (
+        word
+        for runtime in runtimes.values()
+        if isinstance(runtime, dict)
+        for word in (runtime.get("path"), *_values(runtime.get("options")))
+    )
+    return "nvidia" in runtimes or any("nvidia-container-runtime" in str(word) for word in runs)
+
+
+def _values(options: object) -> tuple[object, ...]:
+    return tuple(options.values()) if isinstance(options, dict) else ()
 
 
 @CHECKS.add(

@@ -11,7 +11,7 @@ from phalanx.cluster.causes import Cause
 from phalanx.doctor.checks.check import CheckList, Judgement, bad, good, skip
 from phalanx.doctor.checks.evidence import NodeEvidence, one_of
 from phalanx.doctor.finding import Measured, MendStep
-from phalanx.hardware.probe.nvidia_smi import QUERY, element_text
+from phalanx.hardware.probe.nvidia_smi import DEPRECATED, QUERY, element_text
 from phalanx.hardware.probe.reader import ReadError, number
 
 CHECKS = CheckList()
@@ -127,6 +127,10 @@ def power_limit(evidence: NodeEvidence) -> Judgement:
     commands=(QUERY,),
 )
 def clocks(evidence: NodeEvidence) -> Judgement:
+    clock = "applications_clocks/graphics_clock"
+    if evidence.has_gpus and all(gpu.findtext(clock) == DEPRECATED for gpu in evidence.gpus):
+        return skip("this driver has no application clocks")
+
     def judge(index: int, gpu: Element) -> Trouble | None:
         said = [
             [needed_number(gpu, f"{kind}/{clock}") for clock in ("mem_clock", "graphics_clock")]
@@ -139,7 +143,7 @@ def clocks(evidence: NodeEvidence) -> Judgement:
         step = MendStep(f"{smi} -rac", f"{smi} -ac {now[0]},{now[1]}")
         return f"{now[1]} MHz of {usual[1]} MHz", [step]
 
-    return _each(evidence, judge, "", graphics="applications_clocks/graphics_clock")
+    return _each(evidence, judge, "", graphics=clock)
 
 
 @CHECKS.add(

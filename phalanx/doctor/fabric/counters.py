@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -25,9 +27,9 @@ class Counters(Struct, frozen=True, kw_only=True):
 def read_counters(root: Path = Path("/")) -> Counters:
     """What this node's kernel counts now."""
     ports = (root / "sys/class/infiniband").glob("*/ports/*/counters/port_xmit_data")
-    words = [int(path.read_text()) for path in ports]
+    words = _counted(ports)
     peers = (root / "sys/kernel/mm/memory_peers").glob("nv*/num_alloc_mrs")
-    registered = [int(path.read_text()) for path in peers]
+    registered = _counted(peers)
     interfaces = _interfaces(root / "proc/net/dev")
     others = [sent for name, sent in interfaces.items() if name != "lo"]
     return Counters(
@@ -38,14 +40,25 @@ def read_counters(root: Path = Path("/")) -> Counters:
     )
 
 
+def _counted(paths: Iterable[Path]) -> list[int]:
+    """The numbers in files; a card without a counter says so in words, or refuses to be read."""
+    numbers = []
+    for path in paths:
+        with suppress(OSError, ValueError):
+            numbers.append(int(path.read_text()))
+    return numbers
+
+
 def _interfaces(path: Path) -> dict[str, int]:
     """Bytes that each interface of this network namespace has sent."""
     try:
         lines = path.read_text().splitlines()[2:]
     except OSError:
         return {}
-    table = [line.partition(":") for line in lines]
-    return {name.strip(): int(rest.split()[8]) for name, _, rest in table}
+    table = [
+        (name.strip(), rest.split()) for name, _, rest in (line.partition(":") for line in lines)
+    ]
+    return {name: int(fields[8]) for name, fields in table if len(fields) > 8}
 
 
 def transport_of(node: str, before: Counters, after: Counters, sent: int, gpus: bool) -> Transport:

@@ -18,6 +18,7 @@ LEAST_SHARE = 0.75  # of a part's edges are slow where the part is to blame
 FEW_EDGES = 12  # below this a bad node has so many of them that their median is its own
 SPREAD = 3.0  # standard deviations that are noise
 NORMAL = 1.4826  # standard deviations in a median absolute deviation
+TIERS = ("leaf", "leaves", "pods")  # what pairs cross, the nearest first
 
 Edge = tuple[int, int, int]  # two nodes in order, and a rail
 Levels = dict[Edge, float]  # rate over what is usual; 1: usual
@@ -45,10 +46,10 @@ class FabricShape(Struct, frozen=True, kw_only=True):
         """Edges of a tier can be compared: they cross the same levels of switches."""
         first, second, _ = edge
         if self.pods and self.pods[first] != self.pods[second]:
-            return "pods"
+            return TIERS[2]
         if self.leaves and self.leaves[first] != self.leaves[second]:
-            return "leaves"
-        return "leaf"
+            return TIERS[1]
+        return TIERS[0]
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -119,7 +120,7 @@ def _edges_of_parts(fleet: FabricShape, edges: Iterable[Edge]) -> dict[Part, lis
 
 def _parts_of(fleet: FabricShape, edge: Edge) -> tuple[Part, ...]:
     leaves: tuple[str, ...] = ()
-    if fleet.leaves and fleet.tier(edge) != "leaf":
+    if fleet.leaves and fleet.tier(edge) != TIERS[0]:
         leaves = (fleet.leaves[edge[0]], fleet.leaves[edge[1]])
     return _parts(edge, fleet.rails > 1, leaves)
 

@@ -11,12 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from phalanx.cluster.pipelines.step_order import RESULT_VARIABLE
 from phalanx.doctor.fabric.counters import read_counters, transport_of
 from phalanx.doctor.fabric.explain import Edge, FabricShape
+from phalanx.doctor.fabric.links import NodeLinks, links_of
 from phalanx.doctor.fabric.pairing import Slot
 from phalanx.doctor.fabric.ranks import LATENCY_REPEATS, PAIR_REPEATS, FabricRanks
 from phalanx.doctor.fabric.report import (
@@ -26,9 +29,11 @@ from phalanx.doctor.fabric.report import (
     PairRate,
     SweepRow,
     Transport,
+    verdict_of,
 )
 from phalanx.doctor.fabric.search import Aim, Measurement, Search
 from phalanx.doctor.fabric.sweep import sweep
+from phalanx.hardware.probe import Known, MachineReader, describe
 
 GLOO_PAIR_BYTES, NCCL_PAIR_BYTES = 4 << 20, 64 << 20
 GLOO_MOST_BYTES, NCCL_MOST_BYTES = 16 << 20, 1 << 30
@@ -146,6 +151,7 @@ def measure(request: FabricRequest) -> FabricReport:
     for row in sweep(group, request.collectives, most):
         rows.append(row)
         say(group, f"{row.collective} {row.bytes}: {row.problem or f'{row.busbw / 1e9:.3g} GB/s'}")
+    links = _links(group)
     group.leave()
     return FabricReport(
         backend=group.backend,
@@ -156,7 +162,17 @@ def measure(request: FabricRequest) -> FabricReport:
         sweep=rows,
         transports=transports,
         seconds=time.monotonic() - began,
+        links=links,
     )
+
+
+def _links(group: FabricRanks) -> list[NodeLinks]:
+    """What nodes say of their cards; sockets between CPUs do not reach what cards could."""
+    if not group.gpus:
+        return []
+    first = group.rank % group.per_node == 0
+    own = links_of(group.name, describe(MachineReader(), Known())) if first else None
+    return [one for one in group.gather(own) if one is not None]
 
 
 def main(text: str) -> None:
@@ -164,6 +180,8 @@ def main(text: str) -> None:
     report = measure(msgspec.json.decode(text, type=FabricRequest))
     if os.environ.get("RANK", "0") == "0":
         _print(REPORT_MARK + msgspec.json.encode(report).decode())
+        if result := os.environ.get(RESULT_VARIABLE):
+            Path(result).write_bytes(msgspec.json.encode(verdict_of(report)))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,22 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from phalanx.cluster.fabric.verdict import (
+    MOST_FINDINGS,
+    MOST_TEXT,
+    FabricFinding,
+    FabricVerdict,
+)
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
-from phalanx.doctor.fabric.explain import Part, PartKind
+from phalanx.doctor.fabric.explain import TIERS, Part, PartKind
+from phalanx.doctor.fabric.links import FLOOR_SHARE, NodeLinks, reported_floor
 from phalanx.doctor.fabric.search import SearchOutcome
 from phalanx.hardware.links import nics
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 MOST_BYTES = 8 << 30
+PROGRAM = "phalanx.doctor.fabric.program"
 # Lines of the program's output that are the report, and not what libraries print.
 REPORT_MARK = "phalanx-fabric-report "
 
@@ -33,6 +41,11 @@ class FabricRequest(Struct, frozen=True, kw_only=True):
     collectives: tuple[str, ...] = COLLECTIVES
     most_bytes: int = 0  # of the sweep; 0: as the backend's devices need
     places: dict[str, tuple[str, str]] = {}  # leaf and pod of nodes, where they are known
+
+
+def program_arguments(request: FabricRequest) -> tuple[str, ...]:
+    """What a Python is given to run the measuring program."""
+    return ("-m", PROGRAM, msgspec.json.encode(request).decode())
 
 
 class PairRate(Struct, frozen=True, kw_only=True):
@@ -80,6 +93,7 @@ class FabricReport(Struct, frozen=True, kw_only=True):
     sweep: list[SweepRow]
     transports: list[Transport]
     seconds: float
+    links: list[NodeLinks] = []  # as nodes describe themselves; []: nothing follows from them
 
 
 class FabricProblem(Struct, frozen=True, kw_only=True):
@@ -109,7 +123,10 @@ def part_in_words(part: Part, names: list[str]) -> str:
 
 
 def problems_of(report: FabricReport, card: str = "") -> list[FabricProblem]:
-    """What is wrong with a fabric; ``card``: of the catalogue, whose rate it should reach."""
+    """What is wrong with a fabric.
+
+    ``card``: of the catalogue, whose rate it should reach; "": that of what the nodes report.
+    """
     names, problems = report.nodes, []
     if report.outcome is not None:
         for one in report.outcome.accused:
@@ -118,8 +135,9 @@ def problems_of(report: FabricReport, card: str = "") -> list[FabricProblem]:
             problems.append(
                 FabricProblem(text=text, nodes=tuple(names[node] for node in one.part.nodes))
             )
-    if card:
-        problems += _below_floor(report, floor_of(card))
+    problems += _below_floor(report, *_floor(report, card), every_tier=bool(card))
+    for node in _with_less(report):
+        problems.append(FabricProblem(text=f"{node.node} reports {node.cards}, most others more"))
     for each in report.transports:
         if each.rdma_bytes >= 0 and each.path == "sockets":
             text = f"{each.node} has RDMA cards, and what it sent went through sockets"
@@ -136,7 +154,16 @@ def all_clear(report: FabricReport) -> str:
     return f"nothing is slow by {1 - report.outcome.boundary:.0%} or more"
 
 
-FLOOR_SHARE = 0.8  # of the card's payload rate, below which something is wrong
+def verdict_of(report: FabricReport) -> FabricVerdict:
+    """What the core is told that wanted a check."""
+    if report.outcome is not None and report.outcome.boundary <= 0:
+        return FabricVerdict(unclear=all_clear(report))
+    problems = problems_of(report)[:MOST_FINDINGS]  # a result has an end
+    return FabricVerdict(
+        findings=tuple(
+            FabricFinding(text=one.text[:MOST_TEXT], nodes=one.nodes) for one in problems
+        )
+    )
 
 
 def floor_of(card: str) -> float:
@@ -149,13 +176,34 @@ def floor_of(card: str) -> float:
     return FLOOR_SHARE * known[card].bandwidth * known[card].payload_share
 
 
-def _below_floor(report: FabricReport, floor: float) -> list[FabricProblem]:
-    """Everybody may be slow alike, which only the catalogue tells."""
+def _floor(report: FabricReport, card: str) -> tuple[float, str]:
+    """The rate that a rail has to reach, and by whom; 0: nobody knows."""
+    if card:
+        return floor_of(card), f"{FLOOR_SHARE:.0%} of what {card} carries"
+    found = reported_floor(report.links)
+    return (0.0, "") if found is None else (found.bytes_per_second, found.why)
+
+
+def _with_less(report: FabricReport) -> tuple[NodeLinks, ...]:
+    """Nodes that report slower links than most."""
+    found = reported_floor(report.links)
+    return () if found is None else found.less
+
+
+def _below_floor(
+    report: FabricReport, floor: float, why: str, *, every_tier: bool
+) -> list[FabricProblem]:
+    """Everybody may be slow alike, which only the catalogue tells.
+
+    Where nobody asked for a rate, only the nearest pairs have to reach it: uplinks may be fewer.
+    """
     problems = []
     usual = report.outcome.usual if report.outcome is not None else {}
+    nearest = min(usual, key=TIERS.index, default="")
     for tier, rate in usual.items():
-        if rate < floor:
-            text = f"pairs ({tier}) usually reach {rate / 1e9:.3g} GB/s, below {floor / 1e9:.3g}"
+        if rate < floor and (every_tier or tier == nearest):
+            reached = f"pairs ({tier}) usually reach {rate / 1e9:.3g} GB/s"
+            text = f"{reached}, below {floor / 1e9:.3g}: {why}"
             problems.append(FabricProblem(text=text))
     # Rings of a collective use all rails of a node; an all-to-all sends from each rank by its own.
     for name in COLLECTIVES:
@@ -164,7 +212,7 @@ def _below_floor(report: FabricReport, floor: float) -> list[FabricProblem]:
         if rows and rows[-1].busbw < wanted:
             text = f"{name} has a busbw of {rows[-1].busbw / 1e9:.3g} GB/s, below "
             problems.append(
-                FabricProblem(text=f"{text}{wanted / 1e9:.3g} ({rows[-1].bytes} bytes)")
+                FabricProblem(text=f"{text}{wanted / 1e9:.3g} ({rows[-1].bytes} bytes): {why}")
             )
     return problems
 

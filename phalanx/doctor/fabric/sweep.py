@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from phalanx.config.errors import first_line
 from phalanx.doctor.fabric.report import SweepRow
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _row(group: FabricRanks, name: str, size: int) -> SweepRow:
         call, real = _prepared(group, name, size)
         seconds = _timed(group, call)
     except (RuntimeError, NotImplementedError) as error:
-        problem = str(error).splitlines()[0][:200]
+        problem = first_line(error)[:200]
     told = group.gather((problem, seconds))
     problem = next((each for each, _ in told if each), "")
     if problem:

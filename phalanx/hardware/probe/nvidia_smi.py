@@ -14,6 +14,9 @@ from phalanx.hardware.probe.reader import ReadError, number
 QUERY = ("nvidia-smi", "-q", "-x")
 NVLINK = ("nvidia-smi", "nvlink", "-s")
 DRIVER = "/proc/driver/nvidia/version"
+LAST_TAG = "</nvidia_smi_log>"
+DEPRECATED = "Requested functionality has been deprecated"
+NOT_TOLD = ("N/A", "[N/A]", "Not Supported", "Unknown Error", DEPRECATED)
 NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 
@@ -29,9 +32,11 @@ class SmiFacts(Struct, frozen=True, kw_only=True):
 
 def parse_root(text: str) -> ElementTree.Element:
     """The tree of ``nvidia-smi -q -x``; ReadError where it is something else."""
-    start = text.find("<nvidia_smi_log")
+    # Warnings, such as that of a damaged infoROM, stand before or after it.
+    start, end = text.find("<nvidia_smi_log"), text.rfind(LAST_TAG)
+    whole = text[start : end + len(LAST_TAG)] if end > start else text[start:]
     try:
-        root = ElementTree.fromstring(text[start:]) if start >= 0 else None
+        root = ElementTree.fromstring(whole) if start >= 0 else None
     except ElementTree.ParseError as error:
         raise ReadError(" ".join(QUERY), f"no XML of nvidia-smi: {error}") from None
     if root is None:
@@ -111,4 +116,4 @@ def short_pci(address: str) -> str:
 def element_text(element: ElementTree.Element, path: str) -> str:
     """An element's text; "" where it is missing or says that it says nothing."""
     text = (element.findtext(path) or "").strip()
-    return "" if text in ("N/A", "[N/A]", "Not Supported", "Unknown Error") else text
+    return "" if text in NOT_TOLD else text

@@ -150,8 +150,15 @@ def read_profile(path: Path) -> JobProfile:
     """A profile by its file or its folder; ValueError says what is wrong with it."""
     path = path / FILE if path.is_dir() else path
     try:
-        return msgspec.json.decode(path.read_bytes(), type=JobProfile)
+        profile = msgspec.json.decode(path.read_bytes(), type=JobProfile)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path}: no profile ({error})") from None
+    if profile.version != VERSION:
+        raise ValueError(
+            f"{path}: a profile of version {profile.version}, and this release reads {VERSION}"
+        )
+    if min(profile.times.median_seconds, profile.traced_seconds) <= 0:
+        raise ValueError(f"{path}: no profile (its steps took no time)")
+    return profile

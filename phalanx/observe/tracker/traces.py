@@ -25,19 +25,20 @@ def merge_traces(traces: Mapping[int, dict[str, Any]], skew_seconds: Mapping[int
     events: list[dict[str, Any]] = []
     for rank in sorted(traces):
         shift = (bases[rank] - start) / 1e3
-        numbers: dict[object, int] = {}
+        numbers: dict[str, int] = {}
         for event in traces[rank]["traceEvents"]:
             if not isinstance(event, dict):
                 continue
             moved = dict(event)
-            given = moved.get("pid", 0)
+            given = str(moved.get("pid", 0))
             moved["pid"] = rank * RANK_PIDS + numbers.setdefault(given, len(numbers))
             if isinstance(moved.get("ts"), int | float):
                 moved["ts"] = moved["ts"] + shift
             if "id" in moved:
                 moved["id"] = f"{rank}:{moved['id']}"
             if moved.get("ph") == "M" and moved.get("name") == "process_name":
-                name = (moved.get("args") or {}).get("name", "")
+                told = moved.get("args")
+                name = told.get("name", "") if isinstance(told, dict) else ""
                 moved["args"] = {"name": f"rank {rank} {name}".strip()}
             events.append(moved)
     whole = {"traceEvents": events, "baseTimeNanoseconds": int(start), "displayTimeUnit": "ms"}

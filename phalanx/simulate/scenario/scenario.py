@@ -253,6 +253,8 @@ class PolicyPart(Section, frozen=True, kw_only=True):
     """Give micro-batches of a replica that computes slowly to others (job.micro_batches)."""
     peer_memory: bool = True
     """Restore from the memory of nodes."""
+    fabric_checks: bool = False
+    """Measure nodes that come back against each other when they are idle."""
     quarantine_breaker_share: Fraction = 0.02
     """Part of the fleet that may be evicted within an hour before a person is asked."""
     answer_minutes: Annotated[float, Meta(ge=0, le=1e6)] = 30.0

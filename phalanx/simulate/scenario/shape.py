@@ -10,6 +10,7 @@ from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.jobs.job import Expected, FallbackMapping, GangShape, JobSpec
 from phalanx.cluster.node import Node
 from phalanx.cluster.policy import (
+    FabricCheckPolicy,
     HealthPolicy,
     Policy,
     PricePolicy,
@@ -96,6 +97,7 @@ def make_policy(scenario: Scenario) -> Policy:
             spike_rollback_steps=rollback_steps(scenario),
         ),
         price=price_of(scenario.fleet),
+        fabric_checks=FabricCheckPolicy(at_join=settings.fabric_checks),
     )
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from phalanx.cluster.causes import Cause
+from phalanx.cluster.fabric.verdict import FabricFinding, FabricVerdict
 from phalanx.cluster.policy import DAY_NS
+from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact
+from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.messages import DeviceError
-from phalanx.cluster.units import MILLION
+from phalanx.cluster.units import MILLION, SECOND_NS
 from phalanx.simulate.draws import DrawStream
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.incidents import on_nodes
@@ -24,6 +29,8 @@ PARTS: dict[str, Literal["compute", "communication"]] = {
     Cause.SLOW_COMPUTE: "compute",
     Cause.SLOW_NETWORK: "communication",
 }
+MEASURED_NS = 10 * SECOND_NS  # that a check of the fabric takes
+SLOW_FABRIC = (Cause.SLOW_NETWORK, Cause.NIC)  # what it sees
 
 
 class SlowNodes:
@@ -186,3 +193,30 @@ class SlowNodes:
     def _storage_back(self) -> None:
         self.world.tell(fact.StorageSlow(bytes_per_second=-1))
         self._plan_storage()
+
+
+class MeasuredFabric:
+    """Programs of fabric checks: they run for some seconds, and tell whose network is slow."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def on_go(self, body: order.Go, command: Command) -> None:
+        """A gang goes; where it is a check, it has measured soon."""
+        check = self._world.view.fabric_checks.running
+        if check is not None and check.job == body.job:
+            self._world.agenda.after(MEASURED_NS, self._measured, body.job, body.generation)
+
+    def _measured(self, job: int, generation: int) -> None:
+        run = self._world.gangs.runs.get(job)
+        if run is None or run.generation != generation or run.phase != "running":
+            return
+        names = self._world.fleet.nodes
+        findings = (
+            FabricFinding(text=f"node {names[node].name}", nodes=(names[node].name,))
+            for node in run.nodes
+            if self._world.slow.cause(node) in SLOW_FABRIC
+        )
+        result = msgspec.json.encode(FabricVerdict(findings=tuple(findings))).decode()
+        done = fact.JobFinished(job=job, generation=generation, step=0, result=result)
+        self._world.tell(done)

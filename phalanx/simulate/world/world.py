@@ -32,7 +32,7 @@ from phalanx.simulate.world.incidents import Incident, Incidents
 from phalanx.simulate.world.people import Operators
 from phalanx.simulate.world.program_faults import ProgramFaults
 from phalanx.simulate.world.seed_counts import SeedCounts
-from phalanx.simulate.world.slow import SlowNodes
+from phalanx.simulate.world.slow import MeasuredFabric, SlowNodes
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
 LOOK_NS = 600 * 10**9  # whether all jobs of a trace have ended is asked this often
@@ -74,6 +74,7 @@ class World:
         self._orders: dict[type[Any], Callable[[Any, Command], None]] = {
             order.Form: self.gangs.on_form,
             order.Restore: self.gangs.on_restore,
+            order.Go: MeasuredFabric(self).on_go,
             order.Abort: self.gangs.on_abort,
             order.Drain: self.gangs.on_drain,
             order.Stop: self.gangs.on_stop,

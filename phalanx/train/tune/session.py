@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -16,14 +17,23 @@ import msgspec
 from msgspec import Struct, structs
 
 from phalanx.config import ConfigError, Job, check, resolve, to_toml
-from phalanx.data.durable_files import write_synced
+from phalanx.data.durable_files import write_atomically, write_synced
+from phalanx.data.errors import DataError
+from phalanx.data.folder_lock import alone_in
 from phalanx.hardware import Cluster, ClusterFile, count_cuda, lookup, make_cluster
 from phalanx.hardware.probe.nvidia_smi import QUERY, parse_query
 from phalanx.hardware.probe.reader import ReadError
 from phalanx.plan.cost.constants import constants_toml, shipped
 from phalanx.plan.tune.predictions import MeasuredJob, Refit, predictor, refit
 from phalanx.plan.tune.search import SettingSearch
-from phalanx.plan.tune.settings import TunedMachine, Value, changed, settings_of, value_of
+from phalanx.plan.tune.settings import (
+    Setting,
+    TunedMachine,
+    Value,
+    changed,
+    settings_of,
+    value_of,
+)
 from phalanx.plan.tune.trials import NextTrial, Phase, Trial, TuningBudget, TuningOutcome
 from phalanx.train.resume.refusal import refuse
 from phalanx.train.tune.trial import TrialLimits, TrialResult, run_trial, trial_job
@@ -41,6 +51,7 @@ class TuneRequest(Struct, frozen=True, kw_only=True):
     ranks: int
     folder: Path
     budget: TuningBudget = TuningBudget()
+    fresh: bool = False  # trials that are in the folder are discarded
 
 
 class TuneReport(Struct, frozen=True, kw_only=True):
@@ -71,6 +82,15 @@ def tune(
     """Search until the budget is spent or nothing better is to be expected."""
     check(request.job, request.ranks)
     refuse(resolve(trial_job(request.job, request.folder), request.ranks))
+    with _alone(request.folder):
+        if request.fresh:
+            forget(request.folder)
+        return _searched(request, shown, runner)
+
+
+def _searched(
+    request: TuneRequest, shown: Callable[[Trial], None], runner: Runner | None
+) -> TuneReport:
     machine = _machine(request)
     on = _devices(machine)
     constants = shipped(on.gpu.family if on is not None else "")
@@ -78,7 +98,7 @@ def tune(
     original = tuple(value_of(request.job, setting.key) for setting in settings)
     predicts = predictor(request.job, settings, request.ranks, on, constants)
     search = SettingSearch(settings, original, predicts, request.budget)
-    journal = TrialJournal(request.folder, _question(request))
+    journal = TrialJournal(request.folder, _question(request, machine, settings, on))
     for trial in journal.trials():
         search.add(trial)
     run = runner or partial(_run, request)
@@ -111,15 +131,12 @@ class TrialJournal:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not asked.exists():
-                write_synced(asked, question)
+                write_atomically(asked, question)
             elif asked.read_bytes() != question:
                 rule = "holds a search of another job, machine or budget"
                 raise ConfigError("--folder", str(folder), rule, "give another, or --fresh")
         except OSError as error:
-            rule = f"cannot hold the search: {error.strerror}"
-            raise ConfigError(
-                "--folder", str(folder), rule, "give a folder you may write"
-            ) from None
+            raise _unusable(folder, error) from None
 
     def trials(self) -> list[Trial]:
         """Those that are complete; a last line that was being written is none."""
@@ -128,8 +145,16 @@ class TrialJournal:
         data = self._path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if whole != data:
-            self._path.write_bytes(whole)
-        return [msgspec.json.decode(line, type=Trial) for line in whole.splitlines()]
+            os.truncate(self._path, len(whole))  # never a moment without the others
+        return [self._trial(number, line) for number, line in enumerate(whole.splitlines(), 1)]
+
+    def _trial(self, number: int, line: bytes) -> Trial:
+        try:
+            return msgspec.json.decode(line, type=Trial)
+        except msgspec.MsgspecError as error:
+            rule = f"line {number} is no trial ({error})"
+            fix = "take it out, or begin anew with --fresh"
+            raise ConfigError("--folder", str(self._path), rule, fix) from None
 
     def append(self, trial: Trial) -> None:
         """One more."""
@@ -139,14 +164,46 @@ class TrialJournal:
             os.fsync(file.fileno())
 
 
+def _alone(folder: Path) -> ExitStack:
+    """Two searches at once would slow each other's steps, and mix their trials."""
+    held_folder = ExitStack()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held_folder.enter_context(alone_in(folder))
+    except DataError:
+        rule = "holds another search, which runs just now"
+        raise ConfigError("--folder", str(folder), rule, "wait for it, or give another") from None
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    return held_folder
+
+
+def _unusable(folder: Path, error: OSError) -> ConfigError:
+    rule = f"cannot hold the search: {error.strerror}"
+    return ConfigError("--folder", str(folder), rule, "give a folder you may write")
+
+
 def forget(folder: Path) -> None:
     """Have a search in this folder begin anew."""
     for name in ("tune.json", "trials.jsonl"):
         (folder / name).unlink(missing_ok=True)
 
 
-def _question(request: TuneRequest) -> bytes:
-    asked = {"job": to_toml(request.job), "ranks": request.ranks, "budget": request.budget}
+def _question(
+    request: TuneRequest,
+    machine: TunedMachine,
+    settings: Sequence[Setting],
+    on: Cluster | None = None,
+) -> bytes:
+    """What trials answer: those of another machine, or of other values, say nothing of this one."""
+    asked = {
+        "job": to_toml(request.job),
+        "ranks": request.ranks,
+        "budget": request.budget,
+        "machine": machine,
+        "device": on.name if on is not None else "",
+        "settings": {setting.key: setting.values for setting in settings},
+    }
     return msgspec.json.encode(asked) + b"\n"
 
 

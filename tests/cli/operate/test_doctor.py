@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from phalanx.cli.operate.finding_lines import show_finding
+from phalanx.doctor.finding import Finding
 from tests.commands import run_phalanx
 
 
@@ -84,3 +88,24 @@ def test_a_script_is_printed_asked_about_applied_and_undone(tmp_path: Path) -> N
     assert setting.read_text() == "new\n"
     assert run("undo", "--yes").returncode == 0
     assert setting.read_text() == "old\n"
+    script.write_text(script.read_text().replace("# Node: ", "# Boot: another\n# Node: "))
+    later = run("undo", "--yes")
+    assert later.returncode == 0 and "has booted since" in later.stderr
+
+
+def test_what_was_read_of_a_machine_does_not_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    erased = "nfs\x1b[2K\x1b[1A\r\x9b2K[red]"
+    finding = Finding(
+        check=erased,
+        verdict="warn",
+        measured={erased: erased},
+        expected=erased,
+        why=erased,
+        suggestion=erased,
+    )
+    show_finding(finding)
+    shown = capsys.readouterr().out
+    assert "[red]" in shown
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from phalanx.control.trust.acceptance_signature import verify_certificate
+from phalanx.doctor.acceptance import burn_in
+from phalanx.doctor.acceptance.burn_in import LoadProcess
 from phalanx.doctor.acceptance.certificate import InvalidCertificateError
+from phalanx.doctor.acceptance.loads import LoadOrder, LoadSample
 from phalanx.doctor.acceptance.program import find_measured
 from phalanx.doctor.acceptance.report import AcceptanceRequest
 from phalanx.doctor.finding import Finding
@@ -132,3 +137,38 @@ def test_settings_are_what_somebody_set() -> None:
         ]
     )
     assert found == {"os.thp": "pass: enabled always", "network.retransmits": "warn"}
+
+
+def test_a_load_that_breaks_without_a_word_is_told_by_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Iterator[float]:
+        raise MemoryError
+        yield
+
+    monkeypatch.setattr(burn_in, "samples_of", broken)
+    reads, writes = os.pipe()
+    burn_in._work(LoadOrder(load="gemm", device="cpu"), tmp_path, tmp_path, 1.0, writes)
+    os.close(writes)
+    with os.fdopen(reads, "rb") as told:
+        assert "MemoryError" in msgspec.json.decode(told.read(), type=LoadSample).problem
+
+
+def test_a_load_that_hangs_in_the_kernel_is_left_behind_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process in an uninterruptible call ends by no signal."""
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+        os._exit(0)
+    monkeypatch.setattr(burn_in, "KILLED_SECONDS", 0.05)
+    order = LoadOrder(load="gemm", device="cuda:0")
+    reads, writes = os.pipe()
+    with monkeypatch.context() as played:
+        played.setattr(os, "kill", lambda *_: None)
+        left = burn_in.end_all([LoadProcess(order, pid, reads)])
+    os.close(writes)
+    assert left == [order]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)

@@ -66,6 +66,18 @@ def test_a_fall_of_a_hot_gpu_is_thermal() -> None:
     assert (gpu.verdict, gpu.cause) == ("fail", Cause.THERMAL)
 
 
+def test_a_load_that_hangs_before_the_end_is_no_pass() -> None:
+    """A GPU that answers no more tells no rates: those from before it hung are as good as any."""
+    hung = series([100.0] * 600).figures("gemm", "cuda:0", 3600.0, ended_at=3600.0)
+    assert "no sign of life for the last 3001 s" in hung.problem
+    (finding, _) = judge([hung], [])
+    assert finding.verdict == "fail"
+    late = series([100.0] * 3600).figures("gemm", "cuda:0", 3600.0, ended_at=3600.0)
+    assert not late.problem
+    short = series([100.0] * 2).figures("gemm", "cuda:0", 2.4, ended_at=20.0)
+    assert not short.problem  # of so short a burn-in nobody can say
+
+
 def test_wrong_bits_and_broken_loads_fail() -> None:
     wrong = LoadSeries()
     wrong.take(LoadSample(5.0, 1), 1.0, counts=True)
@@ -132,6 +144,9 @@ def test_ranks_of_nodes() -> None:
     assert [e.name for e in stragglers({"a": 100.0, "b": 1.0, "c": 99.0})] == ["b"]
     # Where all stray alike, nobody is a straggler.
     assert not stragglers({"a": 100.0, "b": 80.0, "c": 60.0, "d": 90.0, "e": 70.0})
+    # One that claims an absurd rate does not hide who is slow.
+    claimed = {"a": 100.0, "b": 101.0, "c": 50.0, "d": 1e20}
+    assert [each.name for each in stragglers(claimed)] == ["c"]
     assert rank({}) == [] and not stragglers({"a": 0.0, "b": 0.0, "c": 0.0})
 
 

@@ -10,7 +10,8 @@ from typing import Literal
 import pytest
 
 from phalanx.config import ConfigError
-from phalanx.doctor.checks.fix import commands_of, fix_script, run_commands
+from phalanx.doctor.checks.check import write, write_all
+from phalanx.doctor.checks.fix import booted_since, commands_of, fix_script, run_commands
 from phalanx.doctor.finding import Finding, MendStep
 
 
@@ -102,6 +103,34 @@ def test_what_was_read_of_a_machine_cannot_leave_its_comment(
     script = written(tmp_path, hostile, finding("os.b", suggestion=f"y\ntouch {tmp_path}/owned"))
     assert run_script(script, "apply") == 0
     assert not (tmp_path / "owned").exists()
+
+
+def test_what_was_read_of_a_machine_hides_nothing_from_who_reads_the_script(
+    tmp_path: Path,
+) -> None:
+    erased = "x\x1b[2K\x1b[1A\r\x9b2K"
+    hostile = finding("os.a", MendStep("true", "true"), suggestion=erased, fact=erased)
+    text = written(tmp_path, hostile, finding("os.b", suggestion=erased), node=erased).read_text()
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+def test_a_name_that_somebody_gave_an_interface_is_no_command() -> None:
+    path = "/sys/class/net/$(touch x)/ecn/roce_np/enable/3"
+    (one,) = write({path: "0"}, "1")
+    assert one.do == f"echo 1 > '{path}'"
+    several = write_all(["/sys/a*/b", "/sys/c;d/e"], "0", "1")[0]
+    assert several.do == "echo 1 | tee /sys/a*/b '/sys/c;d/e' > /dev/null"
+
+
+def test_a_script_knows_whether_the_node_has_booted_since(tmp_path: Path) -> None:
+    """Settings are as they were then, and names of devices may be others'."""
+    script = tmp_path / "fix.sh"
+    script.write_text(fix_script("here", [], boot="one"))
+    assert booted_since(script, "two") and not booted_since(script, "one")
+    assert not booted_since(script, "")  # this kernel does not say
+    script.write_text(fix_script("here", []))  # of a recorded machine, or an older release
+    assert not booted_since(script, "two")
+    assert commands_of(script, "here", "undo") == []
 
 
 def test_what_no_command_can_do_stands_beside_the_commands(tmp_path: Path) -> None:

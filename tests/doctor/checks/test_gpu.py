@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec import structs
 
@@ -388,15 +390,68 @@ def test_boost_sliders_are_reported_and_those_that_differ_are_named() -> None:
         assert found.verdict == "pass" and "vboost not told" in str(found.measured["settings"])
 
 
+MIRROR = """\
+[plugins."io.containerd.grpc.v1.cri".registry.mirrors."nvcr.io/nvidia"]
+endpoint = ["https://mirror.example"]
+"""
+IMPORTS = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
+RENAMED = """\
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpu.options]
+BinaryName = "/usr/bin/nvidia-container-runtime"
+"""
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "7", '"nvidia"', '{"runtimes": null}', '{"runtimes": [1]}', "[" * 20_000]
+)
+def test_a_file_of_docker_that_is_none_ends_no_check(text: str) -> None:
+    found = played("gpu.containers", DOCKER | {DOCKER_FILE: text}, below=H200_VIRTUAL)
+    assert found.verdict in ("unknown", "warn"), found
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_warning_of_the_driver_beside_its_answer_hides_nothing(where: str) -> None:
+    warning = "WARNING: infoROM is corrupted at gpu 0000:18:00.0\n"
+    text = warning + CAPTURED if where == "before" else CAPTURED + warning
+    assert played("gpu.persistence", {QUERY: text}, below=H200_VIRTUAL).verdict != "unknown"
+
+
+def test_a_driver_that_has_no_application_clocks_any_more_is_not_asked_for_them() -> None:
+    gone = "Requested functionality has been deprecated"
+    text = re.sub(
+        r"(<(default_)?applications_clocks>).*?(</(default_)?applications_clocks>)",
+        lambda match: re.sub(r">[^<>\s][^<>]*<", f">{gone}<", match[0]),
+        CAPTURED,
+        flags=re.DOTALL,
+    )
+    assert gone in text
+    assert played("gpu.clocks", {QUERY: text}, below=H200_VIRTUAL).verdict == "skip"
+
+
 def test_containers_get_their_cards_by_any_of_three_ways() -> None:
     containerd = {"/usr/bin/containerd": ""}
     runtimes = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n'
+    beside = {"/etc/containerd/conf.d/99-nvidia.toml": runtimes}
     for tree, verdict in [
         ({}, "skip"),  # nothing here starts containers
         (DOCKER, "warn"),
         (DOCKER | {"/var/run/cdi/nvidia.yaml": ""}, "pass"),
         (containerd | {"/etc/containerd/config.toml": runtimes}, "pass"),
         (containerd | {"/etc/containerd/config.toml": "version = 2\n"}, "warn"),
+        # As nvidia-ctk writes it since 1.18: a file beside the main one.
+        (containerd | beside, "pass"),
+        (containerd | {"/etc/containerd/conf.d/50-mirror.toml": "version = 2\n"}, "warn"),
+        (containerd | beside | {"/etc/containerd/config.toml": "version = 2\n"}, "warn"),
+        (containerd | beside | {"/etc/containerd/config.toml": IMPORTS}, "pass"),
+        # A mirror of NVIDIA's registry, or a runtime of somebody else, gives no card.
+        (containerd | {"/etc/containerd/config.toml": MIRROR}, "warn"),
+        (containerd | {"/etc/containerd/config.toml": RENAMED}, "pass"),
+        (DOCKER | {DOCKER_FILE: '{"registry-mirrors": ["https://nvidia.example"]}'}, "warn"),
+        (
+            DOCKER
+            | {DOCKER_FILE: '{"runtimes": {"gpu": {"path": "/usr/bin/nvidia-container-runtime"}}}'},
+            "pass",
+        ),
     ]:
         assert played("gpu.containers", tree, below=H200_VIRTUAL).verdict == verdict, tree
     inside = played("gpu.containers", DOCKER, below=H200_VIRTUAL, profiles=("metal", "container"))

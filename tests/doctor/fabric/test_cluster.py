@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +12,8 @@ import msgspec
 import pytest
 
 from phalanx.config import ConfigError
-from phalanx.control.client.fabric_job import FabricJob
-from phalanx.control.client.fabric_watch import FabricWatcher, WatchedFabric
-from phalanx.doctor.fabric import watch
-from phalanx.doctor.fabric.report import COLLECTIVES, FabricReport, FabricRequest
-from phalanx.testing.local_cluster import TrialCluster
+from phalanx.doctor.fabric.report import COLLECTIVES, FabricReport
+from phalanx.testing.local_cluster import ENDED, TrialCluster
 from tests.commands import run_phalanx
 from tests.shared_folder import network
 
@@ -63,38 +59,68 @@ def test_an_option_that_makes_no_sense_is_refused(cluster: TrialCluster) -> None
         (("--collective", "scan"), "one of all_reduce"),
         (("--card", "token-ring"), "no card of the catalogue"),
         (("--picture", "map.png"), "ends in .svg or .html"),
-        (("--drain",), "--drain is for --watch"),
-        (("--watch", "--json"), "--watch takes no"),
     ]:
         answer = doctor_fabric(cluster, *arguments)
         assert answer.returncode == 2 and words in " ".join(answer.stderr.split())
 
 
-def watch_until_measured(watcher: FabricWatcher) -> WatchedFabric:
-    made: list[WatchedFabric] = []
-    deadline = time.monotonic() + 120
-    while not made and time.monotonic() < deadline:
-        if (one := watcher.look()) is not None:
-            made.append(one)
-    return made[0]
+AT_JOIN = """
+[fabric_checks]
+at_join = true
+settle_ns = 1_000_000_000
+pause_ns = 1_000_000_000
+"""
 
 
-def test_new_nodes_are_measured_by_a_watch_and_those_that_come_back_again(
-    cluster: TrialCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.0)
-    lines: list[str] = []
-    wanted = FabricJob(request=FabricRequest(collectives=()), start_seconds=60.0)
-    watcher = FabricWatcher(cluster.client, wanted, lines.append)
-    first = watch_until_measured(watcher)
-    assert sorted(first.new) == ["node-0", "node-1", "node-2"] and len(first.report.pairs) == 3
-    assert watcher.look() is None  # nothing is new
-    cluster.command("drain", "node-1")
-    cluster.wait(lambda: "drained" in states(cluster) or "draining" in states(cluster), "a drain")
-    assert watcher.look() is None  # two nodes are left
-    cluster.command("resume", "node-1")
-    assert watch_until_measured(watcher).new == ("node-1",)
-    assert any("measuring for node-1" in line for line in lines)
+def checks(cluster: TrialCluster, state: str = "all") -> dict[int, str]:
+    jobs = cluster.get(f"/v1/jobs?state={state}&limit=100")["jobs"]
+    return {job["id"]: job["state"] for job in jobs if job["name"] == "fabric-check"}
+
+
+def running_after(cluster: TrialCluster, before: int) -> list[int]:
+    live = checks(cluster, "live")
+    return [number for number, state in live.items() if number > before and state == "running"]
+
+
+def told(cluster: TrialCluster) -> list[str]:
+    """What people were told, oldest first."""
+    events = cluster.get("/v1/events?limit=1000")["events"]
+    commands = [command for event in events for command in event["commands"]]
+    return [each["why"]["text"] for each in commands if each["kind"] == "Notify"]
+
+
+def test_the_server_measures_new_nodes_and_those_that_come_back(tmp_path: Path) -> None:
+    # Cores that others use give any rates: what a verdict leads to is proved elsewhere.
+    policy = AT_JOIN + "slower_ppm = 900_000\ndrain = false\n"
+    with TrialCluster(tmp_path, nodes=3, policy=policy) as cluster:
+        cluster.wait(lambda: "done" in checks(cluster).values(), "a check of the fabric", 120)
+        assert any(
+            "the fabric between" in line or "a fabric check" in line for line in told(cluster)
+        )
+        before = max(checks(cluster))
+        cluster.command("drain", "node-1")
+        cluster.wait(lambda: "draining" in states(cluster), "a drain")
+        cluster.command("resume", "node-1")
+        cluster.wait(lambda: running_after(cluster, before), "another check", 120)
+        (number,) = running_after(cluster, before)
+        # A server that is killed meanwhile finds the check as it was; then nothing is held by it.
+        cluster.kill_server()
+        cluster.start_server()
+        cluster.wait(lambda: checks(cluster)[number] in ENDED, f"check {number} to end", 120)
+        assert checks(cluster)[number] == "done", cluster.job(number)["why"]["text"]
+        nodes = cluster.get("/v1/nodes")["nodes"]
+        assert not any(job == number for node in nodes for job in node["jobs"])
+
+
+@pytest.mark.soak
+def test_a_gang_starts_when_its_nodes_have_been_measured(tmp_path: Path) -> None:
+    policy = "[fabric_checks]\nbefore_nodes = 3\n"
+    with TrialCluster(tmp_path, nodes=3, policy=policy) as cluster:
+        number = cluster.submit("--world-size", "3", "--", "true")
+        assert cluster.wait_ended(number, 180) == "done"
+        first = cluster.job(min(checks(cluster)))
+        assert first["state"] == "done", first["why"]["text"]
+        assert 0 < first["ended_ns"] <= cluster.job(number)["started_ns"]
 
 
 def states(cluster: TrialCluster) -> list[str]:
@@ -125,7 +151,9 @@ def test_a_node_with_half_the_rate_is_named(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give nodes networks of their own")
     with network(changes=True):
-        cluster = TrialCluster(tmp_path, nodes=4, namespaces=True)
+        policy = AT_JOIN.replace("at_join", "slower_ppm = 200_000\nat_join")
+        policy = policy.replace("settle_ns = 1_", "settle_ns = 20_")
+        cluster = TrialCluster(tmp_path, nodes=4, namespaces=True, policy=policy)
         try:
             cluster.__enter__()
         except ConfigError as error:
@@ -146,12 +174,13 @@ def test_a_node_with_half_the_rate_is_named(tmp_path: Path) -> None:
             assert report.outcome is not None
             assert report.outcome.accused[0].level == pytest.approx(0.5, abs=0.15)
             assert {each.path for each in report.transports} == {"sockets"}
-            # A watch finds the same, and has nobody placed there.
-            request = FabricRequest(pair_bytes=2 << 20, slower=0.2, collectives=())
-            wanted = FabricJob(request=request)
-            watcher = FabricWatcher(cluster.client, wanted, print, drain=True)
-            assert watch_until_measured(watcher).drained == ("node-2",)
+            # The server's own checks find the same, and two of them drain it.
+            cluster.command("drain", "node-1")
+            cluster.command("resume", "node-1")
+            slow = lambda: cluster.get("/v1/nodes/node-2")["node"]["state"] == "draining"  # noqa: E731
+            cluster.wait(slow, "node-2 to be drained", 240)
             shown = cluster.get("/v1/nodes/node-2")["node"]
-            assert shown["state"] == "draining" and "of the usual rate" in shown["why"]["text"]
+            assert "of the usual rate" in shown["why"]["text"]
+            assert states(cluster).count("healthy") == 3
         finally:
             cluster.__exit__()

@@ -10,6 +10,14 @@ import pytest
 from msgspec import structs
 
 from phalanx.cli.operate.fabric import show_report
+from phalanx.cluster.fabric.verdict import (
+    MOST_FINDINGS,
+    MOST_TEXT,
+    FabricFinding,
+    FabricVerdict,
+    decode_verdict,
+)
+from phalanx.cluster.protocol.message_rights import MOST_TEXT as RESULT_BYTES
 from phalanx.config import ConfigError
 from phalanx.doctor.fabric.counters import Counters, read_counters, transport_of
 from phalanx.doctor.fabric.explain import Part, PartKind
@@ -19,11 +27,13 @@ from phalanx.doctor.fabric.report import (
     FabricReport,
     PairRate,
     SweepRow,
+    Transport,
     all_clear,
     find_report,
     floor_of,
     part_in_words,
     problems_of,
+    verdict_of,
 )
 from phalanx.doctor.fabric.search import SearchOutcome, Slowness
 from phalanx.doctor.fabric.sweep import bus_factor, sizes
@@ -189,3 +199,43 @@ def test_no_more_is_cleared_than_could_have_been_seen() -> None:
     assert "nothing could be told" in said and said in html(
         structs.replace(REPORT, outcome=loud), []
     )
+
+
+def test_a_verdict_says_what_is_slow_or_that_nothing_could_be_told() -> None:
+    verdict = verdict_of(REPORT)
+    assert [one.nodes for one in verdict.findings] == [("<c>",)] and not verdict.unclear
+    assert REPORT.outcome is not None
+    loud = structs.replace(REPORT.outcome, accused=(), boundary=-0.6)
+    assert "nothing could be told" in verdict_of(structs.replace(REPORT, outcome=loud)).unclear
+    assert decode_verdict(msgspec.json.encode(verdict).decode()) == verdict
+
+
+def test_a_verdict_of_very_many_findings_still_fits_into_a_result() -> None:
+    sent = [
+        Transport(node=f"n{n}", path="sockets", sent_bytes=1, rdma_bytes=0) for n in range(5000)
+    ]
+    verdict = verdict_of(structs.replace(REPORT, transports=sent))
+    assert verdict.findings[0].nodes == ("<c>",)  # what was measured comes first
+    assert len(msgspec.json.encode(verdict)) < RESULT_BYTES
+
+
+def test_a_verdict_that_a_node_made_up_is_cut_to_what_people_read() -> None:
+    findings = tuple(FabricFinding(text="\x1b[31m" + "x" * 9999) for _ in range(99))
+    cut = decode_verdict(msgspec.json.encode(FabricVerdict(findings=findings)).decode())
+    assert len(cut.findings) == MOST_FINDINGS
+    assert all(len(one.text) < MOST_TEXT and one.text.isprintable() for one in cut.findings)
+
+
+def test_a_port_that_counts_nothing_ends_no_measurement(tmp_path: Path) -> None:
+    """Cards without a PMA say so instead of a number, or refuse to be read."""
+    kernel(tmp_path, words=100, eth=1, lo=1, registered=None)
+    ports = tmp_path / "sys/class/infiniband"
+    for name in ("efa_0", "usnic_0"):
+        (ports / name / "ports/1/counters").mkdir(parents=True)
+    (ports / "efa_0/ports/1/counters/port_xmit_data").write_text("N/A (no PMA)\n")
+    (ports / "usnic_0/ports/1/counters/port_xmit_data").mkdir()  # reading it is an error
+    assert read_counters(tmp_path).rdma == 400
+    (ports / "mlx5_0/ports/1/counters/port_xmit_data").write_text("N/A (no PMA)\n")
+    assert read_counters(tmp_path).rdma is None
+    (tmp_path / "proc/net/dev").write_text("Inter-|\n face |\n  lo: 1 2\n garbage\n")
+    assert read_counters(tmp_path).loopback is None

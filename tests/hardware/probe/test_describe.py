@@ -23,6 +23,7 @@ from phalanx.hardware.probe import (
     describe,
 )
 from phalanx.hardware.probe.description import MOST_ROWS, changed_facts
+from phalanx.hardware.probe.reader import number
 from phalanx.hardware.probe.site_file import parse_site, site_facts
 from tests.hardware.probe.test_parsers import RECORDED
 
@@ -300,3 +301,20 @@ def test_the_last_entry_that_says_a_thing_is_believed() -> None:
 def test_settings_of_the_kernel_can_be_read() -> None:
     """Files below /proc/sys refuse a read of several megabytes at once."""
     assert MachineReader().text("/proc/sys/kernel/osrelease") == os.uname().release
+
+
+def test_a_card_with_a_damaged_inforom_hides_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvidia-smi tells all that it is asked for, warns, and ends with 14."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    program(tmp_path, "nvidia-smi", "echo all of it; exit 14")
+    assert "all of it" in MachineReader().run("nvidia-smi", "-q", "-x")
+    program(tmp_path, "nvidia-smi", "echo all of it; exit 15")  # a card is lost
+    with pytest.raises(ReadError, match="ended with 15"):
+        MachineReader().run("nvidia-smi", "-q", "-x")
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "1²"])
+def test_digits_of_other_scripts_are_no_number(text: str) -> None:
+    assert number(text) == (1 if text.startswith("1") else 0)

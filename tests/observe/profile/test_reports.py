@@ -104,3 +104,20 @@ def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text("{}")
     with pytest.raises(ValueError, match="no profile"):
         read_profile(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"traced_seconds": 0.0}, "took no time"),
+        ({"times": times(0.0)}, "took no time"),
+        ({"times": times(-1.0)}, "took no time"),
+        ({"version": 2}, "version 2"),
+    ],
+)
+def test_a_profile_that_nothing_can_be_compared_with_is_refused(
+    tmp_path: Path, fields: dict[str, object], said: str
+) -> None:
+    write_profile(played_profile(**fields), tmp_path)
+    with pytest.raises(ValueError, match=said):
+        read_profile(tmp_path)

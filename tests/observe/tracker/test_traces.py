@@ -37,6 +37,24 @@ def test_events_of_one_moment_meet_whatever_the_clocks_say() -> None:
     assert names == ["rank 0 python", "rank 1 python"]
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": ["x"]},
+        {"ph": "M", "name": "process_name", "pid": 1, "args": "x"},
+        {"ph": "X", "name": "step", "pid": [1], "ts": 1.0},
+        {"ph": "X", "name": "step", "pid": {"a": 1}, "ts": True},
+    ],
+)
+def test_an_event_of_an_odd_form_does_not_cost_the_other_ranks_traces(
+    event: dict[str, Any],
+) -> None:
+    """A program of a job's own may write what it likes there."""
+    sound = {"ph": "X", "name": "sound", "pid": 7, "ts": 1.0, "dur": 1.0}
+    merged = json.loads(merge_traces({0: trace(0, event, sound)}, {}))
+    assert "sound" in [each["name"] for each in merged["traceEvents"]]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"traceEvents": 3}', '{"x": 1}'])
 def test_what_is_no_trace_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="rank 3: no trace"):
