@@ -120,6 +120,7 @@ class Pass:
             front.add(lane, lane.entries)
         left = max(1, self._policy.reservations)
         hopeless: dict[int, None] = {}  # demands that no end of what runs would make room for
+        blocked: dict[tuple[int, str, str], list[int]] = {}  # jobs by demand, team and class
         looks = self._policy.backfill_depth
         while len(self._decisions) < MOST_STARTS and (found := front.pop()) is not None:
             number, lane, demand, source = found
@@ -129,10 +130,14 @@ class Pass:
                     return
                 front.go_on(source)
                 continue
+            alike = blocked.setdefault((id(demand), lane.team, lane.qos), [])
+            waits = number not in self._promises.by_job and self._blocked_still(alike)
             if self._gated(number, lane, demand):
                 continue  # its lane waits; what else it holds is looked at behind the others
             job = self._view.jobs[number]
-            started = self._try(job, lane, demand)
+            started = not waits and self._try(job, lane, demand)
+            if not started:
+                alike.append(number)
             if not started and not self._claims(job, demand):
                 if self._reserve(job, demand, firm=False):
                     left -= 1
@@ -141,6 +146,21 @@ class Pass:
                 if left == 0 or len(hopeless) == MOST_HOPELESS:
                     return
             front.go_on(source)
+
+    def _blocked_still(self, alike: list[int]) -> bool:
+        """Whether any of some jobs that had no room has none now; those that have are started.
+
+        A promise may have gone to other nodes since. It kept them from jobs that have one too, and
+        not from one behind that asks for the same: that would overtake them.
+        """
+        while alike:
+            lane, demand, _ = self._waiting.where[alike[0]]
+            if self._gated(alike[0], lane, demand):
+                break
+            if not self._try(self._view.jobs[alike[0]], lane, demand):
+                break
+            del alike[0]
+        return bool(alike)
 
     def _backfill(self) -> None:
         promised, where = self._promises.by_job, self._waiting.where
