@@ -18,8 +18,8 @@ SENTENCES = {
     # pipelines
     "bad_pipeline": "{problem}",
     "pipeline_accepted": "pipeline run {pipeline} has begun",
-    "pipeline_too_large": "the pipeline makes {tasks} tasks, and {most} is the most that a server"
-    " takes: make its lists shorter",
+    "too_many_pipelines": "{user} has {most} runs of pipelines that have not ended: wait for some,"
+    " or cancel them",
     "pipeline_runs": "run {pipeline} uses {folder}: wait for its end, or cancel it",
     "pipeline_incomplete": "the submission lacks {what}",
     "pipeline_path": "{path}: a path on a server must be printable, without quotes and backslashes",
