@@ -85,6 +85,7 @@ def _too_large(fact: SubmitWorkflow, most: int) -> Reason | None:
 def create(ctx: Context, spec: JobSpec) -> int:
     """Makes the job, or all jobs of an array; returns the (first) number."""
     first = ctx.next_job
+    spec = structs.replace(spec, after=tuple(dict.fromkeys(spec.after)))
     count, width = _count(spec), spec.array_width
     waiting_for, never = dependencies.awaited(ctx, spec)
     follows, queued = fence.predecessor(ctx, spec), list[ClusterJob]()
