@@ -86,14 +86,16 @@ def _never(job: ClusterJob) -> Reason:
 def give_up(ctx: Context, job: ClusterJob, why: Reason) -> None:
     """A job can never start; those that need its success cannot either, and are told."""
     lost = [(job, why)]
+    job.never = True
     for lost_job, told in lost:  # a chain may be long: no recursion
-        lost_job.never, lost_job.why = True, told
+        lost_job.why = told
         ctx.notify(told, job=lost_job.id, level="warning")
         for number in ctx.dependants.get(lost_job.id, {}):
             other = ctx.view.jobs[number]
             if other.ended or other.never:
                 continue
             if _wants_success(ctx, other, lost_job):
+                other.never = True  # at once: many may lead to it
                 lost.append((other, _never(lost_job)))
             else:
                 other.why = Awaits.STUCK.because(job=lost_job.id)

@@ -8,8 +8,8 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs.job import ClusterJob, GangShape, JobSpec
-from phalanx.cluster.protocol.commands import Refuse
-from phalanx.cluster.protocol.events import Cancel, JobFinished, Submit
+from phalanx.cluster.protocol.commands import Notify, Refuse
+from phalanx.cluster.protocol.events import Cancel, JobFinished, Step, Submit, SubmitWorkflow
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 from tests.cluster.invariants import check
 
@@ -117,3 +117,23 @@ def test_who_waits_for_one_that_can_never_start_says_so_until_that_one_is_gone()
     drive.tell(Cancel(job=stuck.id))
     drive.wait(SECOND)
     assert waiting.state == "forming"
+
+
+def test_a_job_that_many_ways_lead_to_is_given_up_once() -> None:
+    drive = Drive()
+    one = JobSpec(name="one", gang=ONE, expected=EXPECTED)
+    steps = tuple(
+        Step(
+            name=str(number),
+            spec=one,
+            after=tuple(("afterok", str(other)) for other in range(max(0, number - 4), number)),
+        )
+        for number in range(60)
+    )
+    drive.tell(SubmitWorkflow(steps=steps))
+    told = [command.body for command in drive.tell(Cancel(job=1))]
+    never = [
+        body for body in told if isinstance(body, Notify) and "can never start" in str(body.reason)
+    ]
+    assert all(job.never for job in drive.core.view.jobs.values() if job.id > 1)
+    assert [body.job for body in never] == list(range(2, 61))
