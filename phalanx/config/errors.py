@@ -49,11 +49,11 @@ class ConfigError(Exception):
 
 def first_of(problems: Iterable[ConfigProblem]) -> list[ConfigProblem]:
     """The first of many mistakes, which are found one by one, and that there are more."""
-    found = list(islice(problems, MOST_PROBLEMS + 1))
-    if len(found) > MOST_PROBLEMS:
+    first = list(islice(problems, MOST_PROBLEMS + 1))
+    if len(first) > MOST_PROBLEMS:
         rule = f"is the first of more than {MOST_PROBLEMS} mistakes, which are not looked for"
-        found[-1] = problem(found[-1].key, found[-1].value, rule, "mend those before it first")
-    return found
+        first[-1] = problem(first[-1].key, first[-1].value, rule, "mend those before it first")
+    return first
 
 
 def problem(

@@ -185,9 +185,9 @@ def test_links_and_sessions_of_one_token_are_bounded_however_they_are_made(
     _, kept = tokens.create("login", "bob", parent=others.id)
     newest = mine
     for _ in range(3 * MOST_SESSIONS):  # links of links, and of the token itself, in turn
-        tokens.make_room(newest.id)
+        tokens.bound_sessions(newest.id)
         _, newest = tokens.create("read", "ann", parent=newest.id)
-        tokens.make_room(mine.id)
+        tokens.bound_sessions(mine.id)
         tokens.create("login", "ann", parent=mine.id)
     assert len(tokens) <= MOST_SESSIONS + 4
     assert tokens.alive(mine.id) and tokens.alive(kept.id)

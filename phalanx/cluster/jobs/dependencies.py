@@ -118,11 +118,11 @@ def refused(ctx: Context, spec: JobSpec) -> Reason | None:
         if dependency.kind != "singleton" and dependency.job not in ctx.view.jobs:
             return reason("unknown_dependency", job=dependency.job)
     jobs, others = spec.array.count if spec.array else 1, len(awaited(ctx, spec)[0])
-    known = ctx.awaited_of.get(spec.user, 0)
+    of_user = ctx.awaited_of.get(spec.user, 0)
     if jobs * others > MOST_AWAITED:
         return reason("awaits_too_many", jobs=jobs, others=others, most=MOST_AWAITED)
-    if known and known + jobs * others > MOST_AWAITED_OF_USER:
-        return reason("user_awaits_too_many", known=known, most=MOST_AWAITED_OF_USER)
+    if of_user and of_user + jobs * others > MOST_AWAITED_OF_USER:
+        return reason("user_awaits_too_many", pairs=of_user, most=MOST_AWAITED_OF_USER)
     return None
 
 

@@ -11,8 +11,7 @@ from msgspec import structs
 
 from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import ClusterJob, Placement
-from phalanx.cluster.placement.choose import nodes_with_capacity, place
-from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
+from phalanx.cluster.placement.free_index import Nodes, free_index_of
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.claims import (
     collected,
@@ -23,6 +22,7 @@ from phalanx.cluster.queue.claims import (
     why_leave,
 )
 from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize, Start
+from phalanx.cluster.queue.fitting import place_for
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import (
     UNBOUNDED_NS,
@@ -300,37 +300,10 @@ class Pass:
         failed = self._without_capacity.setdefault(demand.group, [])
         if any(known & ~closed == 0 for known in failed):
             return None
-        placement = self._place(job, demand, closed)
+        placement = place_for(self._index.limits, self._view, job, demand, closed)
         if placement is None:
             failed.append(closed)
         return placement
-
-    def _place(self, job: ClusterJob, demand: Demand, closed: Nodes) -> Placement | None:
-        """A place for all replicas, or for as many as there is room for, if it is elastic."""
-        most = self._index.limits.most_replicas(self._view, job, demand)
-        holders = set_of_nodes(job.kept.holders) if job.kept is not None else 0
-        request = structs.replace(
-            demand.request, job=job.id, closed=closed, replicas=most, holders=holders
-        )
-        shape = request.shape
-        if nodes_with_capacity(self._view.fleet, request) < shape.slots(min(shape.floor, most)):
-            return None  # so nearly always; why there is no place is not asked
-        placement = place(self._view.fleet, request)
-        if isinstance(placement, Placement):
-            return placement
-        best: Placement | None = None
-        low, high = shape.floor, request.replicas - 1
-        while low <= high:
-            # First whether the fewest fit; then how many more do.
-            middle = (low + high + 1) // 2 if best else low
-            placement = place(self._view.fleet, structs.replace(request, replicas=middle))
-            if isinstance(placement, Placement):
-                best, low = placement, middle + 1
-            elif best is None:
-                return None
-            else:
-                high = middle - 1
-        return best
 
     def _reserve(self, job: ClusterJob, demand: Demand, *, firm: bool) -> bool:
         """Promises a blocked job its start. False: nobody can say when there will be room."""

@@ -45,7 +45,7 @@ SENTENCES = {
     "unknown_step": 'job "{job}" waits for "{missing}", which is not in the workflow',
     "awaits_too_many": "{jobs} jobs that wait for {others} others each: at most {most} such pairs"
     " are taken at a time",
-    "user_awaits_too_many": "jobs of this user wait for {known} others in all, each counted for"
+    "user_awaits_too_many": "jobs of this user wait for {pairs} others in all, each counted for"
     " itself, and {most} is the most: wait until some have ended",
     "no_steps": "a workflow needs at least one job",
     "named_twice": 'two jobs of the workflow are named "{job}"',

@@ -97,10 +97,10 @@ class StepLines:
         )
 
 
-def _is_logs(line: str) -> bool:
+def _is_logs(text: str) -> bool:
     """Whether a line is a dictionary as its Trainer prints it, with the loss and then the epoch."""
-    loss = HF_LOSS.search(line) if line.startswith("{") and line.endswith("}") else None
-    return loss is not None and line.rfind("'epoch': ") >= loss.end()
+    loss = HF_LOSS.search(text) if text.startswith("{") and text.endswith("}") else None
+    return loss is not None and text.rfind("'epoch': ") >= loss.end()
 
 
 def _lightning(line: str) -> PrintedStep | None:

@@ -51,18 +51,18 @@ def _why(program: str) -> str:
         return ""
     try:
         with path.open("rb") as file:
-            line = file.readline(FIRST_LINE_BYTES).rstrip(b"\n")
+            first_line = file.readline(FIRST_LINE_BYTES).rstrip(b"\n")
     except OSError:
         return ""
     if not os.access(path, os.X_OK):
         return f"it may not be executed (chmod +x {path}, or name what reads it before it)"
-    words = line[2:].split()
-    if not line.startswith(b"#!") or not words:
-        return (
-            "" if line.startswith(ELF) else "it is no program, and has no first line like #!/bin/sh"
-        )
-    interpreter = Path(os.fsdecode(words[0]))
-    if line.endswith(b"\r"):
+    interpreted = first_line[2:].split()
+    if first_line.startswith(ELF):
+        return ""
+    if not first_line.startswith(b"#!") or not interpreted:
+        return "it is no program, and has no first line like #!/bin/sh"
+    interpreter = Path(os.fsdecode(interpreted[0]))
+    if first_line.endswith(b"\r"):
         return "its lines end as on Windows (sed -i 's/\\r$//' mends it)"
     return "" if interpreter.exists() else f"its first line names {interpreter}, not there"
 

@@ -257,7 +257,7 @@ async def login_link(call: Call) -> LoginLink:
 
 
 def _made_link(tokens: Tokens, token: Token) -> tuple[str, Token]:
-    tokens.make_room(token.id)
+    tokens.bound_sessions(token.id)
     return tokens.create(
         "login",
         token.name,

@@ -171,7 +171,7 @@ class Tokens:
                 self.change(number, used=token.used + 1)
             return True
 
-    def make_room(self, number: str) -> None:
+    def bound_sessions(self, number: str) -> None:
         """Forget the oldest links and sessions of a token's kin, where there are too many.
 
         And those of anybody that are good no more, since one that they come from is gone.
