@@ -11,7 +11,8 @@ from msgspec import structs
 
 from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import ClusterJob, Placement
-from phalanx.cluster.placement.free_index import Nodes, free_index_of
+from phalanx.cluster.placement.choose import place_elastic
+from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.claims import (
     collected,
@@ -22,7 +23,6 @@ from phalanx.cluster.queue.claims import (
     why_leave,
 )
 from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize, Start
-from phalanx.cluster.queue.fitting import place_for
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import (
     UNBOUNDED_NS,
@@ -155,12 +155,11 @@ class Pass:
         """
         while alike:
             lane, demand, _ = self._waiting.where[alike[0]]
-            if self._gated(alike[0], lane, demand):
-                break
-            if not self._try(self._view.jobs[alike[0]], lane, demand):
-                break
+            job, gated = self._view.jobs[alike[0]], self._gated(alike[0], lane, demand)
+            if gated or not self._try(job, lane, demand):
+                return True
             del alike[0]
-        return bool(alike)
+        return False
 
     def _backfill(self) -> None:
         promised, where = self._promises.by_job, self._waiting.where
@@ -300,10 +299,19 @@ class Pass:
         failed = self._without_capacity.setdefault(demand.group, [])
         if any(known & ~closed == 0 for known in failed):
             return None
-        placement = place_for(self._index.limits, self._view, job, demand, closed)
+        placement = self._place(job, demand, closed)
         if placement is None:
             failed.append(closed)
         return placement
+
+    def _place(self, job: ClusterJob, demand: Demand, closed: Nodes) -> Placement | None:
+        """A place for as many replicas as limits leave, or fewer, if it is elastic."""
+        most = self._index.limits.most_replicas(self._view, job, demand)
+        holders = set_of_nodes(job.kept.holders) if job.kept is not None else 0
+        request = structs.replace(
+            demand.request, job=job.id, closed=closed, replicas=most, holders=holders
+        )
+        return place_elastic(self._view.fleet, request)
 
     def _reserve(self, job: ClusterJob, demand: Demand, *, firm: bool) -> bool:
         """Promises a blocked job its start. False: nobody can say when there will be room."""
