@@ -128,6 +128,8 @@ class Context:
         # Kept from jobs, not in snapshots:
         self.dependants: dict[int, dict[int, None]] = {}
         self.namesakes: dict[tuple[str, str], dict[int, None]] = {}
+        self.after_kinds: dict[int, dict[int, list[str]]] = {}  # of jobs that wait, as it is asked
+        self.awaited_of: dict[str, int] = {}  # pairs of a user's jobs and those they wait for
         self.trials: dict[tuple[str, str, int, int], int] = {}  # jobs by what ``trial_of`` names
         self.kept: dict[int, None] = {}  # jobs that wait, and whose nodes keep their memory
         self.node_rates: NodeRates | None = None

@@ -38,6 +38,7 @@ from phalanx.cluster.pipelines.events import (
 from phalanx.cluster.pipelines.graph import Task
 from phalanx.cluster.pipelines.machine import PipelineMachine, TaskProgress
 from phalanx.cluster.pipelines.rules import check_pipeline
+from phalanx.cluster.pipelines.size import HERE, PipelineLimits
 from phalanx.cluster.pipelines.step_order import (
     MOST_ORDER_BYTES,
     MOST_RECORD_BYTES,
@@ -55,7 +56,9 @@ from phalanx.cluster.state import ClusterPipeline, TaskJob
 from phalanx.config import ConfigError
 
 ORDER_PLACE, KEY_PLACE = "@phalanx-order@", "@phalanx-key@"
-MOST_TASKS = 500  # of a run: all are in one submission
+# Of a run: all its tasks are in one submission, and what they wait for is looked at in one event.
+LIMITS = PipelineLimits(tasks=500, waits=25_000)
+MOST_RUNS = 200  # of a user, that have not ended
 ENDED_RUNS = 200  # that are remembered
 _decode_report = msgspec.json.Decoder(StepReport).decode
 
@@ -71,7 +74,7 @@ def input_place(name: str) -> str:
 def submit(ctx: Context, fact: SubmitPipeline) -> None:
     """Accept a run, or refuse it with a reason."""
     try:
-        machine = machine_of(fact.pipeline)
+        machine = machine_of(fact.pipeline, LIMITS)
     except ConfigError as error:
         _refuse(ctx, fact.request, reason("bad_pipeline", problem=str(error)))
         return
@@ -102,10 +105,11 @@ def submit(ctx: Context, fact: SubmitPipeline) -> None:
 
 
 def _refusal(ctx: Context, fact: SubmitPipeline, machine: PipelineMachine) -> Reason | None:
-    if len(machine.tasks) > MOST_TASKS:
-        return reason("pipeline_too_large", tasks=len(machine.tasks), most=MOST_TASKS)
-    for other in ctx.view.pipelines.values():
-        if not other.ended_ns and (other.folder, other.team) == (fact.folder, fact.team):
+    live = [run for run in ctx.view.pipelines.values() if not run.ended_ns]
+    if sum(run.user == fact.user for run in live) >= MOST_RUNS:
+        return reason("too_many_pipelines", user=fact.user, most=MOST_RUNS)
+    for other in live:
+        if (other.folder, other.team) == (fact.folder, fact.team):
             return reason("pipeline_runs", pipeline=other.id, folder=fact.folder)
     texts = [text for each in machine.tasks.values() for text in each.task.step.outputs.values()]
     for text in (fact.folder, *texts):
@@ -346,10 +350,10 @@ def _filled(spec: JobSpec, order: StepOrder, word: str) -> str:
 # From a snapshot.
 
 
-def machine_of(table: dict[str, Any]) -> PipelineMachine:
-    """The machine of a pipeline's table; ConfigError if it is invalid."""
+def machine_of(table: dict[str, Any], limits: PipelineLimits = HERE) -> PipelineMachine:
+    """The machine of a pipeline's table; ConfigError if it is invalid, or too large."""
     pipeline = pipeline_from_table(table)
-    return PipelineMachine(pipeline, check_pipeline(pipeline, lambda pattern: True))
+    return PipelineMachine(pipeline, check_pipeline(pipeline, lambda pattern: True, limits))
 
 
 def rebuild(ctx: Context) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
 
+MOST_PROBLEMS = 100  # that are looked for: who sends a million keys learns of the first
 Change = Mapping[str, Any]  # settings by dotted key
 
 
@@ -43,6 +45,15 @@ class ConfigError(Exception):
         error.problems = collected
         error.args = ("\n".join(map(str, collected)),)
         return error
+
+
+def first_of(problems: Iterable[ConfigProblem]) -> list[ConfigProblem]:
+    """The first of many mistakes, which are found one by one, and that there are more."""
+    first = list(islice(problems, MOST_PROBLEMS + 1))
+    if len(first) > MOST_PROBLEMS:
+        rule = f"is the first of more than {MOST_PROBLEMS} mistakes, which are not looked for"
+        first[-1] = problem(first[-1].key, first[-1].value, rule, "mend those before it first")
+    return first
 
 
 def problem(

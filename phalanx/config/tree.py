@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from phalanx.config.errors import ConfigProblem, did_you_mean, near, problem, written
+from phalanx.config.errors import ConfigProblem, did_you_mean, first_of, near, problem, written
 from phalanx.config.fixes import fix_for
 from phalanx.config.schema import Job
 from phalanx.config.section import Section
@@ -73,8 +73,8 @@ def optional(hint: Any) -> bool:
 
 
 def mistakes(section: type[Section], table: Mapping[str, Any]) -> list[ConfigProblem]:
-    """Every unknown key, missing key and wrong type in a table meant to become ``section``."""
-    return list(_mistakes(section, table, "", section))
+    """Unknown keys, missing keys and wrong types in a table meant to become ``section``."""
+    return first_of(_mistakes(section, table, "", section))
 
 
 def of_another_kind(table: Mapping[str, Any], keys: Collection[str]) -> ConfigProblem | None:

@@ -69,6 +69,11 @@ def _line(path: Path) -> ListedResult:
         return ListedResult(name=path.stem, written_ns=written, problem=problem)
 
 
+def count(folder: Path) -> int:
+    """Results that there are."""
+    return sum(1 for _ in folder.glob("*.json"))
+
+
 def read(folder: Path, name: str) -> dict[str, Any] | None:
     """One result; None where there is none that can be read."""
     path = folder / f"{name}.json"

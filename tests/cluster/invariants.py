@@ -32,6 +32,17 @@ def check(core: Core) -> None:
         assert (number in view.pending) == (job.state == "pending" and job.eligible)
         assert (number in view.active) == (job.placement is not None)
     core.ledger.check(view)
+    check_dependencies(core)
+
+
+def check_dependencies(core: Core) -> None:
+    pairs: dict[str, int] = {}
+    for job in core.view.jobs.values():
+        if job.waiting_for and not job.ended:
+            pairs[job.spec.user] = pairs.get(job.spec.user, 0) + len(job.waiting_for)
+    assert core._ctx.awaited_of == pairs, "pairs of jobs that wait for each other"
+    for number in core._ctx.after_kinds:
+        assert core.view.jobs[number].waiting_for, "of a job that waits for nobody"
 
 
 def check_job(core: Core, number: int, held: list[int]) -> None:

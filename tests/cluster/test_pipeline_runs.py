@@ -11,7 +11,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import ClusterJob, GangShape, JobSpec
 from phalanx.cluster.pipeline_runs import (
     KEY_PLACE,
-    MOST_TASKS,
+    LIMITS,
     ORDER_PLACE,
     input_place,
     machine_of,
@@ -324,7 +324,7 @@ def one_step(**step: Any) -> dict[str, Any]:
         (one_step(after=["b"]), "there is no such step"),
         ({"inputs": {}}, "lacks the hash of a.txt"),
         (one_step(outputs={"o": 'a"b'}), "without quotes"),
-        (one_step(for_each={"n": list(range(MOST_TASKS + 1))}), "is the most that a server takes"),
+        (one_step(for_each={"n": list(range(LIMITS.tasks + 1))}), "tasks, and 500 is the most"),
         ({"work": {"make": JobSpec(name="x", gang=GangShape(replicas=10**6))}}, ""),
     ],
 )
@@ -346,3 +346,15 @@ def test_a_second_run_in_the_same_folder_waits_for_the_end_of_the_first() -> Non
     drive.tell(CancelPipeline(pipeline=7))
     said = [str(each.reason) for each in drive.bodies(Refuse)[1:]]
     assert said == ["pipeline run 1 asks nothing called ask", "there is no pipeline run 7"]
+
+
+def test_a_user_has_so_many_runs_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phalanx.cluster.pipeline_runs.MOST_RUNS", 2)
+    drive = PipelineDrive()
+    for number in range(3):
+        drive.begin(folder=f"/shared/{number}")
+    (refused,) = drive.bodies(Refuse)
+    assert "ada has 2 runs of pipelines that have not ended" in str(refused.reason)
+    assert drive.begin(folder="/shared/3", user="bob") == 3
+    drive.tell(CancelPipeline(pipeline=1))
+    assert drive.begin(folder="/shared/4") == 4

@@ -297,11 +297,11 @@ def test_a_contested_queue_breaks_no_invariant_for_long() -> None:
 
 
 def limited() -> Policy:
-    """A site where team "red" may hold 24 GPUs, and class "few" 16."""
+    """A site where team "red" may hold 24 GPUs, class "few" 16, and a job of class "low" 16."""
     return Policy(
         queue=QueuePolicy(
             quotas={"red": Quota(gpus=8, ceiling=24)},
-            qos={"normal": Qos(), "few": Qos(most_gpus=16)},
+            qos={"normal": Qos(), "few": Qos(most_gpus=16), "low": Qos(most_gpus_per_job=16)},
         ),
         recovery=RecoveryPolicy(grow_after_ns=SECOND),
     )
@@ -311,7 +311,8 @@ ELASTIC = GangShape(replicas=4, least_replicas=1, tensor=8, slot_gpus=8, slot_cp
 
 
 @pytest.mark.parametrize(
-    ("fields", "most"), [({"team": "red"}, 3), ({"qos": "few"}, 2), ({"team": "blue"}, 4)]
+    ("fields", "most"),
+    [({"team": "red"}, 3), ({"qos": "few"}, 2), ({"qos": "low"}, 2), ({"team": "blue"}, 4)],
 )
 def test_an_elastic_job_starts_and_grows_within_the_limits_of_its_team_and_class(
     fields: dict[str, str], most: int
@@ -324,7 +325,12 @@ def test_an_elastic_job_starts_and_grows_within_the_limits_of_its_team_and_class
     drive.run(job)
     assert job.placement.replicas == 1
     drive.wait(60 * SECOND)
-    drive.tell(Scale(job=job.id, replicas=4))
+    (told,) = [
+        command.body
+        for command in drive.tell(Scale(job=job.id, replicas=4))
+        if isinstance(command.body, Accept)
+    ]
+    assert ("until that limit is raised" in str(told.reason)) == (most < 4)
     drive.run(job)
     drive.wait(1000 * SECOND)
     assert job.placement.replicas == most

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from heapq import heappop
 from itertools import combinations
 
 import pytest
@@ -73,6 +74,31 @@ def test_no_promised_start_is_ever_missed(seed: int, early: bool) -> None:
     assert not site.view.pending
     for number, at in promised.items():
         assert site.started[number] <= at
+
+
+@examples(60)
+@example(0)
+@given(st.integers(0, 2**32))
+def test_nobody_is_overtaken_by_a_job_that_asks_for_the_same_and_was_promised_nothing(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    site = Site(fleet_of(6, leaf=3, pod=6), policy_of(**FIFO, reservations=3))
+    limits = {size: rng.randint(1, 12) * 30 * MINUTE for size in SIZES}
+    for _ in range(120):
+        if len(site.view.jobs) < 60:
+            size = rng.choice([8, 16, 24, 32])
+            site.submit(size, run=rng.randint(1, limits[size]), time_limit_ns=limits[size])
+        promised = dict(site.queue.state.reserved)
+        for decision in site.look():
+            gang = site.view.jobs[decision.job].spec.gang
+            for other in site.view.pending:
+                if decision.job not in promised and other < decision.job:
+                    assert site.view.jobs[other].spec.gang != gang
+        if site.ends and rng.random() < 0.7:
+            now = site.view.now_ns = site.ends[0][0]
+            while site.ends and site.ends[0][0] <= now:
+                site.end(heappop(site.ends)[1])
 
 
 def mixed(seed: int) -> Site:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -185,6 +187,32 @@ def test_a_shell_in_a_job_is_for_its_own_user_and_operators(
 
 
 @pytest.mark.parametrize(
+    ("number", "first"),
+    [
+        ("\N{SUPERSCRIPT TWO}", {}),
+        ("9" * 5_000, {}),
+        ("1", {"rows": -1}),
+        ("1", {"columns": 1 << 60}),
+        ("1", {"argv": ["x"] * 5_000}),
+        ("1", {"terminal": "x\0y"}),
+    ],
+)
+def test_a_shell_that_makes_no_sense_is_refused_before_a_node_hears_of_it(
+    server: ServerProcess, tokens: dict[str, str], number: str, first: dict[str, Any]
+) -> None:
+    submit(server, tokens["user"])
+    url = f"{server.url.replace('http', 'ws', 1)}/v1/jobs/{quote(number)}/shell"
+    headers = {"Authorization": f"Bearer {tokens['admin']}"}
+    with connect(url, additional_headers=headers) as socket:
+        socket.send(json.dumps(first))
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=20)
+    received = closed.value.rcvd
+    assert received is not None and received.code == 4403
+    assert ("there is no job" if not first else "cannot be read") in received.reason
+
+
+@pytest.mark.parametrize(
     "part",
     [
         {"gang": {"slot_gpus": 1, "node": "n1"}},
@@ -240,3 +268,27 @@ def test_a_view_that_is_kept_for_everybody_is_changed_by_operators_alone(
     assert server.call("DELETE", "/v1/views/ours", None, tokens["mate"])[0] == 200
     views = server.call("GET", "/v1/views", token=tokens["other"])[1]["views"]
     assert [(view["name"], view["address"]) for view in views] == [("shared", "#/fleet")]
+
+
+def test_what_one_team_keeps_takes_no_room_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is forked from here, with smaller bounds."""
+    monkeypatch.setattr("phalanx.control.server.api.saved_views.MOST_VIEWS", 2)
+    monkeypatch.setattr("phalanx.control.server.api.alerts.MOST_RULES", 2)
+    monkeypatch.setattr("phalanx.control.server.api.plan.MOST_RESULTS", 0)
+    alert = {"kind": "goodput_below", "threshold": 0.5}
+    with ServerProcess(tmp_path / "state") as server:
+        greedy = server.token("user", "ann", team="red")
+        other = server.token("user", "eve", team="blue")
+        for kind, body in (("views", {"address": "#/fleet"}), ("alerts", alert)):
+            made = [server.call("PUT", f"/v1/{kind}/a{n}", body, greedy) for n in range(3)]
+            assert [status for status, _ in made] == [200, 200, 409]
+            assert "your team keeps 2" in made[-1][1]["error"]["message"]
+            assert server.call("PUT", f"/v1/{kind}/a0", body, greedy)[0] == 200
+            status, said = server.call("PUT", f"/v1/{kind}/a0", body, other)
+            assert (status, said["error"]["code"]) == (409, "name_taken")
+            assert server.call("PUT", f"/v1/{kind}/b0", body, other)[0] == 200
+        small = {"scenario": "chaos", "gpus": 8, "days": 0.01}
+        status, said = server.call("POST", "/v1/simulations", small, other)
+        assert (status, said["error"]["code"]) == (409, "too_many")

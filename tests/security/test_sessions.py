@@ -15,7 +15,13 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from phalanx.control.server.security.auth import HOUR_NS, KEEP_HOURS, AuthError, Tokens
+from phalanx.control.server.security.auth import (
+    HOUR_NS,
+    KEEP_HOURS,
+    MOST_SESSIONS,
+    AuthError,
+    Tokens,
+)
 from phalanx.control.server.store.interface import EventStore, open_store
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
@@ -168,3 +174,21 @@ def test_no_file_of_a_server_is_readable_by_others(tmp_path: Path) -> None:
     ]
     assert open_to_all == []
     assert (state / "history.sqlite").exists() and (state / "server.json").exists()
+
+
+def test_links_and_sessions_of_one_token_are_bounded_however_they_are_made(
+    store: EventStore,
+) -> None:
+    tokens = Tokens(store)
+    _, mine = tokens.create("read", "ann", team="red")
+    _, others = tokens.create("read", "bob")
+    _, kept = tokens.create("login", "bob", parent=others.id)
+    newest = mine
+    for _ in range(3 * MOST_SESSIONS):  # links of links, and of the token itself, in turn
+        tokens.bound_sessions(newest.id)
+        _, newest = tokens.create("read", "ann", parent=newest.id)
+        tokens.bound_sessions(mine.id)
+        tokens.create("login", "ann", parent=mine.id)
+    assert len(tokens) <= MOST_SESSIONS + 4
+    assert tokens.alive(mine.id) and tokens.alive(kept.id)
+    assert len(Tokens(store)) == len(tokens)

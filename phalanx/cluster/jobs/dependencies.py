@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from phalanx.cluster.context import Context
 from phalanx.cluster.jobs.job import ClusterJob, JobSpec, JobState
 from phalanx.cluster.protocol.events import Step
-from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.reasons import Code, Reason, reason
 
 MOST_AWAITED = 200_000  # pairs of a job and one that it waits for, of one submission
+MOST_AWAITED_OF_USER = 500_000  # of all jobs of a user
 SHOWN_STEPS = 20  # of a circle
+
+
+class Awaits(Code):
+    """What a job with dependencies waits for."""
+
+    OTHERS = "dependency"
+    STUCK = "dependency_stuck"  # one that can never start
 
 
 def trial_of(spec: JobSpec) -> tuple[str, str, int, int] | None:
@@ -48,7 +56,7 @@ def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None
     """Jobs that a submission must wait for, and why it can never be satisfied, if so."""
     jobs: dict[int, None] = {}
     never = None
-    for dependency in spec.after:
+    for dependency in dict.fromkeys(spec.after):  # one of an array is thousands to look at
         if dependency.kind == "singleton":
             jobs.update(dict.fromkeys(ctx.namesakes.get((spec.name, spec.user), {})))
             continue
@@ -66,7 +74,7 @@ def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None
 
 def _all_succeeded(ctx: Context, number: int) -> bool:
     """Whether a job, or all jobs of the array that it is the first of, did what they should."""
-    return all(job.state == JobState.DONE for job in members(ctx, number))
+    return all(job.state == JobState.DONE for job in reversed(members(ctx, number)))
 
 
 def _never(job: ClusterJob) -> Reason:
@@ -78,17 +86,19 @@ def _never(job: ClusterJob) -> Reason:
 def give_up(ctx: Context, job: ClusterJob, why: Reason) -> None:
     """A job can never start; those that need its success cannot either, and are told."""
     lost = [(job, why)]
+    job.never = True
     for lost_job, told in lost:  # a chain may be long: no recursion
-        lost_job.never, lost_job.why = True, told
+        lost_job.why = told
         ctx.notify(told, job=lost_job.id, level="warning")
         for number in ctx.dependants.get(lost_job.id, {}):
             other = ctx.view.jobs[number]
             if other.ended or other.never:
                 continue
-            if _wants_success(other, lost_job):
+            if _wants_success(ctx, other, lost_job):
+                other.never = True  # at once: many may lead to it
                 lost.append((other, _never(lost_job)))
             else:
-                other.why = waiting(ctx, other)
+                other.why = Awaits.STUCK.because(job=lost_job.id)
 
 
 def members(ctx: Context, number: int) -> list[ClusterJob]:
@@ -108,8 +118,11 @@ def refused(ctx: Context, spec: JobSpec) -> Reason | None:
         if dependency.kind != "singleton" and dependency.job not in ctx.view.jobs:
             return reason("unknown_dependency", job=dependency.job)
     jobs, others = spec.array.count if spec.array else 1, len(awaited(ctx, spec)[0])
-    if jobs > 1 and jobs * others > MOST_AWAITED:
+    of_user = ctx.awaited_of.get(spec.user, 0)
+    if jobs * others > MOST_AWAITED:
         return reason("awaits_too_many", jobs=jobs, others=others, most=MOST_AWAITED)
+    if of_user and of_user + jobs * others > MOST_AWAITED_OF_USER:
+        return reason("user_awaits_too_many", pairs=of_user, most=MOST_AWAITED_OF_USER)
     return None
 
 
@@ -117,11 +130,22 @@ def remember(ctx: Context, job: ClusterJob) -> None:
     """Files a job that has not ended under what it waits for and under its name."""
     for number in job.waiting_for:
         ctx.dependants.setdefault(number, {})[job.id] = None
+    _count(ctx, job, len(job.waiting_for))
     ctx.namesakes.setdefault((job.spec.name, job.spec.user), {})[job.id] = None
+
+
+def _count(ctx: Context, job: ClusterJob, pairs: int) -> None:
+    """So many more others are waited for by a job of its user."""
+    user = job.spec.user
+    pairs += ctx.awaited_of.pop(user, 0)
+    if pairs:
+        ctx.awaited_of[user] = pairs
 
 
 def withdrawn(ctx: Context, job: ClusterJob) -> None:
     """A job waits for nobody any more: those it waited for need not know of it."""
+    _count(ctx, job, -len(job.waiting_for))
+    ctx.after_kinds.pop(job.id, None)
     for number in job.waiting_for:
         others = ctx.dependants[number]
         del others[job.id]
@@ -139,19 +163,20 @@ def ended(ctx: Context, job: ClusterJob) -> list[ClusterJob]:
     freed = []
     for number in ctx.dependants.pop(job.id, {}):
         other = ctx.view.jobs[number]
-        other.waiting_for.pop(job.id, None)
-        if other.ended:
-            continue
-        if other.never:
-            continue
-        if job.state != JobState.DONE and _wants_success(other, job):
-            give_up(ctx, other, _never(job))
-        elif (never := _awaits_failure(ctx, other, job)) is not None:
-            give_up(ctx, other, never)
-        elif not other.waiting_for:
-            freed.append(other)
-        else:
-            other.why = waiting(ctx, other)
+        if job.id in other.waiting_for:
+            del other.waiting_for[job.id]
+            _count(ctx, other, -1)
+        if not (other.ended or other.never):
+            if job.state != JobState.DONE and _wants_success(ctx, other, job):
+                give_up(ctx, other, _never(job))
+            elif (never := _awaits_failure(ctx, other, job)) is not None:
+                give_up(ctx, other, never)
+            elif not other.waiting_for:
+                freed.append(other)
+            else:
+                other.why = _still_waiting(ctx, other)
+        if not other.waiting_for:
+            ctx.after_kinds.pop(number, None)
     return freed
 
 
@@ -159,8 +184,18 @@ def waiting(ctx: Context, job: ClusterJob) -> Reason:
     """What a job with dependencies waits for; one that can never start itself is named first."""
     for number in job.waiting_for:
         if ctx.view.jobs[number].never:
-            return reason("dependency_stuck", job=number)
-    return reason("dependency", count=len(job.waiting_for), job=next(iter(job.waiting_for)))
+            return Awaits.STUCK.because(job=number)
+    return Awaits.OTHERS.because(count=len(job.waiting_for), job=next(iter(job.waiting_for)))
+
+
+def _still_waiting(ctx: Context, job: ClusterJob) -> Reason:
+    """The same when one of thousands has ended: the others are not gone through again."""
+    if Awaits.of(job.why) is Awaits.STUCK and job.why.facts["job"] in job.waiting_for:
+        return job.why
+    first = next(iter(job.waiting_for))
+    if ctx.view.jobs[first].never:
+        return Awaits.STUCK.because(job=first)
+    return Awaits.OTHERS.because(count=len(job.waiting_for), job=first)
 
 
 def workflow_order(steps: Sequence[Step]) -> list[int] | Reason:
@@ -199,18 +234,27 @@ def workflow_order(steps: Sequence[Step]) -> list[int] | Reason:
 
 def _awaits_failure(ctx: Context, other: ClusterJob, job: ClusterJob) -> Reason | None:
     """Why a job can never start that one which succeeded should have failed for; None: it can."""
-    wanted = (job.id, job.array_parent or job.id)
-    for dependency in other.spec.after:
-        if dependency.kind != "afternotok" or dependency.job not in wanted:
-            continue
-        if job.state == JobState.DONE and _all_succeeded(ctx, dependency.job):
-            return reason("dependency_never_fails", job=dependency.job)
+    if job.state != JobState.DONE:
+        return None
+    for number in dict.fromkeys((job.id, job.array_parent or job.id)):
+        if "afternotok" in _kinds(ctx, other).get(number, ()) and _all_succeeded(ctx, number):
+            return reason("dependency_never_fails", job=number)
     return None
 
 
-def _wants_success(other: ClusterJob, job: ClusterJob) -> bool:
-    wanted = (job.id, job.array_parent or job.id)
-    return any(d.kind == "afterok" and d.job in wanted for d in other.spec.after)
+def _wants_success(ctx: Context, other: ClusterJob, job: ClusterJob) -> bool:
+    kinds = _kinds(ctx, other)
+    return any("afterok" in kinds.get(n, ()) for n in (job.id, job.array_parent or job.id))
+
+
+def _kinds(ctx: Context, job: ClusterJob) -> dict[int, list[str]]:
+    """How a job waits for others, by their numbers: asked at the end of each of thousands."""
+    kinds = ctx.after_kinds.get(job.id)
+    if kinds is None:
+        kinds = ctx.after_kinds[job.id] = {}
+        for dependency in job.spec.after:
+            kinds.setdefault(dependency.job, []).append(dependency.kind)
+    return kinds
 
 
 def _cycle(steps: Sequence[Step], index: dict[str, int], done: dict[int, None]) -> list[str]:

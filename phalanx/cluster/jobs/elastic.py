@@ -190,7 +190,7 @@ def fill_spares(ctx: Context, job: ClusterJob) -> None:
     columns = ctx.fleet.columns
     idle = (columns.state == NodeState.HEALTHY) & (columns.free_gpus == columns.gpus)
     ctx.queue.sync(ctx.view)
-    left = ctx.queue.limits.growth_allowance(ctx.view, job.spec.team, job.spec.qos)
+    left = ctx.queue.limits.growth_allowance(ctx.view, job)
     node_gpus = max((known.gpus for known in ctx.fleet.classes), default=0)
     allowed = left // node_gpus if node_gpus else job.spec.spares
     wanted = min(job.spec.spares - len(placement.spares), int(idle.sum()), allowed)

@@ -49,7 +49,7 @@ def admit(view: View, spec: JobSpec) -> Reason | None:
         _names(view, spec)
         or _partition(view, spec)
         or _times(view, spec)
-        or _limits(view, job, gpus_of(view.fleet, job, spec.gang.floor))
+        or beyond_limits(view, job, spec.gang.floor)
         or _no_capacity(view, request_of(job, spec.gang.floor, view.policy))
     )
 
@@ -97,7 +97,8 @@ def never_starts(view: View, job: ClusterJob) -> Reason | None:
     if why is None and rule is not None:
         why = _too_long(spec, f"partition {spec.partition}", rule.most_time_ns)
     if why is None:
-        why = beyond_limits(view, job, least) or _no_capacity(view, request)
+        shared = _too_many(gpus_of(view.fleet, job, least), _shared_limits(view, spec))
+        why = shared or _no_capacity(view, request)
     if why is None:
         return None
     change = CHANGES.get(RuleBroken.of(why), MORE_NODES)
@@ -153,15 +154,10 @@ def _too_long(spec: JobSpec, what: str, most: int) -> Reason | None:
 
 
 def beyond_limits(view: View, job: ClusterJob, replicas: int) -> Reason | None:
-    """Which limit, shared with others, is below what so many replicas of a job need."""
-    return _too_many(gpus_of(view.fleet, job, replicas), _shared_limits(view, job.spec))
-
-
-def _limits(view: View, job: ClusterJob, gpus: int) -> Reason | None:
-    spec = job.spec
-    alone = view.policy.queue.qos[spec.qos].most_gpus_per_job
-    own = (f"class of service {spec.qos}", alone)
-    return _too_many(gpus, [own, *_shared_limits(view, spec)])
+    """Which limit is below what so many replicas of a job need."""
+    rule = view.policy.queue.qos.get(job.spec.qos)
+    own = (f"a job of class of service {job.spec.qos}", rule.most_gpus_per_job if rule else 0)
+    return _too_many(gpus_of(view.fleet, job, replicas), [own, *_shared_limits(view, job.spec)])
 
 
 def _shared_limits(view: View, spec: JobSpec) -> list[tuple[str, int]]:

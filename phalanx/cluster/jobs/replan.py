@@ -94,7 +94,7 @@ def beyond_limits(ctx: Context, job: ClusterJob, changed: ClusterJob) -> Reason 
     assert job.placement is not None
     ctx.queue.sync(ctx.view)
     team, qos = job.spec.team, job.spec.qos
-    left = ctx.queue.limits.growth_allowance(ctx.view, team, qos)
+    left = ctx.queue.limits.growth_allowance(ctx.view, job)
     more = gpus_of(ctx.fleet, changed) - held_gpus(ctx, job) - spare_gpus(ctx, job.placement)
     if more <= left:
         return None
@@ -149,7 +149,7 @@ def _start_at_once(ctx: Context, job: ClusterJob, left: Placement, why: Reason) 
     if job.id not in ctx.view.pending:
         return  # somebody holds it
     team, qos, gpus = job.spec.team, job.spec.qos, gpus_of(ctx.fleet, job)
-    allowed = ctx.queue.limits.allowance(ctx.view, team, qos)
+    allowed = ctx.queue.limits.allowance(ctx.view, job)
     placed = place(ctx.fleet, _request(ctx, job, left))
     if isinstance(placed, PlacementRefusal) or gpus > allowed:
         limits = reason("change_at_limit", more=gpus, left=allowed, team=team, qos=qos)

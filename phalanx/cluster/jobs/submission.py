@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import structs
 
@@ -53,8 +53,11 @@ def submit_workflow(ctx: Context, fact: SubmitWorkflow) -> None:
     order = dependencies.workflow_order(fact.steps)
     bad = order if isinstance(order, Reason) else None
     bad = bad or _too_large(fact, ctx.policy.queue.most_array)
+    before: dict[str, int] = {}  # jobs of the steps so far, by user
     for step in fact.steps if bad is None else ():
-        bad = bad or refusal(ctx, step.spec)
+        bad = bad or refusal(ctx, step.spec, before)
+        user = step.spec.user
+        before[user] = before.get(user, 0) + _count(step.spec)
     if isinstance(order, Reason) or bad is not None:
         assert bad is not None
         ctx.emit((), Refuse(reason=bad, request=fact.request))
@@ -82,8 +85,8 @@ def _too_large(fact: SubmitWorkflow, most: int) -> Reason | None:
 def create(ctx: Context, spec: JobSpec) -> int:
     """Makes the job, or all jobs of an array; returns the (first) number."""
     first = ctx.next_job
-    count = spec.array.count if spec.array else 1
-    width = spec.array_width
+    spec = structs.replace(spec, after=tuple(dict.fromkeys(spec.after)))
+    count, width = _count(spec), spec.array_width
     waiting_for, never = dependencies.awaited(ctx, spec)
     follows, queued = fence.predecessor(ctx, spec), list[ClusterJob]()
     for index in range(count):
@@ -124,11 +127,14 @@ def create(ctx: Context, spec: JobSpec) -> int:
     return first
 
 
-def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
-    """Why a submission is refused; None: it is accepted."""
+def refusal(ctx: Context, spec: JobSpec, before: Mapping[str, int] = {}) -> Reason | None:
+    """Why a submission is refused; None: it is accepted.
+
+    ``before``: jobs by user that are accepted together with it.
+    """
     return (
         senseless(ctx, spec)
-        or _too_many_jobs(ctx, spec)
+        or _too_many_jobs(ctx, spec, before)
         or dependencies.refused(ctx, spec)
         or _over_budget(spec)
         or out_of_time(spec, ctx.now_ns)
@@ -252,11 +258,16 @@ def _bad_fallbacks(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
             yield f"fallbacks.{key}", value, rule
 
 
-def _too_many_jobs(ctx: Context, spec: JobSpec) -> Reason | None:
+def _count(spec: JobSpec) -> int:
+    """Jobs that a submission makes."""
+    return spec.array.count if spec.array else 1
+
+
+def _too_many_jobs(ctx: Context, spec: JobSpec, before: Mapping[str, int]) -> Reason | None:
     """Why somebody has to wait until jobs have ended before submitting more."""
-    count = spec.array.count if spec.array else 1
+    count = _count(spec)
     most, most_own = ctx.policy.queue.most_jobs, ctx.policy.users.most_jobs
-    kept = len(ctx.view.jobs) - len(ctx.ended)
+    kept = len(ctx.view.jobs) - len(ctx.ended) + sum(before.values())
     if kept + count > most:
         who, setting = "the cluster", "queue.most_jobs"
     elif kept + count <= most_own:
@@ -264,7 +275,8 @@ def _too_many_jobs(ctx: Context, spec: JobSpec) -> Reason | None:
     else:
         who = f"user {spec.user}" if spec.user else "nobody in particular"
         most, setting = most_own, "users.most_jobs"
-        kept = sum(len(jobs) for (_, user), jobs in ctx.namesakes.items() if user == spec.user)
+        own = (len(jobs) for (_, user), jobs in ctx.namesakes.items() if user == spec.user)
+        kept = sum(own) + before.get(spec.user, 0)
     if kept + count <= most:
         return None
     return reason("too_many_jobs", who=who, kept=kept, count=count, most=most, setting=setting)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+MOST_CHARACTERS = 1_000  # of a condition: numbers are read again for each of their digits
 _CONDITION = re.compile(
-    rf"\s*(?P<metric>[^<>=\[]+(?:\[[^\]]*\][^<>=]+)?)\s*(?P<sign>>=|<=|==|>|<)\s*"
+    rf"(?P<metric>[^<>=\[]+(?:\[[^\]]*\][^<>=]+)?)(?P<sign>>=|<=|==|>|<)\s*"
     rf"(?:(?P<number>{_NUMBER})|released(?:\s*(?P<way>[+-])\s*(?P<margin>{_NUMBER})\s*(?P<percent>%)?)?)\s*"
 )
 _METRIC = re.compile(r"([\w-]+(?:\[[^\]]*\])?)\.([\w./@-]+)")
@@ -69,7 +70,7 @@ def parse_metric(text: str) -> MetricName:
 
 def parse_condition(text: str) -> Condition:
     """A condition; ValueError where it is none."""
-    match = _CONDITION.fullmatch(text)
+    match = _CONDITION.fullmatch(text.strip()) if len(text) <= MOST_CHARACTERS else None
     if match is None:
         raise ValueError("is not a condition")
     name = parse_metric(match["metric"])

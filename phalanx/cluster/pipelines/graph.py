@@ -136,6 +136,8 @@ class TaskGraph:
             name: {task_name(name, values): values for values in combinations(step)}
             for name, step in pipeline.steps.items()
         }
+        # By step and shared keys, tasks by their values of these.
+        self._sharing: dict[tuple[str, tuple[str, ...]], dict[tuple[Scalar, ...], list[str]]] = {}
         made = [
             self._task(name, step_name, values)
             for step_name, tasks in self._values.items()
@@ -149,11 +151,13 @@ class TaskGraph:
         """Tasks that a step name refers to from a task: those with the same shared values."""
         if "[" in name:
             return [name]
-        return [
-            task
-            for task, others in self._values[name].items()
-            if all(others[key] == value for key, value in values.items() if key in others)
-        ]
+        shared = tuple(key for key in values if key in self._steps[name].for_each)
+        index = self._sharing.get((name, shared))
+        if index is None:
+            index = self._sharing[name, shared] = {}
+            for task, others in self._values[name].items():
+                index.setdefault(tuple(others[key] for key in shared), []).append(task)
+        return index.get(tuple(values[key] for key in shared), [])
 
     def _task(self, name: str, step_name: str, values: dict[str, Scalar]) -> Task:
         step = filled(self._steps[step_name], values)

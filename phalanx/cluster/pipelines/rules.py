@@ -5,6 +5,7 @@ from __future__ import annotations
 import graphlib
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import PurePosixPath
 
 from phalanx.cluster.pipelines.conditions import HINT, MetricName, parse_condition, parse_metric
@@ -19,14 +20,15 @@ from phalanx.cluster.pipelines.graph import (
     split_input,
     task_name,
 )
+from phalanx.cluster.pipelines.size import HERE, PipelineLimits, texts_of, too_large
 from phalanx.cluster.pipelines.templates import builtin, placeholders
 from phalanx.config import ConfigError, ConfigProblem, problem
-from phalanx.config.errors import did_you_mean
+from phalanx.config.errors import did_you_mean, first_of
 
 _NAME = re.compile(r"[a-zA-Z0-9][\w-]*")
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*")
 _MANY = re.compile(r"[*?\[]")  # in a path that may mean several files
-MOST_TASKS = 10_000
+MOST_PATH = 4096  # characters: what a system takes
 SCORES = "scores"  # the output, and the input, that holds them
 
 # By kind: keys that it needs, and those that it may have beside what every step has.
@@ -47,9 +49,16 @@ KEYS: dict[str, tuple[set[str], set[str]]] = {
 SINGLE = {"export": ("checkpoint",), "register": ("checkpoint", SCORES, "export")}  # inputs
 
 
-def check_pipeline(pipeline: PipelineFile, exists: Callable[[str], bool]) -> TaskGraph:
-    """Its tasks; ConfigError with every mistake. ``exists``: whether there are such files."""
-    problems = list(_names(pipeline)) + list(_steps(pipeline))
+def check_pipeline(
+    pipeline: PipelineFile,
+    exists: Callable[[str], bool],
+    limits: PipelineLimits = HERE,
+) -> TaskGraph:
+    """Its tasks; ConfigError with its mistakes. ``exists``: whether there are such files."""
+    large = too_large(pipeline, limits)
+    if large is not None:
+        raise ConfigError.of([large])
+    problems = first_of(chain(_names(pipeline), _steps(pipeline)))
     if problems:
         raise ConfigError.of(problems)
     try:
@@ -58,14 +67,18 @@ def check_pipeline(pipeline: PipelineFile, exists: Callable[[str], bool]) -> Tas
         circle = " -> ".join(reversed(error.args[1]))
         fix = "take one of their inputs, conditions or `after` away"
         raise ConfigError("steps", "", f"wait for each other: {circle}", fix) from None
-    problems += _outputs(tasks.in_order)
-    for task in tasks.in_order:
-        problems += _filled(task)
-        problems += _files(task, exists)
-        problems += _choices(task, tasks)
+    problems = first_of(_of_tasks(tasks, exists))
     if problems:
         raise ConfigError.of(problems)
     return tasks
+
+
+def _of_tasks(tasks: TaskGraph, exists: Callable[[str], bool]) -> Iterator[ConfigProblem]:
+    yield from _outputs(tasks.in_order)
+    for task in tasks.in_order:
+        yield from _filled(task)
+        yield from _files(task, exists)
+        yield from _choices(task, tasks)
 
 
 def _names(pipeline: PipelineFile) -> Iterator[ConfigProblem]:
@@ -74,11 +87,9 @@ def _names(pipeline: PipelineFile) -> Iterator[ConfigProblem]:
         yield problem("name", pipeline.name, rule, fix)
     if not pipeline.steps:
         yield problem("steps", "", "there are none", "write [steps.NAME]")
-    count = 0
     for name, step in pipeline.steps.items():
         if not _NAME.fullmatch(name):
             yield problem(f"steps.{name}", "", rule, fix)
-        size = 1
         for variable, values in step.for_each.items():
             key = f"steps.{name}.for_each.{variable}"
             if not variable.isidentifier() or variable in builtin():
@@ -89,11 +100,6 @@ def _names(pipeline: PipelineFile) -> Iterator[ConfigProblem]:
                 yield problem(key, list(values), "has no values", "name some, or leave it out")
             if len(set(map(str, values))) < len(values):
                 yield problem(key, list(values), "contains a value twice", "name each once")
-            size *= len(values)
-        count += size
-    if count > MOST_TASKS:
-        rule = f"make {count:,} tasks, and {MOST_TASKS:,} is the most"
-        yield problem("steps", "", rule, "make the lists shorter")
 
 
 def _steps(pipeline: PipelineFile) -> Iterator[ConfigProblem]:
@@ -128,23 +134,12 @@ def _keys(key: str, step: PipelineStep) -> Iterator[ConfigProblem]:
         yield problem(f"{key}.url", step.url, "is no address", "e.g. https://host/path")
 
 
-def _texts(step: PipelineStep) -> Iterator[tuple[str, str]]:
-    """Every text that can contain placeholders, with its key."""
-    for name in ("job", "by", "question", "model", "url"):
-        yield name, getattr(step, name)
-    for name in ("command", "after", "when", "require"):
-        yield from ((name, text) for text in getattr(step, name))
-    for name in ("inputs", "outputs", "environment", "settings"):
-        for key, value in getattr(step, name).items():
-            yield f"{name}.{key}", value if isinstance(value, str) else ""
-
-
 def _placeholders(key: str, step: PipelineStep) -> Iterator[ConfigProblem]:
     paths = {f"inputs.{name}" for name in step.inputs} | {
         f"outputs.{each}" for each in step.outputs
     }
     values = {*step.for_each, *builtin()}
-    for name, text in _texts(step):
+    for name, text in texts_of(step):
         with_paths = name == "command" or name.startswith(("settings.", "environment."))
         allowed = values | paths if with_paths else values
         for each in placeholders(text):
@@ -230,7 +225,11 @@ def _outputs(tasks: list[Task]) -> Iterator[ConfigProblem]:
     owners: dict[tuple[str, ...], str] = {}
     for task in tasks:
         for name, text in task.step.outputs.items():
-            key, path = f"steps.{task.step_name}.outputs.{name}", PurePosixPath(text)
+            key, path = f"steps.{task.step_name}.outputs.{name}", PurePosixPath(text[:MOST_PATH])
+            if len(text) > MOST_PATH:
+                rule = f"is longer than {MOST_PATH} characters"
+                yield problem(key, f"{text[:40]}…", rule, "take a shorter path")
+                continue
             if path.is_absolute() or ".." in path.parts or not path.parts:
                 yield problem(key, text, "must lie in the pipeline's folder", "e.g. corpus")
                 continue
@@ -258,7 +257,7 @@ def _filled(task: Task) -> Iterator[ConfigProblem]:
         if not name or "=" in name or "\0" in name:
             rule = "is no name of a variable"
             yield problem(f"{key}.environment", ascii(name), rule, "take letters, digits and _")
-    for name, text in _texts(step):
+    for name, text in texts_of(step):
         if "\0" in text:
             rule = "holds a NUL character, which no program can be given"
             yield problem(f"{key}.{name}", ascii(text), rule, "take it out")

@@ -7,6 +7,7 @@ order of ranks.
 from __future__ import annotations
 
 import numpy as np
+from msgspec import structs
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
@@ -267,3 +268,26 @@ def _flags(nodes: Nodes, size: int) -> Column:
     flags = np.zeros(size, np.int64)
     flags[array_of(nodes, size)] = 1
     return flags
+
+
+def place_elastic(fleet: Fleet, request: PlacementRequest) -> Placement | None:
+    """A place for all replicas, or for as many as there is room for, if the gang is elastic."""
+    shape = request.shape
+    if nodes_with_capacity(fleet, request) < shape.slots(min(shape.floor, request.replicas)):
+        return None  # so nearly always; why there is no place is not asked
+    placement = place(fleet, request)
+    if isinstance(placement, Placement):
+        return placement
+    best: Placement | None = None
+    low, high = shape.floor, request.replicas - 1
+    while low <= high:
+        # First whether the fewest fit; then how many more do.
+        middle = (low + high + 1) // 2 if best else low
+        placement = place(fleet, structs.replace(request, replicas=middle))
+        if isinstance(placement, Placement):
+            best, low = placement, middle + 1
+        elif best is None:
+            return None
+        else:
+            high = middle - 1
+    return best

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from phalanx.cluster.jobs.horizon import leave_ns
 from phalanx.cluster.jobs.job import ClusterJob, Placement
-from phalanx.cluster.placement.choose import nodes_with_capacity, place
+from phalanx.cluster.placement.choose import place_elastic
 from phalanx.cluster.placement.free_index import Nodes, free_index_of, set_of_nodes
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.claims import (
@@ -120,6 +120,7 @@ class Pass:
             front.add(lane, lane.entries)
         left = max(1, self._policy.reservations)
         hopeless: dict[int, None] = {}  # demands that no end of what runs would make room for
+        blocked: dict[tuple[int, str, str], list[int]] = {}  # jobs by demand, team and class
         looks = self._policy.backfill_depth
         while len(self._decisions) < MOST_STARTS and (found := front.pop()) is not None:
             number, lane, demand, source = found
@@ -129,10 +130,14 @@ class Pass:
                     return
                 front.go_on(source)
                 continue
+            alike = blocked.setdefault((id(demand), lane.team, lane.qos), [])
+            waits = number not in self._promises.by_job and self._blocked_still(alike)
             if self._gated(number, lane, demand):
                 continue  # its lane waits; what else it holds is looked at behind the others
             job = self._view.jobs[number]
-            started = self._try(job, lane, demand)
+            started = not waits and self._try(job, lane, demand)
+            if not started:
+                alike.append(number)
             if not started and not self._claims(job, demand):
                 if self._reserve(job, demand, firm=False):
                     left -= 1
@@ -141,6 +146,20 @@ class Pass:
                 if left == 0 or len(hopeless) == MOST_HOPELESS:
                     return
             front.go_on(source)
+
+    def _blocked_still(self, alike: list[int]) -> bool:
+        """Whether any of some jobs that had no room has none now; those that have are started.
+
+        A promise may have gone to other nodes since. It kept them from jobs that have one too, and
+        not from one behind that asks for the same: that would overtake them.
+        """
+        while alike:
+            lane, demand, _ = self._waiting.where[alike[0]]
+            job, gated = self._view.jobs[alike[0]], self._gated(alike[0], lane, demand)
+            if gated or not self._try(job, lane, demand):
+                return True
+            del alike[0]
+        return False
 
     def _backfill(self) -> None:
         promised, where = self._promises.by_job, self._waiting.where
@@ -284,31 +303,13 @@ class Pass:
         return placement
 
     def _place(self, job: ClusterJob, demand: Demand, closed: Nodes) -> Placement | None:
-        """A place for all replicas, or for as many as there is room for, if it is elastic."""
+        """A place for as many replicas as limits leave, or fewer, if it is elastic."""
         most = self._index.limits.most_replicas(self._view, job, demand)
         holders = set_of_nodes(job.kept.holders) if job.kept is not None else 0
         request = structs.replace(
             demand.request, job=job.id, closed=closed, replicas=most, holders=holders
         )
-        shape = request.shape
-        if nodes_with_capacity(self._view.fleet, request) < shape.slots(min(shape.floor, most)):
-            return None  # so nearly always; why there is no place is not asked
-        placement = place(self._view.fleet, request)
-        if isinstance(placement, Placement):
-            return placement
-        best: Placement | None = None
-        low, high = shape.floor, request.replicas - 1
-        while low <= high:
-            # First whether the fewest fit; then how many more do.
-            middle = (low + high + 1) // 2 if best else low
-            placement = place(self._view.fleet, structs.replace(request, replicas=middle))
-            if isinstance(placement, Placement):
-                best, low = placement, middle + 1
-            elif best is None:
-                return None
-            else:
-                high = middle - 1
-        return best
+        return place_elastic(self._view.fleet, request)
 
     def _reserve(self, job: ClusterJob, demand: Demand, *, firm: bool) -> bool:
         """Promises a blocked job its start. False: nobody can say when there will be room."""

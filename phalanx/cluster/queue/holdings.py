@@ -46,6 +46,11 @@ class Holdings:
         """GPUs that jobs of a class of service hold."""
         return self._qos.get(qos, 0)
 
+    def of_job(self, number: int) -> int:
+        """GPUs that a job holds."""
+        known = (self._jobs or {}).get(number)
+        return known[2] if known else 0
+
     def of_jobs_under(self, limited: Limited, name: str) -> list[tuple[int, int]]:
         """Jobs that hold GPUs of a team or class of service, and how many."""
         known, field = self._jobs or {}, 0 if limited is Limited.TEAM else 1

@@ -83,22 +83,26 @@ class Limits:
                 saved.setdefault((gate.limited, gate.name), number)
         return saved
 
-    def allowance(self, view: View, team: str, qos: str) -> int:
-        """GPUs that a team may still take for jobs of a class of service."""
+    def allowance(self, view: View, job: ClusterJob) -> int:
+        """GPUs that a job may still take, beside what it and others of its team and class hold."""
+        team, qos = job.spec.team, job.spec.qos
         quota, rule = view.quotas.get(team), view.policy.queue.qos.get(qos)
         left = view.fleet.total_gpus
         if quota is not None and quota.ceiling:
             left = min(left, quota.ceiling - self._holdings.of_team(team))
         if rule is not None and rule.most_gpus:
             left = min(left, rule.most_gpus - self._holdings.of_qos(qos))
+        if rule is not None and rule.most_gpus_per_job:
+            left = min(left, rule.most_gpus_per_job - self._holdings.of_job(job.id))
         return max(0, left)
 
-    def growth_allowance(self, view: View, team: str, qos: str) -> int:
-        """GPUs that running jobs of a team and class may take more.
+    def growth_allowance(self, view: View, job: ClusterJob) -> int:
+        """GPUs that a running job may take more.
 
-        What a job that starves under the same limit needs, if it can have it at all, is not theirs.
+        What a job that starves under the same limit needs, if it can have it at all, is not its.
         """
-        left, quota = self.allowance(view, team, qos), view.quotas.get(team)
+        team, qos = job.spec.team, job.spec.qos
+        left, quota = self.allowance(view, job), view.quotas.get(team)
         rule = view.policy.queue.qos.get(qos)
         for lane in self._waiting.lanes.values():
             of_team = lane.team == team and quota is not None and quota.ceiling
@@ -116,7 +120,7 @@ class Limits:
         wanted = demand.request.replicas
         if demand.least_gpus == demand.gpus:
             return wanted
-        left = self.allowance(view, job.spec.team, job.spec.qos)
+        left = self.allowance(view, job)
         low, high = min(job.spec.gang.floor, wanted), wanted
         while low < high:
             middle = (low + high + 1) // 2

@@ -207,7 +207,7 @@ def _within_limits(ctx: Context, job: ClusterJob, columns: int, needed: int) -> 
     """How many of some columns the ceilings of a job's team and class of service allow."""
     assert job.placement is not None
     ctx.queue.sync(ctx.view)
-    left = ctx.queue.limits.growth_allowance(ctx.view, job.spec.team, job.spec.qos)
+    left = ctx.queue.limits.growth_allowance(ctx.view, job)
     node = max((known.gpus for known in ctx.fleet.classes), default=0)
     each = node if job.spec.gang.whole_nodes else job.spec.gang.slot_gpus
     spares = len(job.placement.spares)  # they are counted already, and used first

@@ -18,8 +18,8 @@ SENTENCES = {
     # pipelines
     "bad_pipeline": "{problem}",
     "pipeline_accepted": "pipeline run {pipeline} has begun",
-    "pipeline_too_large": "the pipeline makes {tasks} tasks, and {most} is the most that a server"
-    " takes: make its lists shorter",
+    "too_many_pipelines": "{user} has {most} runs of pipelines that have not ended: wait for some,"
+    " or cancel them",
     "pipeline_runs": "run {pipeline} uses {folder}: wait for its end, or cancel it",
     "pipeline_incomplete": "the submission lacks {what}",
     "pipeline_path": "{path}: a path on a server must be printable, without quotes and backslashes",
@@ -43,8 +43,10 @@ SENTENCES = {
     "unknown_dependency": "depends on job {job}, which does not exist",
     "cycle": "the jobs wait for each other in a circle: {cycle}",
     "unknown_step": 'job "{job}" waits for "{missing}", which is not in the workflow',
-    "awaits_too_many": "{jobs} jobs of an array that wait for {others} others each: at most"
-    " {most} such pairs are kept",
+    "awaits_too_many": "{jobs} jobs that wait for {others} others each: at most {most} such pairs"
+    " are taken at a time",
+    "user_awaits_too_many": "jobs of this user wait for {pairs} others in all, each counted for"
+    " itself, and {most} is the most: wait until some have ended",
     "no_steps": "a workflow needs at least one job",
     "named_twice": 'two jobs of the workflow are named "{job}"',
     # elastic

@@ -24,7 +24,7 @@ _BAR = (
     r"\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<steps>\d+) \[[^\]]*?(?:it/s|s/it)(?:, (?P<rest>[^\]]*))?\]"
 )
 
-HF_LOGS = re.compile(r"^\{.*'(?:loss|train_loss)': .*'epoch': .*\}$")
+HF_LOSS = re.compile(r"'(?:train_)?loss': ")
 HF_BAR = re.compile(rf"^\s*{_BAR}")
 LIGHTNING = re.compile(rf"^Epoch (?P<epoch>\d+):\s+{_BAR}")
 TORCHTITAN = re.compile(r"\bstep:\s*(?P<step>\d+)\s+loss:\s*\S+")
@@ -80,7 +80,7 @@ class StepLines:
             if self.library and bar[1] != self._bar[1]:
                 return None  # of an evaluation
             self._bar = bar
-        elif HF_LOGS.match(line):
+        elif _is_logs(line):
             self.library, self._logs = "transformers", line
         else:
             return None
@@ -95,6 +95,12 @@ class StepLines:
             _value(logs, "'grad_norm'"),
             _value(logs, "'learning_rate'"),
         )
+
+
+def _is_logs(text: str) -> bool:
+    """Whether a line is a dictionary as its Trainer prints it, with the loss and then the epoch."""
+    loss = HF_LOSS.search(text) if text.startswith("{") and text.endswith("}") else None
+    return loss is not None and text.rfind("'epoch': ") >= loss.end()
 
 
 def _lightning(line: str) -> PrintedStep | None:

@@ -17,7 +17,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.forecast.why import explainer
 from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.node import NodeState
-from phalanx.cluster.protocol.commands import Command, Form, Restore
+from phalanx.cluster.protocol.commands import Command, Drain, Form, Restore
 from phalanx.cluster.protocol.events import Event
 from phalanx.simulate.rules.site_rules import SiteRules, held_by
 
@@ -27,6 +27,8 @@ RULES = {
     "whole_gang": "a gang has all its slots, or none",
     "books": "what the fleet says a job holds is what its placement says",
     "quota": "a team never holds more than its ceiling, and nothing is counted twice",
+    "sent_away": "who leaves for others is preemptible or on loan, and has run for a while",
+    "kept_out": "nobody starts who is held, or before the time that it asked for",
     "array": "no more members of an array run than its width allows",
     "dependency": "a job starts after what it waits for, and waits for ever only if it must",
     "window": "reserved nodes are used by those they are reserved for",
@@ -169,6 +171,8 @@ class Invariants:
             self.add("epoch", f"{command.controller_epoch} after {self._epoch}")
         self._epoch = max(self._epoch, command.controller_epoch)
         body = command.body
+        if isinstance(body, Drain):
+            self._site.told_to_leave(self.core.view.jobs[body.job])
         if not isinstance(body, Form | Restore):
             return
         last = self._generations.get(body.job, 0)

@@ -11,6 +11,7 @@ from itertools import chain
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import ENDED, ClusterJob, JobSpec, JobState
+from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.node import NodeState
 from phalanx.cluster.policy import Partition
 from phalanx.cluster.protocol.events import (
@@ -33,9 +34,17 @@ MINUTE_NS = 60 * SECOND_NS
 def members(jobs: Mapping[int, ClusterJob], number: int) -> list[int]:
     """A job, or all jobs of the array that it is the first of."""
     first = jobs.get(number)
-    if first is None or first.spec.array is None:
+    if first is None or first.spec.array is None or first.array_parent != number:
         return [number]
     return [other for other in range(number, number + first.spec.array.count) if other in jobs]
+
+
+def gpus_with_spares(view: View, job: ClusterJob) -> int:
+    """GPUs of a job's gang and of the nodes that stand by for it."""
+    if job.placement is None:
+        return 0
+    spares = sum(view.fleet.nodes[node].gpus for node in job.placement.spares)
+    return job.spec.gang.gpus(job.placement.replicas) + spares
 
 
 def held_by(view: View, whose: Callable[[JobSpec], str]) -> dict[str, int]:
@@ -43,9 +52,8 @@ def held_by(view: View, whose: Callable[[JobSpec], str]) -> dict[str, int]:
     gpus_of: dict[str, int] = {}
     for number in view.active:
         job = view.jobs[number]
-        if job.placement is not None:
-            owner, gpus = whose(job.spec), job.spec.gang.gpus(job.placement.replicas)
-            gpus_of[owner] = gpus_of.get(owner, 0) + gpus
+        owner = whose(job.spec)
+        gpus_of[owner] = gpus_of.get(owner, 0) + gpus_with_spares(view, job)
     return gpus_of
 
 
@@ -86,8 +94,26 @@ class SiteRules:
             if job.spec.partition not in ("", name) or (rule and not _let_in(rule, job.spec)):
                 self._complain("partition", f'job {job.id} has node {node} of "{name}"')
 
+    def told_to_leave(self, job: ClusterJob) -> None:
+        """A gang was told to save its state and go: for others only who may be sent away."""
+        view, cause = self.core.view, LeaveCause.of(job.why)
+        if cause not in (LeaveCause.PREEMPTED, LeaveCause.RECLAIMED, LeaveCause.TURN):
+            return
+        ran_ns = view.now_ns - job.started_ns
+        if ran_ns < view.policy.queue.least_run_ns:
+            self._complain("sent_away", f"job {job.id} leaves after {ran_ns // SECOND_NS} s")
+        quota = view.quotas.get(job.spec.team)
+        borrows = held_by(view, lambda spec: spec.team)[job.spec.team] > (
+            quota.gpus if quota else 0
+        )
+        owns = not view.quotas or not borrows
+        if owns and not (cause is LeaveCause.PREEMPTED and job.spec.preemptible):
+            self._complain("sent_away", f"job {job.id} is neither on loan nor preemptible")
+
     def started(self, job: ClusterJob) -> None:
         """A job got its nodes."""
+        if job.held or job.spec.begin_ns > self.core.view.now_ns:
+            self._complain("kept_out", f"job {job.id} is held, or was to begin later")
         self._after_others(job)
         self._array(job)
         now, placement = self.core.view.now_ns, job.placement
@@ -144,6 +170,12 @@ class SiteRules:
             rule = view.policy.queue.qos.get(name)
             if rule is not None and rule.most_gpus and gpus > rule.most_gpus:
                 self._complain("quota", f"class {name} holds {gpus} of {rule.most_gpus} GPUs")
+        for number in view.active:
+            job = view.jobs[number]
+            rule, gpus = view.policy.queue.qos.get(job.spec.qos), gpus_with_spares(view, job)
+            if rule is not None and rule.most_gpus_per_job and gpus > rule.most_gpus_per_job:
+                told = f"job {number} of class {job.spec.qos} holds {gpus} GPUs"
+                self._complain("quota", f"{told} of {rule.most_gpus_per_job}")
 
     def _nodes(self, window: Reservation) -> tuple[int, ...]:
         return window.nodes or self.core.queue.state.windows.get(window.name, ())

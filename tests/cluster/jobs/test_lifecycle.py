@@ -108,6 +108,22 @@ def test_jobs_of_a_user_of_all_and_of_an_array_are_bounded_by_the_policy(policy,
     assert len(refusals) == bool(said) and all(said in each for each in refusals)
 
 
+@pytest.mark.parametrize(
+    "policy", [Policy(users=UserPolicy(most_jobs=5)), Policy(queue=QueuePolicy(most_jobs=5))]
+)
+def test_the_jobs_of_a_workflow_are_bounded_together(policy):
+    drive = Drive(policy=policy)
+    drive.submit(gang=ONE, user="ann")
+    one = JobSpec(name="one", gang=ONE, expected=EXPECTED, user="ann")
+    two = structs.replace(one, array=Array(2))
+    for steps, accepted in (((one, two, two), False), ((two, two), True), ((one,), False)):
+        order = SubmitWorkflow(steps=tuple(Step(name=str(n), spec=s) for n, s in enumerate(steps)))
+        bodies = [command.body for command in drive.tell(order)]
+        assert any(isinstance(body, Accept) for body in bodies) == accepted
+        assert accepted or "that have not ended" in str(bodies[0].reason)
+    assert len(drive.core.view.jobs) == 5
+
+
 def test_a_job_larger_than_the_fleet_is_refused():
     drive = Drive(4)
     refused(drive, gang=GangShape(replicas=5, tensor=8, slot_gpus=8))

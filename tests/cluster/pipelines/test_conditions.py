@@ -42,6 +42,13 @@ def test_what_is_no_condition_is_refused(text: str) -> None:
         parse_condition(text)
 
 
+@pytest.mark.parametrize("text", [" " * 900, "e.l <" + " " * 900, "e.l < " + "1" * 900 + "x"])
+def test_a_long_text_that_is_no_condition_is_refused_in_one_pass(text: str) -> None:
+    for each in (text, *[text * 1_000] * 1_000):  # spaces alone would be tried in n^3 ways
+        with pytest.raises(ValueError, match=r"is not a condition"):
+            parse_condition(each)
+
+
 def test_a_metric_is_of_a_step() -> None:
     with pytest.raises(ValueError, match="is not a metric of a step"):
         parse_metric("loss")

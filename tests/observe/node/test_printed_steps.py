@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phalanx.observe.node.printed_steps import PrintedStep, StepLines
+from tests.examples import examples
 
 TITAN = (
     "\x1b[32m[titan] 2025-06-01 10:00:01 - root - INFO - \x1b[31mstep:  7  \x1b[32mloss:  8.1309"
@@ -80,3 +85,22 @@ def test_steps_come_once_and_in_order_whatever_the_pieces_are() -> None:
         found += lines.feed(letter)
     assert [each.step for each in found] == [1, 2, 3]
     assert lines.feed(MEGATRON) == []  # one program, one library
+
+
+# As a regular expression says it, which takes a time that grows with the cube of the line's length.
+LOGS = re.compile(r"^\{.*'(?:loss|train_loss)': .*'epoch': .*\}$")
+PARTS = ["{", "}", "'loss': ", "'train_loss': ", "'epoch': ", "'loss':", "1.5", " "]
+
+
+@examples(300)
+@given(st.lists(st.sampled_from(PARTS), max_size=7).map("".join))
+def test_a_dictionary_of_transformers_is_known_by_its_loss_and_its_epoch(line: str) -> None:
+    bar = " 10%|█         | 3/30 [00:00<00:02, 12.00it/s]\n"
+    lines = StepLines()
+    lines.feed(bar + line + "\n")
+    assert (lines.library == "transformers") == bool(LOGS.match(line))
+
+
+def test_a_line_that_looks_like_many_dictionaries_is_read_in_one_pass() -> None:
+    lines = StepLines()
+    assert not lines.feed(("{" + "'loss': 'epoch': " * 117 + "\n") * 2_000) and not lines.library

@@ -12,12 +12,13 @@ from phalanx.cluster.forecast.why import WaitExplainer, explainer
 from phalanx.cluster.gang import formation
 from phalanx.cluster.job_relations import Array, Dependency
 from phalanx.cluster.jobs.job import GangShape
+from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.node import Held, NodeState
 from phalanx.cluster.policy import Partition, Qos, Quota, StoragePolicy
-from phalanx.cluster.protocol.commands import Command, Form, Restore
-from phalanx.cluster.protocol.events import DrainNode, Event, Tick
+from phalanx.cluster.protocol.commands import Command, Drain, Form, Restore
+from phalanx.cluster.protocol.events import Cancel, DrainNode, Event, Tick
 from phalanx.cluster.queue.queue import Queue
-from phalanx.cluster.reasons import reason
+from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.state import Reservation, View
 from phalanx.simulate.chaos.lineage import Lineage
 from phalanx.simulate.chaos.runner import play
@@ -187,6 +188,47 @@ def outlasts_its_budget(drive: Drive, checks: Invariants) -> None:
     drive.core.ledger.advance(drive.core.view, drive.core.view.now_ns)
 
 
+def above_its_spares(drive: Drive, checks: Invariants) -> None:
+    view = drive.core.view  # its gang alone has 16 GPUs, and job 1 a spare beside
+    rules = structs.replace(view.policy.queue, qos={"normal": Qos(most_gpus_per_job=16)})
+    view.policy = structs.replace(view.policy, queue=rules)
+
+
+def told_to_leave(drive: Drive, checks: Invariants, after_ns: int, why: Reason) -> None:
+    drive.wait(after_ns)
+    job = drive.core.view.jobs[1]
+    job.why = why
+    order = Drain(reason=why, job=1, generation=job.generation, deadline_ns=0)
+    event = Event(drive.core.sequence, drive.now_ns, Tick())
+    checks.after(event, [Command(1, 0, 1, (0,), order)])
+
+
+def sent_away_though_it_may_stay(drive: Drive, checks: Invariants) -> None:
+    told_to_leave(drive, checks, 3600 * SECOND, LeaveCause.PREEMPTED.because(job=2))
+
+
+def sent_away_though_its_team_owns_that(drive: Drive, checks: Invariants) -> None:
+    drive.core.view.quotas["default"] = Quota(gpus=64)
+    told_to_leave(drive, checks, 3600 * SECOND, LeaveCause.TURN.because(job=2))
+
+
+def sent_away_too_soon(drive: Drive, checks: Invariants) -> None:
+    view = drive.core.view
+    view.quotas["default"] = Quota(gpus=8)
+    rules = structs.replace(view.policy.queue, least_run_ns=3600 * SECOND)
+    view.policy = structs.replace(view.policy, queue=rules)
+    told_to_leave(drive, checks, 0, LeaveCause.RECLAIMED.because(job=2))
+
+
+def runs_though_it_is_held(drive: Drive, checks: Invariants) -> None:
+    drive.submit(gang=ONE).held = True
+
+
+def runs_before_it_was_to(drive: Drive, checks: Invariants) -> None:
+    job = drive.submit(gang=ONE)
+    job.spec = structs.replace(job.spec, begin_ns=drive.now_ns + SECOND)
+
+
 def above_its_class(drive: Drive, checks: Invariants) -> None:
     view = drive.core.view
     rules = structs.replace(view.policy.queue, qos={"normal": Qos(most_gpus=8)})
@@ -204,6 +246,12 @@ SITE_BROKEN = [
     ("limit", outlasts_its_limit),
     ("limit", outlasts_its_budget),
     ("quota", above_its_class),
+    ("quota", above_its_spares),
+    ("sent_away", sent_away_though_it_may_stay),
+    ("sent_away", sent_away_though_its_team_owns_that),
+    ("sent_away", sent_away_too_soon),
+    ("kept_out", runs_though_it_is_held),
+    ("kept_out", runs_before_it_was_to),
 ]
 
 
@@ -212,6 +260,23 @@ def test_a_site_whose_rules_are_broken_is_caught(
     rule: str, break_it: Callable[[Drive, Invariants], None]
 ) -> None:
     assert rule in checked(break_it)
+
+
+def waits_for_one_of_an_array(drive: Drive, checks: Invariants) -> None:
+    first = drive.submit(gang=ONE, array=Array(3))
+    second = drive.core.view.jobs[first.id + 1]
+    drive.tell(Cancel(job=second.id))
+    drive.submit(gang=ONE, after=(Dependency("afterany", second.id),))
+
+
+def sent_away_from_a_loan(drive: Drive, checks: Invariants) -> None:
+    drive.core.view.quotas["default"] = Quota(gpus=8)
+    told_to_leave(drive, checks, 3600 * SECOND, LeaveCause.RECLAIMED.because(job=2))
+
+
+@pytest.mark.parametrize("order", [waits_for_one_of_an_array, sent_away_from_a_loan])
+def test_what_a_site_may_do_is_no_violation(order: Callable[[Drive, Invariants], None]) -> None:
+    assert not checked(order)
 
 
 BROKEN = {

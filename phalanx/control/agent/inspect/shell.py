@@ -9,6 +9,7 @@ import os
 import pty
 import signal
 import struct
+import subprocess
 import termios
 from collections.abc import Callable
 from contextlib import suppress
@@ -81,7 +82,7 @@ class Shell:
 
     def resize(self, rows: int, columns: int) -> None:
         """The terminal has another size."""
-        size = struct.pack("HHHH", min(rows, 1000), min(columns, 1000), 0, 0)
+        size = struct.pack("HHHH", *(max(0, min(cells, 1000)) for cells in (rows, columns)), 0, 0)
         with suppress(OSError):
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 
@@ -183,7 +184,7 @@ class NodeShells:
             log.info("a shell in job %d", order.job)
             try:
                 await shell.run(order, self._node_jobs, job)
-            except (OSError, UnknownUserError, ValueError) as error:
+            except (OSError, UnknownUserError, ValueError, subprocess.SubprocessError) as error:
                 problem = str(error)
             finally:
                 del self._shells[order.request]

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
@@ -13,6 +14,8 @@ from phalanx.data.prepare.recipe import SlurmSettings
 
 TASKS = 32  # of an array, where nobody says how many
 POLL_SECONDS = 1.0
+UNANSWERED_SECONDS = 10.0  # until the next try where Slurm does not answer
+MOST_UNANSWERED = 90  # tries in a row: a controller that is restarted is back before
 
 
 class SlurmArray:
@@ -34,11 +37,23 @@ class SlurmArray:
         said = self._programs.run("sbatch", *self.options(phase, tasks), text=script(phase, tasks))
         number = said.strip().partition(";")[0]
         try:
-            while self._left(number):
-                self._sleep(POLL_SECONDS)
+            self._wait(number)
         except BaseException:
-            self._programs.run("scancel", number)
+            with suppress(SlurmError):
+                self._programs.run("scancel", number)
             raise
+
+    def _wait(self, number: str) -> None:
+        unanswered, left = 0, True
+        while left:
+            try:
+                left, unanswered = self._left(number), 0
+            except SlurmError:
+                unanswered += 1
+                if unanswered > MOST_UNANSWERED:
+                    raise
+            if left:
+                self._sleep(UNANSWERED_SECONDS if unanswered else POLL_SECONDS)
 
     def options(self, phase: Path, tasks: int) -> list[str]:
         """What sbatch is told."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from typing import Any
 
 from msgspec import Struct
@@ -26,6 +27,8 @@ REASONS = (
     ("Reservation", "its reservation has not begun, or is full", "backend.slurm.reservation"),
     ("Licenses", "licences are used up", "to wait"),
     ("QOS", "a limit of its QoS is reached", "jobs of that QoS that end, or another QoS"),
+    ("QOSNotAllowed", "its partition does not take its QoS", "backend.slurm.qos, or partition"),
+    ("AccountNotAllowed", "its partition does not take its account", "backend.slurm.account"),
     ("Assoc", "a limit of its account is reached", "jobs of that account that end"),
     ("MaxNodePerAccount", "its account has all nodes it may have", "jobs of it that end"),
     ("BadConstraints", "no node has the features it asks for", "backend.slurm.constraint"),
@@ -35,6 +38,13 @@ REASONS = (
     ("NodeDown", "a node that it needs is down", "`sinfo -R` says why"),
     ("SystemFailure", "Slurm itself failed to start it", "to ask the administrators"),
     ("launch failed requeued held", "it could not be started", "`scontrol release JOB`"),
+)
+BY_LENGTH = sorted(REASONS, key=lambda row: -len(row[0]))
+# Limits of one job (QOSMaxNodePerJobLimit, AssocMaxWallDurationPerJobLimit): no other's end helps.
+OF_ONE_JOB = "PerJob"
+ALONE = (
+    "it asks for more than its QoS or account gives one job, and waits for ever",
+    "fewer nodes, a lower backend.hours, or another QoS (`sacctmgr show qos`)",
 )
 
 
@@ -68,17 +78,18 @@ def queue(programs: SlurmCommands) -> list[SlurmQueuePosition]:
 def places(answer: dict[str, Any]) -> list[SlurmQueuePosition]:
     """What ``squeue --json`` says."""
     jobs = answer.get("jobs", [])
-    waiting = [job for job in jobs if _word(job["job_state"]) == "PENDING"]
+    waiting: dict[str, list[int]] = {}  # priorities by partition, sorted: a site has many jobs
+    for job in jobs:
+        if _word(job["job_state"]) == "PENDING":
+            waiting.setdefault(job["partition"], []).append(_number(job.get("priority")))
+    for priorities in waiting.values():
+        priorities.sort()
     positions = []
     for job in jobs:
         reason = str(job.get("state_reason") or "")
         text, helps = in_words(reason)
         priority = _number(job.get("priority"))
-        before = [
-            other
-            for other in waiting
-            if other["partition"] == job["partition"] and _number(other.get("priority")) > priority
-        ]
+        others = waiting.get(job["partition"], [])
         state = _word(job["job_state"])
         position = SlurmQueuePosition(
             job=int(job["job_id"]),
@@ -90,7 +101,7 @@ def places(answer: dict[str, Any]) -> list[SlurmQueuePosition]:
             priority=priority,
             estimated_start=_number(job.get("start_time")),
             nodes=str(job.get("nodes", "")),
-            ahead=len(before) if state == "PENDING" else 0,
+            ahead=len(others) - bisect_right(others, priority) if state == "PENDING" else 0,
             output=str(job.get("standard_output", "")).replace("%j", str(job["job_id"])),
             restarts=_number(job.get("restart_cnt")),
         )
@@ -111,7 +122,9 @@ def place_of(programs: SlurmCommands, number: int) -> SlurmQueuePosition:
 
 def in_words(reason: str) -> tuple[str, str]:
     """A reason of Slurm's, and what helps."""
-    for word, text, helps in sorted(REASONS, key=lambda row: -len(row[0])):
+    if OF_ONE_JOB in reason:
+        return ALONE
+    for word, text, helps in BY_LENGTH:
         if reason.startswith(word):
             return text, helps
     return (f"Slurm says {reason}" if reason not in ("", "None") else "it is about to start"), ""

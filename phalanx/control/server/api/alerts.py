@@ -14,7 +14,7 @@ from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, 
 from phalanx.control.wire import api_types as t
 from phalanx.observe.alerts import FINDINGS, AlertRule, FiredAlert, KeptRule, in_words
 
-MOST_RULES = 200
+MOST_RULES = 200  # of a team: what one keeps takes nothing from another
 
 
 class SilenceIn(t.In, frozen=True):
@@ -147,13 +147,16 @@ async def set_alert(call: Call) -> AlertOut:
     """Set an alert rule: its condition and its recipients."""
     _check_rule(call, call.body)
     rules = await call.server.read(kept_rules, call.server.journal)
-    standing = next((each for each in rules if each.name == call.path.name), None)
+    token, name = call.token, call.path.name
+    standing = next((each for each in rules if each.name == name), None)
+    own = sum(each.team == token.team for each in rules)
+    if standing is not None and not _seen(call, standing.team):
+        raise ApiError(409, "name_taken", f"another team keeps an alert called {name}")
     if standing is not None:
         standing = await _kept(call)
-    elif len(rules) >= MOST_RULES:
-        raise ApiError(409, "too_many", f"{MOST_RULES} alerts are kept: remove one first")
+    elif own >= MOST_RULES:
+        raise ApiError(409, "too_many", f"your team keeps {own} alerts: remove one first")
     silent = standing.silent_until if standing is not None else 0.0
-    token, name = call.token, call.path.name
     made = KeptRule(
         name=name,
         rule=call.body,

@@ -18,7 +18,13 @@ from phalanx.control.server.api.server import token_out
 from phalanx.control.server.history.fleet_history import FleetFrame, frame_of
 from phalanx.control.server.http.endpoints import EVERYBODY, ApiError, Call, Endpoints
 from phalanx.control.server.http.views import job_out, team_of, waits
-from phalanx.control.server.security.auth import LINK_HOURS, SESSION_HOURS, AuthError
+from phalanx.control.server.security.auth import (
+    LINK_HOURS,
+    SESSION_HOURS,
+    AuthError,
+    Token,
+    Tokens,
+)
 from phalanx.control.wire import api_types as t
 from phalanx.observe.tracker.runs import removed
 
@@ -246,19 +252,21 @@ async def queue(call: Call) -> QueueOut:
 @ENDPOINTS.add("POST /v1/login-links", EVERYBODY, status=201, audited=True)
 async def login_link(call: Call) -> LoginLink:
     """Make a link that opens the page once, with the caller's rights."""
-    token = call.token
-    secret, made = await call.server.read(
-        lambda: call.leading.tokens.create(
-            "login",
-            token.name,
-            team=token.team,
-            hours=LINK_HOURS,
-            until_ns=token.expires_ns,
-            grants=token.role,
-            parent=token.id,
-        )
-    )
+    secret, made = await call.server.read(_made_link, call.leading.tokens, call.token)
     return LoginLink(url=_address(call.server.url, secret), code=secret, expires_ns=made.expires_ns)
+
+
+def _made_link(tokens: Tokens, token: Token) -> tuple[str, Token]:
+    tokens.bound_sessions(token.id)
+    return tokens.create(
+        "login",
+        token.name,
+        team=token.team,
+        hours=LINK_HOURS,
+        until_ns=token.expires_ns,
+        grants=token.role,
+        parent=token.id,
+    )
 
 
 def login_url(server: Server) -> str:

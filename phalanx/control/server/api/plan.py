@@ -23,6 +23,7 @@ from phalanx.plan.question.request import PlanRequest
 from phalanx.plan.search.what_if import JobChange, WhatIf
 
 SHOWN = 200  # results in a list
+MOST_RESULTS = 2_000  # beyond these nobody makes more through the server
 Quantity = Annotated[str, Meta(pattern=r"^[0-9.]*[kKMGTB]?$", max_length=16)]
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.-]{1,64}$")]
 Setting = Annotated[str, Meta(pattern=r"^[a-z0-9_.]+=", max_length=256)]
@@ -172,6 +173,9 @@ async def simulate(call: Call) -> ResultOut:
     if body.scenario not in scenarios.names():
         known = ", ".join(scenarios.names())
         raise ApiError(404, "no_such_scenario", f"no scenario {body.scenario}; there are {known}")
+    if await call.server.read(scenarios.count, _folder(call)) >= MOST_RESULTS:
+        text = f"{MOST_RESULTS} results are kept: an administrator removes some"
+        raise ApiError(409, "too_many", f"{text} ({_folder(call)})")
     report = await call.helped(scenarios.run, body.scenario, body.gpus, body.days, body.seed)
     name = re.sub(r"[^A-Za-z0-9.-]", "-", f"{body.scenario}-{body.gpus}-{body.days:g}d-{body.seed}")
     await call.server.read(scenarios.write, _folder(call), name, report)

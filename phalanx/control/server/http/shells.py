@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.control.server.http.endpoints import WRITERS
+from phalanx.control.server.http.work_check import MOST_WORDS
 from phalanx.control.server.security.auth import AuthError, Token, bearer, may_see, require
 from phalanx.control.server.security.sessions import ENDED, until_over
 from phalanx.control.wire.agent_messages import encode
@@ -37,23 +38,25 @@ if TYPE_CHECKING:
 FIRST_SECONDS = 5.0
 REFUSED = 4403
 PIECE_BYTES = 64 << 10  # of input in one message
+MOST_DIGITS = 18  # of a job's number
+Cells = Annotated[int, Meta(ge=0, le=10_000)]  # of a terminal, in one direction
 
 
 class ShellRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """First message of the caller."""
 
-    node: str = ""  # "": the job's first
-    argv: tuple[str, ...] = ()
-    rows: int = 24
-    columns: int = 80
-    terminal: str = "xterm"
+    node: Annotated[str, Meta(max_length=128)] = ""  # "": the job's first
+    argv: Annotated[tuple[str, ...], Meta(max_length=MOST_WORDS)] = ()
+    rows: Cells = 24
+    columns: Cells = 80
+    terminal: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._+-]{0,64}$")] = "xterm"
 
 
 class Size(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A later text message of the caller: its window has another size."""
 
-    rows: int
-    columns: int
+    rows: Cells
+    columns: Cells
 
 
 class ShellSessions:
@@ -153,7 +156,8 @@ async def serve_shell(server: Server, socket: WebSocket) -> None:
 
 
 def _job(leading: Leading, token: Token, number: str) -> ClusterJob:
-    job = leading.core.view.jobs.get(int(number)) if number.isdigit() else None
+    known = number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS
+    job = leading.core.view.jobs.get(int(number)) if known else None
     if job is None or not may_see(token, job.spec.team):
         raise AuthError(404, "no_such_job", f"there is no job {number}")
     if token.role != "admin" and token.name != job.spec.user:

@@ -29,6 +29,7 @@ JOIN_HOURS = 24
 LINK_HOURS = 0.5  # until a login link is useless; it is good once
 SESSION_HOURS = 12  # of the token that a page gets for it
 KEEP_HOURS = 24  # that a token which is over can still be told of
+MOST_SESSIONS = 100  # links and sessions that come from one token; of more the oldest go
 MOST_PARENTS = 64  # a session makes a link that makes a session: no further than this
 
 
@@ -169,6 +170,30 @@ class Tokens:
             if token.uses:
                 self.change(number, used=token.used + 1)
             return True
+
+    def bound_sessions(self, number: str) -> None:
+        """Forget the oldest links and sessions of a token's kin, where there are too many.
+
+        And those of anybody that are good no more, since one that they come from is gone.
+        """
+        with self._changing:
+            origin = self._origin(number)
+            made = {t.id: self._origin(t.id) for t in self.all() if t.parent}
+            kin = [each for each, known in made.items() if known == origin]
+            orphans = [each for each, known in made.items() if not known]
+            for each in (*orphans, *kin[: max(0, len(kin) - MOST_SESSIONS + 1)]):
+                self.drop(each)
+
+    def _origin(self, number: str) -> str:
+        """The token that one comes from, through links and sessions; "": it is gone."""
+        for _ in range(MOST_PARENTS):
+            token = self.get(number)
+            if token is None:
+                return ""
+            if not token.parent:
+                return number
+            number = token.parent
+        return ""
 
     def drop(self, number: str) -> None:
         """Forget a token."""

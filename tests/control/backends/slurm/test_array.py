@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.slurm.array import SlurmArray
+from phalanx.control.backends.slurm.array import MOST_UNANSWERED, SlurmArray
 from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
 from phalanx.data import read_manifest
 from phalanx.data.prepare.engine import LocalEngine
@@ -56,9 +56,18 @@ def test_an_array_does_shares_of_the_units_and_is_waited_for(tmp_path: Path) -> 
 def test_an_array_that_slurm_has_forgotten_is_over(tmp_path: Path) -> None:
     slurm = PlayedSlurm(SlurmError("squeue: slurm_load_jobs error: Invalid job id specified"))
     SlurmArray(SlurmSettings(), 1, slurm).run(tmp_path / "filter.json", 1, lambda: None)
-    lost = PlayedSlurm(SlurmError("squeue: Unable to contact slurm controller"))
-    with pytest.raises(SlurmError):
-        SlurmArray(SlurmSettings(), 1, lost).run(tmp_path / "filter.json", 1, lambda: None)
+
+
+def test_an_array_outlives_a_controller_of_slurm_that_is_restarted(tmp_path: Path) -> None:
+    away = SlurmError("squeue: Unable to contact slurm controller")
+    slept: list[float] = []
+    slurm = PlayedSlurm("41_0\n", *[away] * MOST_UNANSWERED, "41_0\n", *[away] * 2, "")
+    SlurmArray(SlurmSettings(), 1, slurm, slept.append).run(tmp_path / "a.json", 1, lambda: None)
+    assert sum(slept) > 600 and slurm.calls[-1][0][0] == "squeue"
+    lost = PlayedSlurm(*[away] * (MOST_UNANSWERED + 1))
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        SlurmArray(SlurmSettings(), 1, lost, slept.append).run(tmp_path / "b.json", 1, lambda: None)
+    assert lost.calls[-1][0] == ("scancel", "41")
 
 
 def test_an_interrupt_takes_the_array_along(tmp_path: Path) -> None:

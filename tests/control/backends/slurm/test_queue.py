@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phalanx.control.backends.slurm.accounting import (
     SlurmAllocation,
@@ -19,6 +21,7 @@ from phalanx.control.backends.slurm.programs import SlurmCommands, SlurmError
 from phalanx.control.backends.slurm.queue import in_words, place_of, places
 from phalanx.testing.slurm.sandbox import Sandbox
 from tests.commands import run_phalanx
+from tests.examples import examples
 
 
 def test_a_waiting_job_says_why_and_what_helps(
@@ -62,6 +65,10 @@ def test_a_loop_of_submissions_asks_about_the_site_once(
         ("AssocGrpGRES", "a limit of its account"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "down, drained or reserved"),
         ("DependencyNeverSatisfied", "can no longer come"),
+        ("QOSMaxWallDurationPerJobLimit", "waits for ever"),
+        ("AssocMaxNodePerJobLimit", "gives one job"),
+        ("QOSNotAllowed", "does not take its QoS"),
+        ("AccountNotAllowed", "does not take its account"),
         ("SomethingNew", "Slurm says SomethingNew"),
     ],
 )
@@ -82,6 +89,25 @@ def test_newer_releases_write_numbers_and_states_differently() -> None:
     (place, _) = places({"jobs": [job, ahead]})
     assert (place.state, place.priority, place.estimated_start) == ("pending", 10, 0)
     assert place.ahead == 1
+
+
+@examples(60)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 4), st.booleans()), max_size=12))
+def test_jobs_ahead_wait_in_the_same_partition_with_a_higher_priority(
+    drawn: list[tuple[str, int, bool]],
+) -> None:
+    jobs = [
+        {
+            "job_id": number,
+            "partition": partition,
+            "priority": priority,
+            "job_state": "PENDING" if waits else "RUNNING",
+        }
+        for number, (partition, priority, waits) in enumerate(drawn)
+    ]
+    for place, (partition, priority, waits) in zip(places({"jobs": jobs}), drawn, strict=True):
+        before = [each for each in drawn if each[0] == partition and each[2] and each[1] > priority]
+        assert place.ahead == (len(before) if waits else 0)
 
 
 def recorded(state: str, start: int, elapsed: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import JobSpec
-from phalanx.cluster.pipeline_runs import machine_of
+from phalanx.cluster.pipeline_runs import LIMITS, machine_of
 from phalanx.cluster.pipelines.events import AnyEvent, LookedUp, LookUp, RunBegan, TaskState
 from phalanx.cluster.pipelines.machine import PipelineMachine, TaskProgress
 from phalanx.cluster.pipelines.templates import builtin
@@ -32,9 +32,7 @@ async def run_pipeline(call: Call) -> t.PipelineStarted:
     Its steps are jobs; it goes on whoever is away.
     """
     body = call.body
-    machine = _checked(body)
-    if missing := _missing_inputs(machine, body):
-        raise ApiError(409, "bad_pipeline", f"inputs: the hash of {missing} is missing")
+    to_do = await call.server.read(_checked_to_do, body)
     work: dict[str, JobSpec] = {}
     ranks: dict[str, JobSpec] = {}
     notes: list[str] = []
@@ -47,7 +45,6 @@ async def run_pipeline(call: Call) -> t.PipelineStarted:
     manifest = None
     if body.manifest is not None:
         manifest, _ = await rightful(call, body.manifest.spec, body.manifest.work)
-    to_do = _to_do(machine, body)
     to_pay = [spec for name, spec in ranks.items() if name in to_do]
     refuse_unconfirmed(call, to_pay, confirmed=body.confirmed)
     owner = next(iter(work.values())) if work else None
@@ -72,12 +69,20 @@ async def run_pipeline(call: Call) -> t.PipelineStarted:
     return t.PipelineStarted(**answer)
 
 
+def _checked_to_do(body: t.PipelineRequest) -> set[str]:
+    """Tasks of what is asked for that have no result yet; ApiError where it cannot be run."""
+    machine = _checked(body)
+    if missing := _missing_inputs(machine, body):
+        raise ApiError(409, "bad_pipeline", f"inputs: the hash of {missing} is missing")
+    return _to_do(machine, body)
+
+
 def _checked(body: t.PipelineRequest) -> PipelineMachine:
     """The machine of what is asked for; ApiError where it is no pipeline for a server."""
     if not body.folder.startswith("/"):
         raise ApiError(409, "bad_pipeline", "folder: must be an absolute path")
     try:
-        machine = machine_of(body.pipeline)
+        machine = machine_of(body.pipeline, LIMITS)
     except ConfigError as error:
         raise ApiError(409, "bad_pipeline", str(error)) from None
     text = msgspec.json.encode(body.pipeline).decode()
