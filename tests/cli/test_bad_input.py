@@ -87,6 +87,35 @@ def test_a_file_that_is_not_there_is_told_in_words(command: str, tmp_path: Path)
     assert "missing" in result.stderr.replace("\n", "")
 
 
+# A folder, and a file that is no text, each where a file of text is asked for.
+WRITTEN_BY_HAND = [
+    "train {0}",
+    "plan --model llama3-8b --cluster {0}",
+    "plan --model llama3-8b --cluster h100-64 --constants {0}",
+    "plan check {0}",
+    "simulate trace {0}",
+    "sweep plan {0}",
+    "pipeline run {0}",
+    "data prepare {0}",
+    "submit --dry-run --env-file {0} -- true",
+]
+
+
+@pytest.mark.parametrize("command", WRITTEN_BY_HAND)
+def test_a_path_of_another_kind_is_told_without_the_system_s_numbers(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_TOKEN", "x")
+    folder, binary = tmp_path / "folder.toml", tmp_path / "binary.toml"
+    folder.mkdir()
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, reason in ((folder, "Is a directory"), (binary, "it is not text in UTF-8 (byte 0)")):
+        result = CliRunner().invoke(app, command.format(path).split())
+        assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+        assert f"{reason}; " in result.stderr and "Errno" not in result.stderr
+        assert result.stderr.count(str(path)) == 1
+
+
 @pytest.mark.parametrize(
     ("command", "next_one"),
     [

@@ -122,6 +122,8 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         load_job(path)
     with pytest.raises(ConfigError, match=r'no such file; did you mean "job.toml"'):
         load_job(tmp_path / "jbo.toml")
+    with pytest.raises(ConfigError, match=r"no such file; give the path of a TOML file$"):
+        load_job(tmp_path / "another.toml")  # only its suffix is like that of job.toml
 
 
 @pytest.mark.parametrize("preset", PRESETS)
