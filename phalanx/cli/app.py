@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +120,18 @@ COMMANDS = {
 }
 
 
+FRAMED_COLUMNS = 100  # from which frames hold the options of a command and what they mean
+
+
+def _without_frames(command: Any) -> None:
+    """Has help be plain text, that of commands below too: groups only list these, in frames."""
+    below = getattr(command, "commands", {})
+    if not below:
+        command.rich_markup_mode = None
+    for each in below.values():
+        _without_frames(each)
+
+
 # Typer gives them to every command; they install completion of the whole command line.
 OF_THE_ROOT = ("install_completion", "show_completion")
 
@@ -143,6 +156,8 @@ class LazyGroup(TyperGroup):
         else:
             command = typer.main.get_command(importlib.import_module(entry.module).app)
             command.params = [each for each in command.params if each.name not in OF_THE_ROOT]
+            if shutil.get_terminal_size().columns < FRAMED_COLUMNS:
+                _without_frames(command)
         command.name, command.short_help = cmd_name, entry.summary
         command.rich_help_panel = entry.panel
         return command
