@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import math
 import os
 import shutil
 import sys
@@ -123,13 +124,25 @@ COMMANDS = {
 FRAMED_COLUMNS = 100  # from which frames hold the options of a command and what they mean
 
 
-def _without_frames(command: Any) -> None:
-    """Has help be plain text, that of commands below too: groups only list these, in frames."""
+def _adapt(command: Any, framed: bool) -> None:
+    """What holds for every command, those of a group too.
+
+    Numbers are finite, and help has no frames where these would cut the names of options off;
+    a group's help only lists commands.
+    """
     below = getattr(command, "commands", {})
-    if not below:
+    if not framed and not below:
         command.rich_markup_mode = None
+    for option in command.params:
+        option.callback = option.callback or _finite
     for each in below.values():
-        _without_frames(each)
+        _adapt(each, framed)
+
+
+def _finite(ctx: Any, param: Any, value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number", ctx, param)
+    return value
 
 
 # Typer gives them to every command; they install completion of the whole command line.
@@ -156,8 +169,7 @@ class LazyGroup(TyperGroup):
         else:
             command = typer.main.get_command(importlib.import_module(entry.module).app)
             command.params = [each for each in command.params if each.name not in OF_THE_ROOT]
-            if shutil.get_terminal_size().columns < FRAMED_COLUMNS:
-                _without_frames(command)
+            _adapt(command, shutil.get_terminal_size().columns >= FRAMED_COLUMNS)
         command.name, command.short_help = cmd_name, entry.summary
         command.rich_help_panel = entry.panel
         return command
