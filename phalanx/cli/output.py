@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -25,6 +27,25 @@ def fail(error: object, code: int = 1, shown: object = None) -> NoReturn:
     else:
         print(f"error: {error}", file=sys.stderr)
     raise typer.Exit(code) from None
+
+
+def refuse_unwritable(path: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written, before the minutes of work that it is to hold."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder: name a file", param_hint=option)
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        rule = f"{path}: {path.parent} is no folder to write into"
+        raise typer.BadParameter(rule, param_hint=option)
+
+
+def write_out(path: Path, data: bytes, option: str = "--out") -> None:
+    """Write a file that the user named; what is wrong with it is said in words."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint=option) from None
 
 
 @contextmanager

@@ -117,6 +117,25 @@ def test_a_path_of_another_kind_is_told_without_the_system_s_numbers(
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        f"tune {Path(__file__).parents[2]}/examples/tiny.toml --write {{0}}",
+        "eval run --tasks piqa --out {0}",
+        "doctor fabric --picture {0}",
+        "plan calibrate --measure --out {0}",
+    ],
+)
+def test_a_folder_in_the_place_of_a_result_is_refused_before_the_work(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "made.svg").mkdir()
+    result = CliRunner().invoke(app, command.format(folder).split(), env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and f"{folder} is a folder: name a file" in result.stderr
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(
     ("command", "next_one"),
     [
         ("submitt job.toml", "did you mean 'submit'?"),

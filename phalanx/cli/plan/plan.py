@@ -11,7 +11,7 @@ from msgspec import structs
 
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json
-from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.output import exit_on_config_error, print_json, refuse_unwritable
 from phalanx.cli.parse_errors import FileGroup
 from phalanx.cli.plan.request_options import takes_request
 from phalanx.cli.progress import working
@@ -227,6 +227,7 @@ def calibrate(
         if runs is not None:
             _calibrate_to_runs(_readable(runs), out, json)
         else:
+            refuse_unwritable(out, "--out")
             _calibrate_to_device(out, json)
 
 
