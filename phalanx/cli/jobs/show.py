@@ -110,7 +110,7 @@ def _describe(detail: JobDetail) -> dict[str, str]:
 def _progress(job: JobOut) -> str:
     """How far a job is, and what is safe of it."""
     if not job.step and not job.steps:
-        return "none was told of"
+        return "none was reported"
     reached = f"{job.step}" + (f" of {job.steps}" if job.steps else "")
     if job.printed:
         return f"{reached} (as it prints; what it saves is its own)"
