@@ -266,6 +266,15 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode))
 
 
+def _end_with_file_problem(error: OSError) -> None:
+    """A file or folder that no command may write or read: not a fault of the program's."""
+    from phalanx.cli.output import FORBIDDEN, FULL, MISPLACED, file_problem
+
+    if error.errno in (*FORBIDDEN, *FULL, *MISPLACED):
+        print(f"error: {file_problem(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
 def main() -> None:
     """Entry point of the console script."""
     _open_closed_streams()
@@ -283,7 +292,9 @@ def main() -> None:
         )
         sys.exit(1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+        if error.filename is not None:
+            _end_with_file_problem(error)
+        if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -20,12 +21,36 @@ def print_json(value: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
+# What a file system refuses a person, and what would help.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+MISPLACED = (errno.ENOTDIR, errno.EEXIST)
+
+
+def file_problem(error: OSError, out: Path | None = None) -> str:
+    """What a file system or store refused, where, and what would help."""
+    where = error.filename or out or ""
+    named = f"{where}: " if where else ""
+    reason = error.strerror or str(error)
+    if error.errno in FULL:
+        left = f" (nothing of {out} is left there)" if out else ""
+        return f"{named}there is no room: {reason}{left}\n  fix: free space, or name a larger disk"
+    if error.errno in FORBIDDEN:
+        keys = "give the store's endpoint and keys in the environment"
+        fix = keys if "://" in str(where) else "name a folder that you may read and write"
+        return f"{named}is not allowed: {reason}\n  fix: {fix}"
+    if error.errno in MISPLACED:
+        return f"{named}{reason}\n  fix: name a new folder, not below a file"
+    return f"{named}{reason}"
+
+
 def fail(error: object, code: int = 1, shown: object = None) -> NoReturn:
     """End a command with what is wrong, in words or, where ``shown`` is given, as that in JSON."""
     if shown is not None:
         print_json(shown)
     else:
-        print(f"error: {error}", file=sys.stderr)
+        text = file_problem(error) if isinstance(error, OSError) else error
+        print(f"error: {text}", file=sys.stderr)
     raise typer.Exit(code) from None
 
 

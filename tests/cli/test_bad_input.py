@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli.app import app
+from tests.commands import run_phalanx
 from tests.ports import free_port
 
 ASKING = [
@@ -114,6 +115,26 @@ def test_a_path_of_another_kind_is_told_without_the_system_s_numbers(
         assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
         assert f"{reason}; " in result.stderr and "Errno" not in result.stderr
         assert result.stderr.count(str(path)) == 1
+
+
+@pytest.mark.parametrize("place", ["/sys", "file"])  # nobody may write there, nor below a file
+@pytest.mark.parametrize(
+    "command",
+    [
+        "story slow-steps --into {0}/x",
+        "data tokenize file --vocab-size 300 --out {0}/x",
+        "data train-tokenizer file --vocab-size 300 --out {0}/x/t.json",
+        "models register x --checkpoint file --registry {0}/x",
+        "new model own --into {0}/x",
+    ],
+)
+def test_a_place_that_nobody_may_write_to_is_told_with_a_way_out(
+    command: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("some text\n" * 1000)
+    done = run_phalanx(*command.format(place).split(), folder=tmp_path)
+    assert done.returncode in (1, 2) and done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr and "Errno" not in done.stderr
 
 
 @pytest.mark.parametrize(
