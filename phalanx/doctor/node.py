@@ -17,7 +17,7 @@ from phalanx.doctor.gemm import judge_gemm, measure_gemm
 from phalanx.doctor.gpus import check_driver
 from phalanx.doctor.memory import check_memory
 from phalanx.doctor.rates import StorageNeeds, check_files, check_rates, check_store
-from phalanx.doctor.storage import check_disk, check_mounts
+from phalanx.doctor.storage import check_disk, check_mounts, read_table
 from phalanx.doctor.system import check_clock, check_limits, read_clock
 
 
@@ -98,8 +98,7 @@ def _disk(options: CheckOptions) -> Iterator[Finding]:
 
 
 def _mounts(options: CheckOptions) -> Iterator[Finding]:
-    table = Path("/proc/self/mounts")
-    yield check_mounts(options.mounts, table.read_text() if table.exists() else "")
+    yield check_mounts(options.mounts, read_table())
 
 
 def _clock(options: CheckOptions) -> Iterator[Finding]:

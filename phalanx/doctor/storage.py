@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from phalanx.cluster.causes import Cause
@@ -102,35 +104,60 @@ def network_mounts(table: str) -> list[Path]:
     for line in table.splitlines():
         fields = line.split()
         if len(fields) >= 3 and fields[2].split(".")[-1].startswith(NETWORK_KINDS):
-            mounts.append(Path(fields[1].replace("\\040", " ")))
+            mounts.append(Path(unescape(fields[1])))
     return mounts
 
 
+def read_table(path: Path = Path("/proc/self/mounts")) -> str:
+    """The kernel's table of mounts, whatever bytes their names have; "" where there is none."""
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+def unescape(name: str) -> str:
+    """A name as it is: the kernel's tables have spaces and the like in it as "\\040"."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name)
+
+
 def probe(path: Path, seconds: float = PROBE_SECONDS) -> str:
-    """What is wrong with a mount; "" when it answers in time.
+    """What is wrong with a mount; "" when it answers in time."""
+    return probe_all([path], seconds)[path]
+
+
+def probe_all(paths: Iterable[Path], seconds: float = PROBE_SECONDS) -> dict[Path, str]:
+    """What is wrong with each of some mounts, which are asked together.
 
     A hanging mount never gives the thread back, so it is left behind.
     """
-    answer: list[str] = []
+    answers: dict[Path, str] = {}
 
-    def look() -> None:
+    def look(path: Path) -> None:
         try:
             os.statvfs(path)
             next(os.scandir(path), None)
-            answer.append("")
+            answers[path] = ""
+        except PermissionError:  # it answers, and lets only its users in
+            answers[path] = ""
         except OSError as error:
-            answer.append(error.strerror or str(error))
+            answers[path] = error.strerror or str(error)
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answer[0] if answer else f"no answer within {seconds:.0f} s"
+    asked = [*dict.fromkeys(paths)]
+    threads = [threading.Thread(target=look, args=(path,), daemon=True) for path in asked]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = f"no answer within {seconds:.0f} s"
+    return {path: answers.get(path, late) for path in asked}
 
 
 def check_mounts(wanted: tuple[Path, ...], table: str) -> Finding:
     """All network mounts, and the folders that a site names, answer."""
     paths = [*dict.fromkeys([*wanted, *network_mounts(table)])]
-    problems = {str(path): problem for path in paths if (problem := probe(path))}
+    problems = {str(path): problem for path, problem in probe_all(paths).items() if problem}
     if not paths:
         return Finding(check="mounts", verdict="skip", expected="(no network mount, none named)")
     return Finding(

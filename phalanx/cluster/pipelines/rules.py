@@ -26,6 +26,7 @@ from phalanx.config.errors import did_you_mean
 _NAME = re.compile(r"[a-zA-Z0-9][\w-]*")
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*")
 _MANY = re.compile(r"[*?\[]")  # in a path that may mean several files
+_FROM_HERE = "name one that exists, by its path from the folder where the command runs"
 MOST_TASKS = 10_000
 SCORES = "scores"  # the output, and the input, that holds them
 

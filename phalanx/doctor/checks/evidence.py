@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.config import ConfigError
+from phalanx.doctor.storage import unescape
 from phalanx.doctor.system import KernelClock, read_clock
 from phalanx.hardware.probe import nvidia_smi
 from phalanx.hardware.probe.host import parse_memory
@@ -95,11 +96,6 @@ def recorded_process(folder: Path) -> ProcessFacts:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         path = str(folder / PROCESS_FILE)
         raise ConfigError("hardware", path, str(error), "record the machine again") from None
-
-
-def unescape(name: str) -> str:
-    """A name as it is: the kernel's tables have spaces and the like in it as "\\040"."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name)
 
 
 def one_of(text: str, known: tuple[str, ...], where: str) -> str:

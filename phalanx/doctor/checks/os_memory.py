@@ -16,8 +16,9 @@ from phalanx.doctor.checks.check import (
     sysctl_path,
     write,
 )
-from phalanx.doctor.checks.evidence import NodeEvidence, unescape
+from phalanx.doctor.checks.evidence import NodeEvidence
 from phalanx.doctor.finding import Measured, MendStep
+from phalanx.doctor.storage import unescape
 from phalanx.hardware.probe.reader import ReadError
 
 CHECKS = CheckList()

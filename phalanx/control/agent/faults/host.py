@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from phalanx.cluster.causes import CAUSES, Cause
 from phalanx.cluster.protocol.messages import THIS_NODE, DeviceError, NodeNotice
-from phalanx.doctor.storage import network_mounts, probe
+from phalanx.doctor.storage import network_mounts, probe_all, read_table
 
 COMMAND_SECONDS = 10.0
 NOTICE_BYTES = 64 << 10
@@ -77,9 +77,7 @@ class MountMonitor:
         self._failed: list[Path] = []
 
     def look(self) -> list[DeviceError]:
-        table = Path("/proc/self/mounts")
-        mounted = network_mounts(table.read_text()) if table.exists() else []
-        problems = {path: probe(path) for path in dict.fromkeys([*self._wanted, *mounted])}
+        problems = probe_all([*self._wanted, *network_mounts(read_table())])
         failed = [path for path, problem in problems.items() if problem]
         again, self._failed = [path for path in failed if path in self._failed], failed
         return [
