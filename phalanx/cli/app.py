@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import importlib
+import math
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +121,30 @@ COMMANDS = {
 }
 
 
+FRAMED_COLUMNS = 100  # from which frames hold the options of a command and what they mean
+
+
+def _adapt(command: Any, framed: bool) -> None:
+    """What holds for every command, those of a group too.
+
+    Numbers are finite, and help has no frames where these would cut the names of options off;
+    a group's help only lists commands.
+    """
+    below = getattr(command, "commands", {})
+    if not framed and not below:
+        command.rich_markup_mode = None
+    for option in command.params:
+        option.callback = option.callback or _finite
+    for each in below.values():
+        _adapt(each, framed)
+
+
+def _finite(ctx: Any, param: Any, value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number", ctx, param)
+    return value
+
+
 # Typer gives them to every command; they install completion of the whole command line.
 OF_THE_ROOT = ("install_completion", "show_completion")
 
@@ -143,6 +169,7 @@ class LazyGroup(TyperGroup):
         else:
             command = typer.main.get_command(importlib.import_module(entry.module).app)
             command.params = [each for each in command.params if each.name not in OF_THE_ROOT]
+            _adapt(command, shutil.get_terminal_size().columns >= FRAMED_COLUMNS)
         command.name, command.short_help = cmd_name, entry.summary
         command.rich_help_panel = entry.panel
         return command
@@ -239,6 +266,15 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode))
 
 
+def _end_with_file_problem(error: OSError) -> None:
+    """A file or folder that no command may write or read: not a fault of the program's."""
+    from phalanx.cli.output import FORBIDDEN, FULL, MISPLACED, file_problem
+
+    if error.errno in (*FORBIDDEN, *FULL, *MISPLACED):
+        print(f"error: {file_problem(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
 def main() -> None:
     """Entry point of the console script."""
     _open_closed_streams()
@@ -256,7 +292,9 @@ def main() -> None:
         )
         sys.exit(1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+        if error.filename is not None:
+            _end_with_file_problem(error)
+        if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)

@@ -20,7 +20,7 @@ BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def say_plainly(error: Exception) -> None:
-    """Has an error about a value that is no number say so, with one that the option takes."""
+    """Has an error about a value say in our words what the option takes."""
     errors = getattr(error.__cause__, "errors", None)
     if callable(errors) and hasattr(error, "message"):
         error.message = _sentence(errors()[0], getattr(error, "param", None)) or error.message
@@ -30,6 +30,8 @@ def _sentence(refused: dict[str, Any], param: Any) -> str:
     for bound, comparison in BOUNDS.items():
         if bound in refused.get("ctx", {}):
             return f"{refused['input']} must be {comparison} {refused['ctx'][bound]}"
+    if refused["type"] == "value_error":
+        return str(refused["ctx"]["error"]).removesuffix(".")
     wanted = NUMBERS.get(refused["type"])
     if wanted is None:
         return ""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec import Struct
 
 # job: the job file says it. default: nobody said, planned or measured it.
-HOUR_SECONDS = 3600
 Origin = Literal["job", "planned", "measured", "default"]
 
 
@@ -38,20 +38,25 @@ class PlanRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         """Time, money and energy of the whole job with their intervals; "": not planned."""
         if self.step_ns is None or self.run_seconds is None:
             return ""
+        from phalanx.plan.question.quantities import duration, energy  # which load numpy
+
         step = _between(self.step_ns, 1e9, "s a step")
-        long = self.run_seconds.mid >= HOUR_SECONDS
-        unit, name = (HOUR_SECONDS, "hours") if long else (60, "minutes")
-        parts = [step, _between(self.run_seconds, unit, name)]
+        parts = [step, _between_texts(self.run_seconds, 1, duration)]
         if self.micro_dollars is not None:
             parts.append(_between(self.micro_dollars, 1e6, "dollars"))
         if self.watt_hours is not None:
-            parts.append(_between(self.watt_hours, 1e3, "kWh"))
+            parts.append(_between_texts(self.watt_hours, 1e6, energy))
         return f"{', '.join(parts)}; {self.mapping} on {self.device}"
 
 
 def _between(value: PlanInterval, unit: float, name: str) -> str:
     low, mid, high = (_short(each / unit) for each in (value.low, value.mid, value.high))
     return f"{mid} {name} ({low} to {high})"
+
+
+def _between_texts(value: PlanInterval, unit: float, text: Callable[[float], str]) -> str:
+    """The same where the unit depends on the size."""
+    return f"{text(value.mid / unit)} ({text(value.low / unit)} to {text(value.high / unit)})"
 
 
 def _short(value: float) -> str:

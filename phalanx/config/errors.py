@@ -73,6 +73,13 @@ def written(value: object) -> str:
     return text.replace("\x7f", "\\u007f")  # TOML, unlike JSON, wants this one escaped
 
 
+def plain_reason(error: Exception) -> str:
+    """What the system says about a file, without the number and path of Python's sentence."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not text in UTF-8 (byte {error.start:,})"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 def near(word: str, known: Sequence[str]) -> str:
     """The known word most like this one, or ""."""
     return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")

@@ -9,7 +9,14 @@ from typing import Any
 
 import msgspec
 
-from phalanx.config.errors import ConfigError, ConfigProblem, did_you_mean, problem
+from phalanx.config.errors import (
+    ConfigError,
+    ConfigProblem,
+    did_you_mean,
+    near,
+    plain_reason,
+    problem,
+)
 from phalanx.config.presets import PRESETS
 from phalanx.config.schema import Job
 from phalanx.config.section import Section
@@ -84,8 +91,9 @@ def read_table(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(str(path), "", "no such file", _nearby_file(path)) from None
     except (OSError, UnicodeDecodeError) as error:
+        rule = f"cannot be read: {plain_reason(error)}"
         fix = "give the path of a TOML file that you may read"
-        raise ConfigError(str(path), "", f"cannot be read: {error}", fix) from None
+        raise ConfigError(str(path), "", rule, fix) from None
     except tomllib.TOMLDecodeError as error:
         fix = "correct it there; strings stand in quotes, tables in [brackets]"
         raise ConfigError(str(path), "", f"is not valid TOML: {error}", fix) from None
@@ -93,8 +101,9 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def _nearby_file(path: Path) -> str:
     folder = path.parent
-    names = sorted(found.name for found in folder.glob("*.toml")) if folder.is_dir() else []
-    return did_you_mean(path.name, names) if names else "give the path of a job's TOML file"
+    stems = sorted(file.stem for file in folder.glob("*.toml")) if folder.is_dir() else []
+    similar = near(path.stem, stems)
+    return f'did you mean "{similar}.toml"?' if similar else "give the path of a TOML file"
 
 
 def _fill_preset(table: dict[str, Any]) -> list[ConfigProblem]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, structs
 
 from phalanx.config import ConfigError, Section
+from phalanx.config.errors import plain_reason
 from phalanx.config.toml_text import parse_toml
 from phalanx.config.tree import build, mistakes
 from phalanx.hardware.gpus import Gpu, gpu, gpus_by_key
@@ -278,8 +279,9 @@ def _from_file(path: Path) -> Cluster:
         fix = "give the path of a cluster's TOML file, or a name such as h100-16k"
         raise ConfigError("cluster", str(path), "no such file", fix) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        rule = f"cannot be read: {plain_reason(error)}"
         fix = "correct the file, or use a name such as h100-16k"
-        raise ConfigError("cluster", str(path), f"cannot be read: {error}", fix) from None
+        raise ConfigError("cluster", str(path), rule, fix) from None
     found = mistakes(ClusterFile, described)
     if found:
         raise ConfigError.of(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -85,9 +86,18 @@ def _each(
         for number, seed in enumerate(seeds):
             yield run_seed(scenario, seed, _part_of(passed, number, len(seeds)))
         return
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, initializer=_end_when_interrupted) as pool:
         chunk = max(1, min(16, len(seeds) // (4 * processes)))
-        yield from pool.map(run_seed, [scenario] * len(seeds), seeds, chunksize=chunk)
+        try:
+            yield from pool.map(run_seed, [scenario] * len(seeds), seeds, chunksize=chunk)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _end_when_interrupted() -> None:
+    """Ctrl-C ends a process of the pool, which would hand the interrupt over and take more work."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _part_of(passed: Passed, number: int, count: int) -> Passed:

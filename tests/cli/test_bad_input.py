@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli.app import app
+from tests.commands import run_phalanx
 from tests.ports import free_port
 
 ASKING = [
@@ -51,7 +52,7 @@ def test_a_server_that_is_none_is_told_in_words(
     arguments = [*words.split(), "--server", url, *(["--", program] if program else [])]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 3 and isinstance(result.exception, SystemExit)
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("error: ") and "Errno" not in result.stderr
 
 
 MISSING = [
@@ -85,6 +86,74 @@ def test_a_file_that_is_not_there_is_told_in_words(command: str, tmp_path: Path)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code not in (0, 1) and isinstance(result.exception, SystemExit)
     assert "missing" in result.stderr.replace("\n", "")
+
+
+# A folder, and a file that is no text, each where a file of text is asked for.
+WRITTEN_BY_HAND = [
+    "train {0}",
+    "plan --model llama3-8b --cluster {0}",
+    "plan --model llama3-8b --cluster h100-64 --constants {0}",
+    "plan check {0}",
+    "simulate trace {0}",
+    "sweep plan {0}",
+    "pipeline run {0}",
+    "data prepare {0}",
+    "submit --dry-run --env-file {0} -- true",
+]
+
+
+@pytest.mark.parametrize("command", WRITTEN_BY_HAND)
+def test_a_path_of_another_kind_is_told_without_the_system_s_numbers(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_TOKEN", "x")
+    folder, binary = tmp_path / "folder.toml", tmp_path / "binary.toml"
+    folder.mkdir()
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, reason in ((folder, "Is a directory"), (binary, "it is not text in UTF-8 (byte 0)")):
+        result = CliRunner().invoke(app, command.format(path).split())
+        assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+        assert f"{reason}; " in result.stderr and "Errno" not in result.stderr
+        assert result.stderr.count(str(path)) == 1
+
+
+@pytest.mark.parametrize("place", ["/sys", "file"])  # nobody may write there, nor below a file
+@pytest.mark.parametrize(
+    "command",
+    [
+        "story slow-steps --into {0}/x",
+        "data tokenize file --vocab-size 300 --out {0}/x",
+        "data train-tokenizer file --vocab-size 300 --out {0}/x/t.json",
+        "models register x --checkpoint file --registry {0}/x",
+        "new model own --into {0}/x",
+    ],
+)
+def test_a_place_that_nobody_may_write_to_is_told_with_a_way_out(
+    command: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("some text\n" * 1000)
+    done = run_phalanx(*command.format(place).split(), folder=tmp_path)
+    assert done.returncode in (1, 2) and done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr and "Errno" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"tune {Path(__file__).parents[2]}/examples/tiny.toml --write {{0}}",
+        "eval run --tasks piqa --out {0}",
+        "doctor fabric --picture {0}",
+        "plan calibrate --measure --out {0}",
+    ],
+)
+def test_a_folder_in_the_place_of_a_result_is_refused_before_the_work(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "made.svg").mkdir()
+    result = CliRunner().invoke(app, command.format(folder).split(), env={"COLUMNS": "300"})
+    assert result.exit_code == 2 and f"{folder} is a folder: name a file" in result.stderr
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,18 @@ def every_command(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, group
 
 
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_help_spells_options_out_in_a_terminal_of_any_width(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name, command in every_command(typer.main.get_command(app)):
+        text = run(*name.split(), "--help").stdout
+        shown = (each for each in command.params if not getattr(each, "hidden", False))
+        options = [option for each in shown for option in each.opts if option[:2] == "--"]
+        assert [option for option in options if option not in text] == [], name
+
+
 def test_every_command_can_report_in_json() -> None:
     found = dict(every_command(typer.main.get_command(app)))
     assert {"train", "demo", "config check", "data inspect"} <= set(found)

@@ -17,6 +17,10 @@ from phalanx.config import job_from_table
     [
         ("up --port abc", "'abc' is not a whole number, e.g. 7070"),
         ("up --port 99999", "99999 must be at most 65535"),
+        ("ckpt export a b --to gguf", "'--to': 'gguf' is not one of 'hf', 'dcp'"),
+        ("ckpt prune runs --quota-gb inf", "inf is no finite number"),
+        ("tune job.toml --minutes 1e999", "inf is no finite number"),
+        ("budget 1 --dollars nan", "nan is no finite number"),
         ("plan job.toml", "`phalanx plan --model job.toml --cluster h100-8` plans a job file"),
         ("plan runs.csv", "`phalanx plan check runs.csv` compares a table of runs"),
         ("sweep lr.toml", "`phalanx sweep run lr.toml` runs its trials"),

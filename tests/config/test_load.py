@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.config import PRESETS, ConfigError, Job, job_from_table, load_job, resolve, to_toml
+from phalanx.config import (
+    PRESETS,
+    ConfigError,
+    Job,
+    job_from_table,
+    load_job,
+    problem,
+    resolve,
+    to_toml,
+)
 
 
 def problems_of(table: dict[str, object], *overrides: str) -> dict[str, str]:
@@ -122,6 +131,8 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         load_job(path)
     with pytest.raises(ConfigError, match=r'no such file; did you mean "job.toml"'):
         load_job(tmp_path / "jbo.toml")
+    with pytest.raises(ConfigError, match=r"no such file; give the path of a TOML file$"):
+        load_job(tmp_path / "another.toml")  # only its suffix is like that of job.toml
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -159,3 +170,8 @@ def test_overrides_nested_beyond_reason_are_refused_in_words() -> None:
 def test_a_file_that_never_ends_is_refused() -> None:
     with pytest.raises(ConfigError, match="characters"):
         load_job("/dev/zero")
+
+
+def test_a_mistake_that_several_rules_find_is_told_once() -> None:
+    mistakes = [problem("steps.train.job", name, "is missing", "name one") for name in "aab"]
+    assert [each.value for each in ConfigError.of(mistakes).problems] == ["a", "b"]

@@ -236,7 +236,7 @@ def check_figures(where: tuple[str, ...], job: int) -> None:
         if (words := text.split())[:1] == [str(job)]
     ]
     assert line[5] == "-" and line[6] not in ("0", "0s", "-")
-    assert "none was told of" in phalanx("show", *where, str(job)).stdout
+    assert "none was reported" in phalanx("show", *where, str(job)).stdout
     spent = phalanx("ledger", *where, str(job)).stdout
     assert "unreported" in spent and "goodput and ETTR are unknown" in spent
 

@@ -556,6 +556,45 @@ def test_a_job_that_ended_before_its_first_step_awaits_nothing(site: Site, at: T
     assert " yet" not in at.text()
 
 
+def test_what_never_reported_a_step_has_no_empty_curves_and_no_goodput(site: Site, at: Tab) -> None:
+    job = site.submit("silent")
+    at.show(f"job/{job}")
+    assert "0.0 %" not in at.text()
+    assert site.server.call("POST", f"/v1/jobs/{job}/cancel", {})[0] in (200, 202)
+    at.show("jobs")
+    at.show(f"job/{job}")
+    at.wait_for_text("goodput")
+    titles = [each.inner_text() for each in at.page.locator("h2").all() if each.is_visible()]
+    assert "Logs" in titles and not {"Loss", "MFU", "Step time by rank"} & set(titles)
+
+
+def test_what_does_not_exist_is_one_sentence_and_a_way_back(site: Site, at: Tab) -> None:
+    for view, sentence in (("job/4242", "There is no job 4242"), ("node/nowhere", "There is no")):
+        at.show(view)
+        assert sentence in at.text() and "–" not in at.text()
+    at.page.get_by_text("See fleet").click()
+    at.wait_for_text("Needs attention")
+    at.problems[:] = [each for each in at.problems if "404 (Not Found)" not in each]
+
+
+def test_on_a_phone_the_view_is_marked_where_one_sees_it_and_a_lost_server_takes_a_line(
+    site: Site, at: Tab
+) -> None:
+    at.page.set_viewport_size({"width": 390, "height": 844})
+    at.show("alerts")
+    right = at.page.evaluate(
+        "() => document.querySelector('[aria-current]').getBoundingClientRect().right"
+    )
+    assert right <= 390
+    tall = """() => {
+      const live = document.querySelector(".live");
+      live.classList.add("away");
+      live.textContent = "the server is away, trying again";
+      return document.querySelector(".top").offsetHeight;
+    }"""
+    assert at.page.evaluate(tall) < 120  # pixels; a column of single words has twice as many
+
+
 def test_axes_are_named_and_no_two_ticks_read_the_same(site: Site, at: Tab) -> None:
     base = at.page.get_attribute("meta[name=page-base]", "content")
     found = at.page.evaluate(DRAWN, base)

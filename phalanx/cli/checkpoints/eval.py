@@ -12,7 +12,7 @@ import typer
 from phalanx.cli.checkpoints.model_options import ModelOptions, exit_on_evaluation_error
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json
-from phalanx.cli.output import exit_on, exit_on_config_error, print_json
+from phalanx.cli.output import exit_on, exit_on_config_error, print_json, refuse_unwritable
 from phalanx.cli.progress import working
 from phalanx.cli.tables import add_row, print_table, table
 
@@ -68,6 +68,8 @@ def evaluate(options: EvalOptions, json: Json = False) -> None:
     tasks = tuple(name for each in options.tasks or [] for name in each.split(",") if name)
     if not (tasks or domains):
         raise typer.BadParameter("name --tasks, or --perplexity NAME=PATH", param_hint="--tasks")
+    if options.out is not None and options.out.parent.exists():  # else it is made
+        refuse_unwritable(options.out, "--out")
     model_place = options.place()
     from phalanx.train.evaluate.plan import EvaluationPlan
     from phalanx.train.evaluate.run import evaluate_checkpoint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,14 +11,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phalanx.cli.output import fail
+from phalanx.cli.output import fail, file_problem
 from phalanx.cli.tables import span
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.tools.inspect import ListedCheckpoint
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 COLUMNS = ("step", "tokens", "size", "ranks", "shards", "mesh", "age", "state", "path")
 NUMBERS = 5  # of the columns
 
@@ -97,22 +94,5 @@ def reported(json: bool, out: Path | None = None) -> Iterator[None]:
         known = (CheckpointError, OSError) + ((foreign.HfError,) if foreign else ())
         if not isinstance(error, known):
             raise
-        text = in_words(error, out) if isinstance(error, OSError) else str(error)
+        text = file_problem(error, out) if isinstance(error, OSError) else str(error)
         fail(text, 15, {"error": text} if json else None)
-
-
-def in_words(error: OSError, out: Path | None = None) -> str:
-    """What a file system or store refused, where, and what would help."""
-    where = error.filename or out or ""
-    named = f"{where}: " if where else ""
-    reason = error.strerror or str(error)
-    if error.errno in FULL:
-        left = f" (nothing of {out} is left there)" if out else ""
-        return f"{named}there is no room: {reason}{left}\n  fix: free space, or name a larger disk"
-    if error.errno in FORBIDDEN:
-        keys = "give the store's endpoint and keys in the environment"
-        fix = keys if "://" in str(where) else "name a folder that you may read and write"
-        return f"{named}is not allowed: {reason}\n  fix: {fix}"
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"{named}{reason}\n  fix: name a new folder, not below a file"
-    return f"{named}{reason}"

@@ -109,11 +109,11 @@ class AgentCommand:
     def agent_start(self, sources: DescriptionSources, config: AgentConfig) -> AgentStart:
         """The same for the agent, with what an engine knows of this node."""
         from phalanx.control.agent.cold_start import TEXTS, node_here, state_folder
-        from phalanx.control.agent.description import ToldNode
         from phalanx.control.agent.main import AgentStart
+        from phalanx.hardware.probe.site_file import GivenDescription
 
         texts = {key: getattr(self, key) for key in TEXTS}
-        told = ToldNode(**texts, rails=self.rails, features=tuple(self.feature or ()))
+        told = GivenDescription(**texts, rails=self.rails, features=tuple(self.feature or ()))
         node, sources = node_here(self.site, sources, told, name=self.name, gpus=self.gpus)
         return AgentStart(
             urls=self.urls(),

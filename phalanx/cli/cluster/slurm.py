@@ -11,7 +11,7 @@ import typer
 
 from phalanx.cli.options import Json
 from phalanx.cli.output import exit_on, fail, print_json
-from phalanx.cli.tables import when
+from phalanx.cli.tables import counted, when
 
 app = typer.Typer(no_args_is_help=True, help="Slurm: a sandbox, and its accounting.")
 sandbox = typer.Typer(no_args_is_help=True, help="A private Slurm on this machine.")
@@ -68,7 +68,8 @@ def up(
     if json:
         print_json({"slurm_conf": str(options.conf), "nodes": options.node_names})
         return
-    print(f"{nodes} nodes with {gpus_per_node} GPUs each, partitions batch (default) and prod")
+    gpus = counted(gpus_per_node, "GPU")
+    print(f"{counted(nodes, 'node')} with {gpus} each, in batch (default) and prod")
     print(f"use it:  export SLURM_CONF={options.conf}")
     print(f"end it:  phalanx slurm sandbox down{f' --dir {folder}' if folder else ''}")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.config import ConfigError
+from phalanx.config.errors import plain_reason
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -57,7 +58,8 @@ def _of_file(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--env-file", str(path), f"cannot be read: {error}", "") from None
+        rule, fix = f"cannot be read: {plain_reason(error)}", "give a text file that you may read"
+        raise ConfigError("--env-file", str(path), rule, fix) from None
     variables_read: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()

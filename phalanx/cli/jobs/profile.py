@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from phalanx.cli.completion import job_numbers
 from phalanx.cli.job_file import load_named
 from phalanx.cli.options import Json, ServerUrl, Set, State, WorldSize
-from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json
+from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json, write_out
 from phalanx.cli.tables import plain
 from phalanx.train.rank.threads import keep_single_threaded
 
@@ -96,7 +96,6 @@ def run(
 def _profile(job: Job, ranks: int, steps: int, timed: int, out: Path | None, json: bool) -> None:
     """Profile a job here, keep the profile and show its report."""
     keep_single_threaded()  # ranks are forked: before numpy and torch are imported
-    from phalanx.cli.results.run_source import write_out
     from phalanx.observe.profile.advise import advise
     from phalanx.observe.profile.pages import profile_page
     from phalanx.observe.profile.profile import write_profile
@@ -126,7 +125,6 @@ def _profile(job: Job, ranks: int, steps: int, timed: int, out: Path | None, jso
 @app.command()
 def show(profile: Kept, html: Page = None, json: Json = False) -> None:
     """Show a stored profile, with advice by the current rules."""
-    from phalanx.cli.results.run_source import write_out
     from phalanx.observe.profile.advise import advise
     from phalanx.observe.profile.pages import profile_page
     from phalanx.observe.profile.sections import sections
@@ -144,7 +142,6 @@ def show(profile: Kept, html: Page = None, json: Json = False) -> None:
 @app.command()
 def compare(before: Kept, after: Kept, html: Page = None, json: Json = False) -> None:
     """Compare two stored profiles: of two commits, machines or days."""
-    from phalanx.cli.results.run_source import write_out
     from phalanx.observe.profile.compare import compare as compared
     from phalanx.observe.profile.pages import comparison_page
     from phalanx.observe.profile.sections import comparison_sections

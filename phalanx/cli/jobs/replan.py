@@ -8,25 +8,22 @@ import typer
 from msgspec import structs
 
 from phalanx.cli.connection import connected, print_done
-from phalanx.cli.jobs.what_if import Gpus, Interval, Precision, Search, Spares, print_answer
-from phalanx.cli.options import JobNumber, Json, ServerUrl, Set, State
+from phalanx.cli.jobs.what_if import ChangeOptions, print_answer
+from phalanx.cli.option_struct import takes_options
+from phalanx.cli.options import JobNumber, Json, ServerUrl, State
 from phalanx.cli.output import print_json
 from phalanx.cli.queue.job_orders import Why
 from phalanx.control.wire.api_types import Done
-from phalanx.plan.search.what_if import JobChange, WhatIf
+from phalanx.plan.search.what_if import WhatIf
 
 app = typer.Typer()
 
 
 @app.command()
+@takes_options
 def replan(
+    options: ChangeOptions,
     job: JobNumber,
-    overrides: Set = None,
-    gpus: Gpus = 0,
-    interval: Interval = 0.0,
-    spares: Spares = -1,
-    precision: Precision = "",
-    search: Search = False,
     apply: Annotated[bool, typer.Option("--apply", help="Carry it out.")] = False,
     why: Why = "",
     server: ServerUrl = "",
@@ -38,14 +35,7 @@ def replan(
     Without --apply it only shows the estimate. A mapping that cannot be placed or does not fit into
     memory is refused before anything stops.
     """
-    change = JobChange(
-        settings=tuple(overrides or ()),
-        gpus=gpus,
-        interval_seconds=interval,
-        spares=spares,
-        precision=precision,
-        search=search,
-    )
+    change = options.change()
     with connected(server, json, state) as client:
         answer = client.post(f"/v1/jobs/{job}/what-if", change, WhatIf)
         if not json:

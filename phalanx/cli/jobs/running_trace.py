@@ -10,9 +10,8 @@ from typing import Any
 import typer
 
 from phalanx.cli.connection import connected
-from phalanx.cli.output import exit_on, print_json
+from phalanx.cli.output import exit_on, print_json, write_out
 from phalanx.cli.progress import working
-from phalanx.cli.results.run_source import write_out
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.api_types import RefusalCode
 from phalanx.observe.tracker.traces import merge_traces, trace_of

@@ -10,7 +10,7 @@ import typer
 from phalanx.cli.connection import connected, stored_run
 from phalanx.cli.options import JobOrRun, Json, ServerUrl, State
 from phalanx.cli.output import print_json
-from phalanx.cli.tables import add_row, moment, plain, print_table, span, table, when
+from phalanx.cli.tables import add_row, counted, moment, plain, print_table, span, table, when
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.control.wire.api_types import JobDetail, JobOut, NodeList, NodeOut
 
@@ -90,8 +90,8 @@ def _describe(detail: JobDetail) -> dict[str, str]:
         "job": f"{job.id} {job.name}",
         "owner": f"{job.user or '?'} of team {job.team}",
         "state": f"{job.state}: {job.why.text}",
-        "gang": f"{job.replicas} replicas, {job.gpus} GPUs, generation {job.generation}"
-        + (f", {job.phase}" if job.phase else ""),
+        "gang": f"{counted(job.replicas, 'replica')}, {counted(job.gpus, 'GPU')}, "
+        f"generation {job.generation}" + (f", {job.phase}" if job.phase else ""),
         "step": _progress(job),
         "step time": f"{job.step_seconds:.3f} s" if job.step_seconds else "not measured yet",
         **({"planned": detail.plan.summary()} if detail.plan and detail.plan.summary() else {}),
@@ -110,7 +110,7 @@ def _describe(detail: JobDetail) -> dict[str, str]:
 def _progress(job: JobOut) -> str:
     """How far a job is, and what is safe of it."""
     if not job.step and not job.steps:
-        return "none was told of"
+        return "none was reported"
     reached = f"{job.step}" + (f" of {job.steps}" if job.steps else "")
     if job.printed:
         return f"{reached} (as it prints; what it saves is its own)"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
 
 from phalanx.cli.connection import connected
+from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import JobNumber, Json, ServerUrl, Set, State
 from phalanx.cli.output import print_json
 from phalanx.cli.tables import add_row, plain, print_table, table
@@ -15,24 +17,39 @@ from phalanx.plan.search.what_if import JobChange, JobOutcome, WhatIf
 
 app = typer.Typer()
 
-Gpus = Annotated[int, typer.Option(min=0, help="GPUs; 0: as many as now.")]
-Interval = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints; 0: as now.")]
-Spares = Annotated[int, typer.Option(min=-1, help="Spare nodes; -1: as now.")]
-Precision = Annotated[
-    Literal["", "float32", "float16", "bfloat16", "fp8"], typer.Option(help="Number format.")
-]
-Search = Annotated[bool, typer.Option("--search", help="Search for the best mapping.")]
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeOptions:
+    """What ``phalanx what-if`` and ``replan`` would change of a job."""
+
+    overrides: Set = None
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs; 0: as many as now.")] = 0
+    interval: Annotated[
+        float, typer.Option(min=0, help="Seconds between checkpoints; 0: as now.")
+    ] = 0.0
+    spares: Annotated[int, typer.Option(min=-1, help="Spare nodes; -1: as now.")] = -1
+    precision: Annotated[
+        Literal["", "float32", "float16", "bfloat16", "fp8"], typer.Option(help="Number format.")
+    ] = ""
+    search: Annotated[bool, typer.Option("--search", help="Search for the best mapping.")] = False
+
+    def change(self) -> JobChange:
+        """The change as the server takes it."""
+        return JobChange(
+            settings=tuple(self.overrides or ()),
+            gpus=self.gpus,
+            interval_seconds=self.interval,
+            spares=self.spares,
+            precision=self.precision,
+            search=self.search,
+        )
 
 
 @app.command()
+@takes_options
 def what_if(
+    options: ChangeOptions,
     job: JobNumber,
-    overrides: Set = None,
-    gpus: Gpus = 0,
-    interval: Interval = 0.0,
-    spares: Spares = -1,
-    precision: Precision = "",
-    search: Search = False,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
@@ -41,16 +58,8 @@ def what_if(
 
     The job's own steps calibrate the answer. Nothing is carried out: `phalanx replan` does that.
     """
-    change = JobChange(
-        settings=tuple(overrides or ()),
-        gpus=gpus,
-        interval_seconds=interval,
-        spares=spares,
-        precision=precision,
-        search=search,
-    )
     with connected(server, json, state) as client:
-        answer = client.post(f"/v1/jobs/{job}/what-if", change, WhatIf)
+        answer = client.post(f"/v1/jobs/{job}/what-if", options.change(), WhatIf)
     if json:
         print_json(answer)
     else:

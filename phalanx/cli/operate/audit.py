@@ -35,7 +35,7 @@ def audit(
         kept = (each for each in entries(state or default_state()) if name in ("", each.name))
         newest = list(deque(kept, maxlen=last))
     except OSError as error:
-        fail(f"the audit log cannot be read: {error}", REFUSED)
+        fail(f"the audit log cannot be read: {error.filename}: {error.strerror}", REFUSED)
     if not newest and not name:
         where = state or default_state()
         fail(f"{where} has no audit log: name a server's state folder with --state", REFUSED)
@@ -66,7 +66,7 @@ def verify(
     try:
         proof = follow(state or default_state(), head)
     except OSError as error:
-        fail(f"the audit log cannot be read: {error}", REFUSED)
+        fail(f"the audit log cannot be read: {error.filename}: {error.strerror}", REFUSED)
     if json:
         print_json(msgspec.to_builtins(proof))
     elif proof.problem:

@@ -40,7 +40,7 @@ def drift(
 
 
 def _show(differing: DriftOut) -> None:
-    from phalanx.cli.tables import plain
+    from phalanx.cli.tables import counted, plain
 
     for each in differing.differences:
         print(plain(difference_in_words(each)))
@@ -52,7 +52,7 @@ def _show(differing: DriftOut) -> None:
             )
         )
     for kind, nodes in differing.compared.items():
-        print(f"{nodes} nodes{_of(kind)} compared")
+        print(f"{counted(nodes, 'node')}{_of(kind)} compared")
     if differing.silent:
         shown = ", ".join(differing.silent[:8]) + (" …" if len(differing.silent) > 8 else "")
         print(plain(f"settings of {len(differing.silent)} nodes are not known yet: {shown}"))

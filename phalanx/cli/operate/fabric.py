@@ -11,7 +11,13 @@ import typer
 from phalanx.cli.connection import connected
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.output import exit_on, exit_on_config_error, print_json
+from phalanx.cli.output import (
+    exit_on,
+    exit_on_config_error,
+    print_json,
+    refuse_unwritable,
+    write_out,
+)
 
 if TYPE_CHECKING:
     from phalanx.control.client.fabric_job import FabricJob
@@ -123,12 +129,13 @@ def fabric(
 
     if picture is not None and picture.suffix not in (".svg", ".html"):
         raise typer.BadParameter(f"--picture {picture}: its name ends in .svg or .html")
+    refuse_unwritable(picture, "--picture")
     with exit_on_config_error(json), exit_on(FabricError), connected(server, json, state) as client:
         wanted = command.wanted()
         report = measure_fabric(client, wanted, (lambda _: None) if json else _progress)
         problems = problems_of(report, command.card)
     if picture is not None:
-        picture.write_text(picture_of(picture.name, report, problems))
+        write_out(picture, picture_of(picture.name, report, problems).encode(), "--picture")
     if json:
         print_json({"report": report, "problems": problems})
     else:

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from phalanx.cli.connection import exit_on_server_error, send_confirmed
 from phalanx.cli.options import Json
-from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json
+from phalanx.cli.output import exit_on, exit_on_config_error, fail, print_json, write_out
 from phalanx.cli.pipelines.pipeline_tables import (
     dot_graph,
     mermaid_graph,
@@ -177,7 +177,7 @@ def graph(
         with _reported(json):
             served = served_pipeline(path, server) if server else None
             run = served.show() if served is not None else recorded_pipeline(path).last_run()
-            svg.write_text(graph_svg(run.machine), encoding="utf-8")
+            write_out(svg, graph_svg(run.machine).encode(), "--svg")
         print_json({"picture": str(svg)}) if json else print(f"{svg}: run {run.number}")
         return
     with _reported(json):

@@ -11,11 +11,12 @@ from msgspec import structs
 
 from phalanx.cli.connection import connected
 from phalanx.cli.options import Json
-from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.output import exit_on_config_error, print_json, refuse_unwritable
 from phalanx.cli.parse_errors import FileGroup
 from phalanx.cli.plan.request_options import takes_request
 from phalanx.cli.progress import working
 from phalanx.config import ConfigError
+from phalanx.config.errors import plain_reason
 from phalanx.control.wire.api_types import FailureRates
 from phalanx.hardware import cluster
 from phalanx.plan.question.quantities import quantity, short
@@ -226,6 +227,7 @@ def calibrate(
         if runs is not None:
             _calibrate_to_runs(_readable(runs), out, json)
         else:
+            refuse_unwritable(out, "--out")
             _calibrate_to_device(out, json)
 
 
@@ -327,7 +329,8 @@ def _readable(path: Path) -> Path:
         fix = "give the path of a CSV file of measurements"
         raise ConfigError("file", str(path), "no such file", fix) from None
     except (OSError, UnicodeDecodeError) as error:
-        rule, fix = f"cannot be read as CSV: {error}", "give a CSV file that you may read"
+        rule = f"cannot be read as CSV: {plain_reason(error)}"
+        fix = "give a CSV file that you may read"
         raise ConfigError("file", str(path), rule, fix) from None
     return path
 
@@ -353,5 +356,6 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
+        rule = f"cannot be written: {plain_reason(error)}"
         fix = "give a path in a folder where you may write"
-        raise ConfigError("emit", str(path), f"cannot be written: {error}", fix) from None
+        raise ConfigError("emit", str(path), rule, fix) from None

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from phalanx.cli.tables import counted
 from phalanx.plan.question.quantities import duration, short
 from phalanx.simulate.result import SeedResult, SimulationReport
 from phalanx.simulate.scenario.scenario import Scenario
@@ -32,7 +33,7 @@ def print_report(scenario: Scenario, report: SimulationReport) -> None:
             console.print(f"[red]seed {one.seed}: {escape(line)}[/red]")
     total = report.summary
     verdict = "no violations" if not total.violations else f"{total.violations} VIOLATIONS"
-    console.print(f"{total.seeds:,} seeds in {duration(total.wall_seconds)}: {verdict}")
+    console.print(f"{counted(total.seeds, 'seed')} in {duration(total.wall_seconds)}: {verdict}")
 
 
 def _seeds(scenario: Scenario, report: SimulationReport, console: Console) -> None:

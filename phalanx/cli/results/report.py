@@ -11,9 +11,9 @@ import typer
 
 from phalanx.cli.connection import connected
 from phalanx.cli.options import ServerUrl, State
-from phalanx.cli.output import print_json
+from phalanx.cli.output import print_json, write_out
 from phalanx.cli.progress import working
-from phalanx.cli.results.run_source import RunSource, Which, write_out
+from phalanx.cli.results.run_source import RunSource, Which
 from phalanx.observe.tracker.report import PARTS, Curve, ReportInput
 from phalanx.observe.tracker.report_pages import html, markdown
 from phalanx.observe.tracker.runs import Run, validations

@@ -73,11 +73,3 @@ def find_run_folder(which: str) -> Path:
     raise ValueError(
         f"{which}: no such folder, and no number of a job: `phalanx runs ls` lists runs"
     )
-
-
-def write_out(path: Path, data: bytes, option: str = "--out") -> None:
-    """Write a file that the user named; what is wrong with it is said in words."""
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint=option) from None

@@ -16,8 +16,8 @@ from rich.markup import escape
 
 from phalanx.cli.connection import connected, exit_on_server_error
 from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.output import print_json
-from phalanx.cli.results.run_source import RUNS, RunSource, Which, find_run_folder, write_out
+from phalanx.cli.output import print_json, write_out
+from phalanx.cli.results.run_source import RUNS, RunSource, Which, find_run_folder
 from phalanx.cli.tables import add_row, plain, print_table, table
 from phalanx.control.client.client import Client, ClientError
 from phalanx.observe.tracker.report import short

@@ -11,7 +11,7 @@ import typer
 
 from phalanx.cli.connection import connected, exit_on_server_error
 from phalanx.cli.options import Json, ServerUrl, State
-from phalanx.cli.output import exit_on_config_error, fail, print_json
+from phalanx.cli.output import exit_on_config_error, fail, print_json, write_out
 from phalanx.cli.parse_errors import FileGroup
 from phalanx.cli.tables import plain
 from phalanx.cli.train.sweep_tables import (
@@ -233,7 +233,7 @@ def fit(
         fits = _fitted(planned, _known_trials(Client(server, state), planned), flops or [])
     lines = fit_lines(fits, planned)
     if out is not None:
-        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_out(out, "\n".join([*lines, ""]).encode())
     if json:
         print_json(fits)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,13 @@ import typer
 
 from phalanx.cli.job_file import load
 from phalanx.cli.options import JobFile, Json, Set, WorldSize
-from phalanx.cli.output import exit_on_config_error, fail, print_json, print_stopped_early
+from phalanx.cli.output import (
+    exit_on_config_error,
+    fail,
+    print_json,
+    print_stopped_early,
+    refuse_unwritable,
+)
 from phalanx.cli.process import collection_paused
 from phalanx.train.rank.stop import left_on_signal
 from phalanx.train.rank.threads import keep_single_threaded
@@ -50,8 +55,7 @@ def tune(
     """Search for a job's fastest settings on this machine by measuring real steps."""
     with exit_on_config_error(json):
         job, ranks = load(path, overrides, world_size)
-    if write is not None and not (write.parent.is_dir() and os.access(write.parent, os.W_OK)):
-        raise typer.BadParameter(f"--write {write}: {write.parent} is no folder to write into")
+    refuse_unwritable(write, "--write")
     search_folder = folder or Path(job.runs) / f"tune-{job.name}"
     keep_single_threaded()
     # Only now numpy and torch: ranks are forked from a process that has one thread.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.tables import add_row, counted, print_table, span, table
 from phalanx.config import ConfigError, Job
-from phalanx.config.errors import written
+from phalanx.config.errors import plain_reason, written
 from phalanx.plan.tune.job_text import tuned_text
 from phalanx.plan.tune.settings import Value, changed
 from phalanx.plan.tune.trials import Trial
@@ -101,5 +101,6 @@ def write_job(source: Path, target: Path, job: Job, report: TuneReport) -> None:
     try:
         target.write_text(tuned_text(text, report.changes, wanted, comments), encoding="utf-8")
     except OSError as error:
+        rule = f"cannot be written: {plain_reason(error)}"
         fix = "give a path in a folder where you may write"
-        raise ConfigError("--write", str(target), f"cannot be written: {error}", fix) from None
+        raise ConfigError("--write", str(target), rule, fix) from None

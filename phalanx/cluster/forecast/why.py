@@ -146,7 +146,9 @@ class WaitExplainer:
             "span": span,
         }
         if not promise.sure:
-            return reason("promised_about", **facts, doubt="some that runs there has no time limit")
+            return reason(
+                "promised_about", **facts, doubt="a job that runs there has no time limit"
+            )
         if not queue.is_next(job):
             return reason("promised_about", **facts, doubt=OVERTAKEN)
         latest = span_of(promise.start_ns - view.now_ns)

@@ -11,7 +11,14 @@ from phalanx.cluster.gang import fence
 from phalanx.cluster.job_relations import Array, Dependency, SweepTrial
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs.feasibility import admit, latest_start_ns, out_of_time
-from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, ClusterJob, JobSpec
+from phalanx.cluster.jobs.job import (
+    LONGEST_NS,
+    MOST_PRIORITY,
+    ClusterJob,
+    Expected,
+    GangShape,
+    JobSpec,
+)
 from phalanx.cluster.jobs.lifecycle import becomes_eligible
 from phalanx.cluster.placement.constraints import parse, unknown
 from phalanx.cluster.protocol.commands import Accept, Refuse
@@ -161,53 +168,10 @@ def senseless(ctx: Context, spec: JobSpec) -> Reason | None:
 
 
 def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, str]]:
-    shape, expected = spec.gang, spec.expected
-    for wrong in name_problems("name", spec.name):
-        yield wrong.key, wrong.value, f"{wrong.rule} ({wrong.fix})"
-    for name in ("user", "team", "project", "partition", "qos"):
-        word = getattr(spec, name)
-        if len(word) > MOST_WORD or not word.isprintable():
-            rule = f"must be printable, and have at most {MOST_WORD} characters"
-            yield name, ascii(word[:MOST_WORD]), rule
-    for name, most in (("after", MOST_AFTER), ("gang.traffic", MOST_TRAFFIC)):
-        count = len(spec.after if name == "after" else shape.traffic)
-        if count > most:
-            yield name, count, f"must have at most {most} entries"
-    for name in ("replicas", "tensor", "context", "pipeline"):
-        if getattr(shape, name) < 1:
-            yield f"gang.{name}", getattr(shape, name), "must be at least 1"
-    for name in ("least_replicas", "most_replicas", "slot_gpus", "slot_cpus", "slot_memory_bytes"):
-        if getattr(shape, name) < 0:
-            yield f"gang.{name}", getattr(shape, name), "must not be negative"
-    if shape.least_replicas > shape.replicas:
-        yield "gang.least_replicas", shape.least_replicas, "must not be above gang.replicas"
-    if 0 < shape.most_replicas < shape.replicas:
-        yield "gang.most_replicas", shape.most_replicas, "must not be below gang.replicas"
-    for name, value in structs.asdict(expected).items():
-        if value < 0:
-            yield f"expected.{name}", value, "must not be negative"
-    for name, value in structs.asdict(spec.timeouts).items():
-        if value < 0:
-            yield f"timeouts.{name}", value, "must not be negative (0: as the policy says)"
-    for prefix, part in (("expected.", expected), ("timeouts.", spec.timeouts)):
-        for name, value in structs.asdict(part).items():
-            if value > LONGEST_NS and name.endswith("_ns"):
-                yield prefix + name, value, f"must not be above {LONGEST_NS} (ten years)"
-    if spec.time_limit_ns > LONGEST_NS:
-        yield "time_limit_ns", spec.time_limit_ns, f"must not be above {LONGEST_NS} (ten years)"
-    if spec.time_min_ns > max(0, spec.time_limit_ns):
-        rule = "is the shortest time limit that a job accepts: set time_limit_ns above it"
-        yield "time_min_ns", spec.time_min_ns, rule
-    if expected.step_ns < 1:
-        yield "expected.step_ns", expected.step_ns, "must be at least 1"
-    for name in ("exposed_ns", "bubble_ns"):
-        if getattr(expected, name) > expected.step_ns:
-            rule = f"is part of a step, which takes {expected.step_ns} ns"
-            yield f"expected.{name}", getattr(expected, name), rule
-    if expected.exposed_ns + expected.bubble_ns > expected.step_ns:
-        both = expected.exposed_ns + expected.bubble_ns
-        rule = f"together with the bubble {both} ns, more than a step of {expected.step_ns} ns"
-        yield "expected.exposed_ns", expected.exposed_ns, rule
+    yield from _bad_words(spec)
+    yield from _bad_gang(spec.gang)
+    yield from _bad_times(spec)
+    yield from _bad_steps(spec.expected)
     yield from _bad_fallbacks(spec)
     if abs(spec.priority) > MOST_PRIORITY:
         yield "priority", spec.priority, f"must be within +-{MOST_PRIORITY}"
@@ -220,6 +184,64 @@ def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, s
         yield from _bad_trial(spec.trial)
         if spec.array is not None:
             yield "array", spec.array.count, "a trial of a sweep is one job"
+
+
+def _bad_words(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
+    for wrong in name_problems("name", spec.name):
+        yield wrong.key, wrong.value, f"{wrong.rule} ({wrong.fix})"
+    for name in ("user", "team", "project", "partition", "qos"):
+        word = getattr(spec, name)
+        if len(word) > MOST_WORD or not word.isprintable():
+            rule = f"must be printable, and have at most {MOST_WORD} characters"
+            yield name, ascii(word[:MOST_WORD]), rule
+    for name, most in (("after", MOST_AFTER), ("gang.traffic", MOST_TRAFFIC)):
+        count = len(spec.after if name == "after" else spec.gang.traffic)
+        if count > most:
+            yield name, count, f"must have at most {most} entries"
+
+
+def _bad_gang(shape: GangShape) -> Iterator[tuple[str, object, str]]:
+    for name in ("replicas", "tensor", "context", "pipeline"):
+        if getattr(shape, name) < 1:
+            yield f"gang.{name}", getattr(shape, name), "must be at least 1"
+    for name in ("least_replicas", "most_replicas", "slot_gpus", "slot_cpus", "slot_memory_bytes"):
+        if getattr(shape, name) < 0:
+            yield f"gang.{name}", getattr(shape, name), "must not be negative"
+    if shape.least_replicas > shape.replicas:
+        yield "gang.least_replicas", shape.least_replicas, "must not be above gang.replicas"
+    if 0 < shape.most_replicas < shape.replicas:
+        yield "gang.most_replicas", shape.most_replicas, "must not be below gang.replicas"
+
+
+def _bad_times(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
+    for name, value in structs.asdict(spec.expected).items():
+        if value < 0:
+            yield f"expected.{name}", value, "must not be negative"
+    for name, value in structs.asdict(spec.timeouts).items():
+        if value < 0:
+            yield f"timeouts.{name}", value, "must not be negative (0: as the policy says)"
+    for prefix, part in (("expected.", spec.expected), ("timeouts.", spec.timeouts)):
+        for name, value in structs.asdict(part).items():
+            if value > LONGEST_NS and name.endswith("_ns"):
+                yield prefix + name, value, f"must not be above {LONGEST_NS} (ten years)"
+    if spec.time_limit_ns > LONGEST_NS:
+        yield "time_limit_ns", spec.time_limit_ns, f"must not be above {LONGEST_NS} (ten years)"
+    if spec.time_min_ns > max(0, spec.time_limit_ns):
+        rule = "is the shortest time limit that a job accepts: set time_limit_ns above it"
+        yield "time_min_ns", spec.time_min_ns, rule
+
+
+def _bad_steps(expected: Expected) -> Iterator[tuple[str, object, str]]:
+    if expected.step_ns < 1:
+        yield "expected.step_ns", expected.step_ns, "must be at least 1"
+    for name in ("exposed_ns", "bubble_ns"):
+        if getattr(expected, name) > expected.step_ns:
+            rule = f"is part of a step, which takes {expected.step_ns} ns"
+            yield f"expected.{name}", getattr(expected, name), rule
+    if expected.exposed_ns + expected.bubble_ns > expected.step_ns:
+        both = expected.exposed_ns + expected.bubble_ns
+        rule = f"together with the bubble {both} ns, more than a step of {expected.step_ns} ns"
+        yield "expected.exposed_ns", expected.exposed_ns, rule
 
 
 def _bad_array(array: Array, most_array: int) -> Iterator[tuple[str, object, str]]:

@@ -43,7 +43,7 @@ class Share(Struct, frozen=True, kw_only=True):
     gpu_hours: int
     micro_dollars: int
     watt_hours: int
-    steps_known: bool = True  # False: programs ran that told of none, so that nobody knows the two
+    steps_known: bool = True  # False: nothing was held, or programs that told of none: no goodput
     lost_steps: int = 0  # committed ones that were lost; their time is in ``recompute``
     estimated: tuple[str, ...] = ESTIMATED
 
@@ -137,6 +137,6 @@ def _share(
         gpu_hours=total // HOUR_NS,
         micro_dollars=total * price.micro_dollars_per_gpu_hour // HOUR_NS,
         watt_hours=watt_ns // HOUR_NS,
-        steps_known=training > 0 or not buckets.get("unreported", 0),
+        steps_known=training > 0 or (total > 0 and not buckets.get("unreported", 0)),
         lost_steps=lost_steps,
     )

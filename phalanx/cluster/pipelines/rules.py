@@ -29,6 +29,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][\w-]*")
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*")
 _MANY = re.compile(r"[*?\[]")  # in a path that may mean several files
 MOST_PATH = 4096  # characters: what a system takes
+_FROM_HERE = "name one that exists, by its path from the folder where the command runs"
 SCORES = "scores"  # the output, and the input, that holds them
 
 # By kind: keys that it needs, and those that it may have beside what every step has.

@@ -26,7 +26,6 @@ from phalanx.control.agent.config import DescribeOptions
 from phalanx.control.agent.description import (
     DescriptionSources,
     NodeDescriber,
-    ToldNode,
     base_node,
     offered_facts,
     told_facts,
@@ -46,6 +45,7 @@ from phalanx.control.trust.tls import CA_VARIABLE, FINGERPRINT_VARIABLE
 from phalanx.control.wire.agent_messages import JoinRequest
 from phalanx.control.wire.server_file import ServerFile
 from phalanx.hardware.probe.description import OPTION
+from phalanx.hardware.probe.site_file import GivenDescription
 
 TOKEN_SECONDS = 60.0
 POLL_SECONDS = 0.5
@@ -95,7 +95,7 @@ def _run(given: argparse.Namespace, urls: tuple[str, ...], sources: DescriptionS
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     texts = {key: getattr(given, key) for key in TEXTS}
-    told = ToldNode(**texts, rails=given.rails, features=tuple(given.feature))
+    told = GivenDescription(**texts, rails=given.rails, features=tuple(given.feature))
     node, sources = node_here(given.site, sources, told, name=given.name, gpus=given.gpus)
     state = state_folder(Path(given.state) if given.state else None, node.name)
     describer = NodeDescriber(node, sources, state, DescribeOptions())
@@ -110,7 +110,7 @@ def _run(given: argparse.Namespace, urls: tuple[str, ...], sources: DescriptionS
 
 
 def node_here(
-    site: str, sources: DescriptionSources, given: ToldNode, *, name: str, gpus: int | None
+    site: str, sources: DescriptionSources, given: GivenDescription, *, name: str, gpus: int | None
 ) -> tuple[Node, DescriptionSources]:
     """What this machine offers, and where its description comes from: options and an engine too."""
     facts = node_facts(site, os.environ)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from phalanx.control.agent.cold_start import node_here, state_folder
-from phalanx.control.agent.description import DescriptionSources, ToldNode
+from phalanx.control.agent.description import DescriptionSources
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.trust.acceptance_signature import sign_certificate
 from phalanx.control.trust.node_key import fingerprint, node_key
@@ -35,6 +35,7 @@ from phalanx.doctor.acceptance.certificate import (
 from phalanx.doctor.acceptance.ranking import Ranked, rank
 from phalanx.doctor.acceptance.report import AcceptanceRequest
 from phalanx.doctor.setup import read_setup
+from phalanx.hardware.probe.site_file import GivenDescription
 
 POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0  # for burn-ins that were told to end
@@ -48,7 +49,7 @@ def accept_here(
     name = request.node or socket.gethostname()
     # First, because loads are forked, and what describes the machine makes threads.
     report = burn_in(structs.replace(request, node=name), say)
-    node, sources = node_here("", DescriptionSources(), ToldNode(), name=name, gpus=None)
+    node, sources = node_here("", DescriptionSources(), GivenDescription(), name=name, gpus=None)
     description = sources.describe(node.name, None)
     key = node_key(state_folder(state, name))
     setup = read_setup(Path(request.folder))

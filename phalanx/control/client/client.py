@@ -15,6 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
+from phalanx.config.errors import plain_reason
 from phalanx.control.recording import is_recording
 from phalanx.control.trust.tls import (
     CA_VARIABLE,
@@ -116,7 +117,7 @@ class Client:
         try:
             return [ServerFile.read(self.state).url] if ServerFile.there(self.state) else []
         except (OSError, msgspec.MsgspecError) as error:
-            problem = error.strerror if isinstance(error, OSError) else error
+            problem = plain_reason(error)
             raise ClientError(f"{self.state}/server.json cannot be read: {problem}") from None
 
     def _find_token(self) -> str:
@@ -128,7 +129,7 @@ class Client:
             try:
                 token = path.read_text(errors="replace").strip()
             except OSError as error:
-                problem = error.strerror or str(error)
+                problem = plain_reason(error)
         if not problem and not (token and token.isascii() and token.isprintable()):
             problem = "its content is not a token"
         if problem:
@@ -207,7 +208,7 @@ class Client:
             while piece := answer.read1(PIECE_BYTES):
                 yield piece
         except (OSError, http.client.HTTPException) as error:
-            why = f" ({error})" if isinstance(error, OSError) else ""
+            why = f" ({plain_reason(error)})" if isinstance(error, OSError) else ""
             raise ClientError(f"{self._urls[0]} broke off in the middle{why}") from None
         finally:
             connection.close()
@@ -282,8 +283,8 @@ class Client:
         if told := advice(error, self._urls[0]):
             return ClientError(f"{self._urls[0]}: {told}")
         return ClientError(
-            f"no server answers at {where} ({error}): start one with `phalanx up`, or name another "
-            "with --server or PHALANX_SERVER"
+            f"no server answers at {where} ({plain_reason(error)}): start one with `phalanx up`, "
+            "or name another with --server or PHALANX_SERVER"
         )
 
 

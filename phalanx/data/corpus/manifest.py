@@ -104,6 +104,8 @@ def read_manifest(folder: Path) -> CorpusManifest:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         rule = f"there is no {MANIFEST_NAME} in it, so it is no complete corpus of token shards"
+        if not folder.is_dir():
+            rule = "is a file, no folder" if folder.exists() else "there is no such folder"
         raise DataError(
             "data.path", folder, rule, "make one with `phalanx data tokenize`, or correct data.path"
         ) from None

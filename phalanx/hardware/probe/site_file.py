@@ -16,10 +16,9 @@ from phalanx.hardware.probe.description import SITE_FILE, Fact
 EXAMPLE = '[[node]]\nmatch = "gpu-0[0-3]*"\nleaf = "leaf-a"'
 
 
-class SiteNode(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes of some names; what is left out, this entry does not say."""
+class GivenDescription(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What people say of a node, in a file or as options; what is empty, they do not say."""
 
-    match: str  # a pattern of names: "rack7-*"
     kind: str = ""
     features: tuple[str, ...] = ()
     partition: str = ""
@@ -30,6 +29,12 @@ class SiteNode(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rack: str = ""
     power: str = ""
     switch: str = ""
+
+
+class SiteNode(GivenDescription, frozen=True, kw_only=True):
+    """An entry: what it says of nodes of some names."""
+
+    match: str  # a pattern of names: "rack7-*"
 
 
 class SiteFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +70,7 @@ def site_facts(site: SiteFile, name: str) -> list[Fact]:
     for entry in site.node:
         if not fnmatch.fnmatchcase(name, entry.match):
             continue
-        for key in SiteNode.__struct_fields__[1:]:
+        for key in GivenDescription.__struct_fields__:
             value = getattr(entry, key)
             if value:
                 said = ",".join(value) if isinstance(value, tuple) else value

@@ -1,6 +1,6 @@
 // The shell: who you are, where you are, whether the server is there, and the view in the middle.
 import { Live, askOtherTabs, get, hasToken, keepToken, post, status, who } from "./lib/api.js";
-import { h, setText, svg } from "./lib/dom.js";
+import { empty, h, setText, svg } from "./lib/dom.js";
 import { counted, whole, words } from "./lib/format.js";
 import { ICONS, SHIELDS } from "./lib/icons.js";
 import { nextTheme, themeName, toggleTheme } from "./lib/theme.js";
@@ -23,6 +23,7 @@ const main = document.getElementById("main");
 const app = document.getElementById("app");
 let view = null;
 let shown = "";
+let parent = ""; // the view of the rail that it belongs to
 let refreshing = null; // a view, until it has its answers
 let wanted = false;
 let last = 0;
@@ -83,7 +84,7 @@ async function enter() {
   if (at.name === "login") return signIn(at.rest, at.query);
   if (!hasToken()) await askOtherTabs();
   if (!hasToken()) return askToken("");
-  const [title, parent] = VIEWS[at.name] ? [VIEWS[at.name], at.name] : INNER[at.name] ?? [];
+  const [title, over] = VIEWS[at.name] ? [VIEWS[at.name], at.name] : INNER[at.name] ?? [];
   if (!title) return go("fleet", {}, true), enter();
   const key = `${at.name}/${at.rest.join("/")}`;
   if (shown === key && view?.moved) {
@@ -93,11 +94,12 @@ async function enter() {
   frame();
   view?.close?.();
   view = null;
-  shown = key;
+  [shown, parent] = [key, over];
   for (const link of links) {
     const anchor = link.firstElementChild;
     if (anchor.dataset.view === parent) anchor.setAttribute("aria-current", "page");
     else anchor.removeAttribute("aria-current");
+    if (anchor.dataset.view === parent) link.scrollIntoView({ block: "nearest", inline: "nearest" }); // a phone has not room for all
   }
   document.title = `${title}${at.rest.length ? ` ${at.rest.join(" ")}` : ""} · Phalanx`;
   const mine = ++entered;
@@ -169,7 +171,7 @@ async function refresh() {
   } catch (problem) {
     if (problem.status === undefined) throw problem;
     if (current !== view) return;
-    if (problem.status === 404) notice("problem", problem.message, "bad");
+    if (problem.status === 404) isMissing(problem.message);
     else if (problem.status !== 401 && problem.status !== 0) {
       notice("problem", problem.message, "bad");
       setTimeout(refreshSoon, RETRY_MS); // nothing may happen that would have it tried again
@@ -178,6 +180,15 @@ async function refresh() {
     if (refreshing === current) refreshing = null;
     if (wanted) { wanted = false; refreshSoon(); }
   }
+}
+
+// What never was there has no figures and no curves, not even empty ones; what is gone keeps its last ones.
+function isMissing(message) {
+  if (document.documentElement.dataset.ready === shown) { notice("problem", message, "bad"); return; }
+  view?.close?.();
+  view = null;
+  content.replaceChildren(empty(`${message[0].toUpperCase()}${message.slice(1)}`, h("a", { href: `#/${parent}` }, `See ${VIEWS[parent].toLowerCase()}`)));
+  document.documentElement.dataset.ready = shown;
 }
 
 async function glance() {

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, structs
 
+from phalanx.config.errors import plain_reason
 from phalanx.data.durable_files import create_once, write_atomically
 
 ModelStage = Literal["candidate", "released", "archived"]
@@ -143,7 +144,7 @@ class ModelRegistry:
         try:
             return msgspec.json.decode(path.read_bytes(), type=ModelVersion)
         except (OSError, msgspec.MsgspecError) as error:
-            raise RegistryError(f"{path} cannot be read: {error}") from None
+            raise RegistryError(f"{path} cannot be read: {plain_reason(error)}") from None
 
     def _write(self, model: ModelVersion) -> None:
         path = self.folder / model.name / f"{model.version:04d}.json"

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from phalanx.config.errors import plain_reason
+
 
 class ScoresError(Exception):
     """A file holds no valid scores; the message says why."""
@@ -24,7 +26,7 @@ def read_scores(path: Path) -> dict[str, float]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=ScoresFile).scores
     except (OSError, msgspec.MsgspecError) as error:
-        raise ScoresError(f"scores of {path.name} cannot be read: {error}") from None
+        raise ScoresError(f"scores of {path.name} cannot be read: {plain_reason(error)}") from None
 
 
 def scores_content(scores: dict[str, float]) -> str:

@@ -18,7 +18,7 @@ from phalanx.config import (
     named_model,
     run_tokens,
 )
-from phalanx.config.errors import did_you_mean
+from phalanx.config.errors import did_you_mean, plain_reason
 from phalanx.config.rules.model import model_problems
 from phalanx.config.rules.numbers import nearest_divisor
 from phalanx.hardware import Cluster, cluster
@@ -262,7 +262,7 @@ def load_constants(path: Path) -> Constants:
     except FileNotFoundError:
         raise ConfigError("constants", str(path), "no such file", _CALIBRATE) from None
     except (OSError, msgspec.ValidationError, ValueError) as error:
-        rule = f"cannot be read: {error}"
+        rule = f"cannot be read: {plain_reason(error)}"
         raise ConfigError("constants", str(path), rule, _CALIBRATE) from None
 
 

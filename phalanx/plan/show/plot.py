@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from phalanx.config import ConfigError
+from phalanx.config.errors import plain_reason
 from phalanx.plan.question.quantities import duration
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ def write(figure: Figure, path: Path, title: str, rows: Sequence[Sequence[str]])
         else:
             figure.savefig(path, format=kind[1:], dpi=150, bbox_inches="tight")
     except OSError as error:
+        rule = f"cannot be written: {plain_reason(error)}"
         fix = "give a path in a folder where you may write"
-        raise ConfigError("plot", str(path), f"cannot be written: {error}", fix) from None
+        raise ConfigError("plot", str(path), rule, fix) from None
 
 
 def new_figure(title: str) -> Figure:

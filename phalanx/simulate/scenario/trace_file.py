@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.config.errors import ConfigError, did_you_mean
+from phalanx.config.errors import ConfigError, did_you_mean, plain_reason
 from phalanx.simulate.scenario.scenario import MOST_SECONDS
 
 # Names of columns without regard to case, the best first. Reduced Philly: timestamp, duration,
@@ -78,7 +78,7 @@ def read_trace(path: Path, key: str = "workload.file") -> TraceFile:
     except FileNotFoundError:
         raise ConfigError(key, str(path), "no such file", "give the path of a CSV file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        rule = f"cannot be read: {error}"
+        rule = f"cannot be read: {plain_reason(error)}"
         raise ConfigError(key, str(path), rule, "save it as CSV in UTF-8") from None
 
 

@@ -76,6 +76,8 @@ def test_graphs_are_drawn_for_people_and_for_tools() -> None:
     call("pipeline", "run", "p.toml")
     assert "graph.svg: run 1" in call("pipeline", "graph", "p.toml", "--svg", "graph.svg").stdout
     assert "asking" in Path("graph.svg").read_text()
+    refused = call("pipeline", "graph", "p.toml", "--svg", "away/graph.svg")
+    assert refused.exit_code == 2 and "away/graph.svg: No such file" in refused.stderr
     waits = json.loads(call("pipeline", "graph", "p.toml", "--json").stdout)
     assert waits["ok"] == [{"task": "measure", "end": "ok"}]
 

@@ -129,12 +129,17 @@ def test_who_drives_a_sweep_is_said(sizes: Path, monkeypatch: pytest.MonkeyPatch
     assert "job 7 drives it already" in said("run", str(sizes), "--detach")
 
 
-def test_a_sweep_of_sizes_is_fitted_and_reported(sizes: Path, tmp_path: Path) -> None:
+def test_a_sweep_of_sizes_is_fitted_and_reported(
+    sizes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
     out = tmp_path / "report.md"
     text = said("fit", str(sizes), "--flops", "1e15", "--out", str(out))
     assert "# Scaling law of sizes." in text and "| 1e+15 |" in text and "N^" in text
     assert out.read_text() == text
     assert "is no compute" in said("fit", str(sizes), "--flops", "0", code=2)
+    away = tmp_path / "away" / "report.md"
+    assert "No such file or directory" in said("fit", str(sizes), "--out", str(away), code=2)
 
 
 def test_what_runs_nowhere_is_not_cancelled(sizes: Path) -> None:

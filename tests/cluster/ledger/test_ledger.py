@@ -284,6 +284,12 @@ def test_a_program_that_reports_nothing_is_neither_stalled_nor_lost():
     drive.core.ledger.check(drive.core.view)
 
 
+def test_a_job_that_holds_nothing_yet_has_no_goodput():
+    drive = Drive()
+    job = drive.submit()
+    assert share(drive, job).gpu_ns == 0 and not share(drive, job).steps_known
+
+
 def test_a_program_that_reports_its_first_step_has_trained_until_then():
     drive = Drive()
     job = drive.submit(reports_steps=False)

@@ -148,6 +148,13 @@ def test_a_half_written_manifest_is_refused(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
+def test_what_is_no_folder_is_not_called_an_incomplete_corpus(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, rule in (("absent", "there is no such folder"), ("file", "is a file, no folder")):
+        with pytest.raises(DataError, match=f"{name}: {rule}; make one with"):
+            read_manifest(tmp_path / name)
+
+
 def test_a_model_with_too_small_a_vocabulary_is_refused(tmp_path: Path) -> None:
     write_corpus(tmp_path, 100)
     with pytest.raises(DataError, match=r"model\.vocab = 999.*1000 or more"):

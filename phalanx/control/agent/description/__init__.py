@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from phalanx.control.agent.description.describer import NodeDescriber
 from phalanx.control.agent.description.node import base_node, described_node, offered_facts
-from phalanx.control.agent.description.sources import DescriptionSources, ToldNode, told_facts
+from phalanx.control.agent.description.sources import DescriptionSources, told_facts
 
 __all__ = [
     "DescriptionSources",
     "NodeDescriber",
-    "ToldNode",
     "base_node",
     "described_node",
     "offered_facts",

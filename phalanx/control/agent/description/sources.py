@@ -23,22 +23,7 @@ from phalanx.hardware.probe.reader import (
     read,
 )
 from phalanx.hardware.probe.recorded import HardwareRecorder, RecordedReader
-from phalanx.hardware.probe.site_file import read_site, site_facts
-
-
-class ToldNode(Struct, frozen=True, kw_only=True):
-    """What the agent's options say of its node; what is empty, they do not say."""
-
-    kind: str = ""
-    features: tuple[str, ...] = ()
-    partition: str = ""
-    domain: str = ""
-    rails: int = 0
-    leaf: str = ""
-    pod: str = ""
-    rack: str = ""
-    power: str = ""
-    switch: str = ""
+from phalanx.hardware.probe.site_file import GivenDescription, read_site, site_facts
 
 
 class DescriptionSources(Struct, frozen=True, kw_only=True):
@@ -113,10 +98,10 @@ class DescriptionSources(Struct, frozen=True, kw_only=True):
         return tuple(marks)
 
 
-def told_facts(options: ToldNode, engine: str, facts: NodeFacts) -> tuple[Fact, ...]:
+def told_facts(options: GivenDescription, engine: str, facts: NodeFacts) -> tuple[Fact, ...]:
     """What options say, then what the engine's variables say."""
     said = []
-    for key in ToldNode.__struct_fields__:
+    for key in GivenDescription.__struct_fields__:
         value = getattr(options, key)
         if value:
             text = ",".join(value) if isinstance(value, tuple) else value

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.config import Backend, ConfigError, Ray
+from phalanx.config.errors import plain_reason
 from phalanx.control.backends.lead import BatchLeader, LeadError, options_in
 from phalanx.control.backends.need import Need, need_of
 from phalanx.control.client.client import TLS_FILE
@@ -257,7 +258,7 @@ def runtime_env_of(settings: Ray) -> dict[str, Any]:
     try:
         environment = msgspec.json.decode(Path(settings.runtime_env).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        rule, fix = f"cannot be read: {error}", 'a file such as {"pip": ["einops"]}'
+        rule, fix = f"cannot be read: {plain_reason(error)}", 'a file such as {"pip": ["einops"]}'
         raise ConfigError("backend.ray.runtime_env", settings.runtime_env, rule, fix) from None
     if not isinstance(environment, dict):
         rule = "holds no JSON object"

@@ -51,7 +51,7 @@ class JobLedgerOut(t.Out, frozen=True):
     estimated: tuple[str, ...]
     dollars: float
     gpu_hours: float
-    goodput: float | None  # None: a program ran, and nobody was told of a step
+    goodput: float | None  # None: nothing was held, or a program that told of no step
     ettr: float | None
     watt_hours: int
     lost_steps: int  # committed ones that were lost
@@ -67,6 +67,7 @@ NOTHING = Share(
     gpu_hours=0,
     micro_dollars=0,
     watt_hours=0,
+    steps_known=False,
 )
 ENDPOINTS = Endpoints()
 

@@ -213,8 +213,7 @@ async def _serve(
             await asyncio.wait([getting, typing, over], return_when=asyncio.FIRST_COMPLETED)
             if over.done():
                 getting.cancel()
-                last = {"status": status, "problem": ENDED}
-                await socket.send_text(msgspec.json.encode(last).decode())
+                await _send_end(socket, status, ENDED)
                 await socket.close(REFUSED, ENDED)
                 return status
             if not getting.done():
@@ -226,8 +225,7 @@ async def _serve(
                 shells.send(node, ShellInput(request=request, read=1))
             if piece.end:
                 status = piece.status
-                last = {"status": status, "problem": piece.problem}
-                await socket.send_text(msgspec.json.encode(last).decode())
+                await _send_end(socket, status, piece.problem)
                 await socket.close()
                 return status
     except (WebSocketDisconnect, RuntimeError):
@@ -236,6 +234,11 @@ async def _serve(
         typing.cancel()
         over.cancel()
         shells.close(node, request)
+
+
+async def _send_end(socket: WebSocket, status: int, problem: str) -> None:
+    last = {"status": status, "problem": problem}
+    await socket.send_text(msgspec.json.encode(last).decode())
 
 
 async def _pass_input(shells: ShellSessions, socket: WebSocket, node: int, request: int) -> None:

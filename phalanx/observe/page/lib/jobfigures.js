@@ -18,7 +18,7 @@ export class JobFigures {
     const { step, loss, speed, mfu, time, goodput, price, generation } = this.each;
     const planned = plan.prediction, submitted = detail.plan ?? {}, lost = detail.lost_steps;
     const saved = job.printed ? "as it prints; what it saves is its own" : `${whole(job.committed)} safe in memory, ${whole(job.durable)} on disk`;
-    step.set(job.step || job.steps ? whole(job.step) : "–", job.steps ? `of ${whole(job.steps)}` : "", listed(job.step || job.steps ? saved : "it has told of none",
+    step.set(job.step || job.steps ? whole(job.step) : "–", job.steps ? `of ${whole(job.steps)}` : "", listed(job.step || job.steps ? saved : "none was reported",
       job.state === "running" && now.eta_seconds > 0 ? `${span(now.eta_seconds)} to go` : ""));
     loss.set(short(now.loss, 4), "", listed(known(now.validation_loss) ? `${short(now.validation_loss, 4)} on unseen text` : "",
       known(now.grad_norm) ? `gradient ${short(now.grad_norm)}, rate ${short(now.learning_rate)}` : ""));

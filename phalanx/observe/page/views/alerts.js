@@ -15,11 +15,11 @@ const path = (name, ...rest) => ["/v1/alerts", encodeURIComponent(name), ...rest
 
 export function alertsView() {
   const rules = table(["alert", "when", "tells", "now", ""]);
-  const none = empty("No alert is set", "Write the first one here: whoever you name is told as soon as it is true.");
+  const none = empty("No alert is set", "Write the first one here: whoever you name is notified as soon as it is true.");
   const rulesCard = card("Rules", "", h("div", {}, none, rules), "flush");
   const fired = h("ul", { class: "list" });
   const nothing = h("p", { class: "muted" }, "Nothing so far.");
-  const firedCard = card("Told", "newest first", h("div", {}, nothing, fired), "half");
+  const firedCard = card("Sent", "newest first", h("div", {}, nothing, fired), "half");
   const said = h("p", { class: "small", role: "status" });
   const line = new CommandLine();
   const input = (name, label, attributes) => { const made = h("input", { class: "field", name, ...attributes }); return [h("label", {}, label, made), made]; };
@@ -35,8 +35,8 @@ export function alertsView() {
   const save = h("button", { class: "button primary" }, "Set the alert");
   const form = h("form", { class: "alertform", oninput: () => tell(), onsubmit: (event) => { event.preventDefault(); send(); } },
     h("div", { class: "asked" }, nameLabel, h("label", {}, "Tell when", kind), findingLabel, thresholdLabel, minutesLabel, jobLabel, targetsLabel), h("div", { class: "bar" }, save), said, line.node);
-  const formCard = card("A new rule", "a name that is known changes that rule", form, "half");
-  const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Alerts"), h("p", {}, "A rule is told once when it becomes true, and again only after it was untrue meanwhile.")),
+  const formCard = card("A new rule", "the name of a rule that exists changes that rule", form, "half");
+  const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Alerts"), h("p", {}, "A rule notifies once when it becomes true, and again only after it has been false in between.")),
     h("div", { class: "grid" }, rulesCard, formCard, firedCard));
 
   const body = () => ({

@@ -57,6 +57,7 @@ export function jobView({ rest: [id], query, go }) {
     return { name, label, chart, box };
   });
   const moreBox = h("details", { ontoggle: () => { if (moreBox.open) refresh(); } }, h("summary", {}, "Learning rate, memory, scaling, energy and price"), h("div", { class: "grid curves" }, more.map((each) => each.box)));
+  const moreCard = card("More curves", "", moreBox);
   const scores = new ScoreCurves(number, group);
   const [from, to] = at.zoom.split(":").map(Number);
   if (to > from) for (const chart of group) chart.zoom = [from, to];
@@ -101,7 +102,7 @@ export function jobView({ rest: [id], query, go }) {
   const node = h("div", {},
     h("div", { class: "title" }, h("a", { href: "#/jobs" }, "Jobs"), h("span", { class: "faint" }, "/"), title, now, acts, why),
     h("div", { class: "grid" },
-      card("Now", "", figures.node), incidentCard, planCard, ...curveCards, scoreCard, card("More curves", "", moreBox), heatCard,
+      card("Now", "", figures.node), incidentCard, planCard, ...curveCards, scoreCard, moreCard, heatCard,
       meshCard, savesCard, whatIfCard, card("Where it comes from", "", h("div", {}, run.node, h("details", { class: "fold" }, h("summary", {}, "As submitted"), spec))),
       card("Logs", "read from the node that runs the rank", logs.node)));
 
@@ -118,7 +119,8 @@ export function jobView({ rest: [id], query, go }) {
     ]);
     setText(title, `${job.id} ${job.name}`);
     now.replaceChildren(state(job.state, job.phase && job.phase !== job.state ? `${job.state}, ${job.phase}` : job.state));
-    const waiting = waits?.waits_for ? `${waits.waits_for.text}; estimated start: ${waits.start}` : job.why.text;
+    const reason = waits?.waits_for?.text;
+    const waiting = !reason ? job.why.text : reason.includes(waits.start) ? reason : `${reason}; estimated start: ${waits.start}`;
     setText(why, waiting);
     await showActs(job, detail);
     const series = metrics?.series ?? {};
@@ -129,6 +131,9 @@ export function jobView({ rest: [id], query, go }) {
     closer.made(job.step);
     figures.show(job, { ...newest(series), ...described.summary }, ledger, plan, detail);
     run.show(described);
+    // A program that reports no steps, or what ended before its first one, never has any of these.
+    const stepless = !job.step && !known(series.step_seconds) && (job.ended_ns || detail.spec.reports_steps === false);
+    for (const each of [planCard, ...curveCards, moreCard, heatCard]) each.hidden = Boolean(stepless);
     const marks = marksOf(happened, series);
     curves(series, marks, plan);
     scoreCard.hidden = !await scores.show(described.summary.scores ?? {}, marks);

@@ -25,9 +25,11 @@ export function runsView({ go, query }) {
   const axis = segmented("Over", AXES, "step", (value) => set({ axis: value }));
   const labels = new RunLabels((job) => toggle(job), () => refresh(true));
   const differs = new RunDifferences();
+  const first = empty("No run yet", h("p", {}, h("a", { href: "#/submit" }, "Submit a job"), ": its settings, results and curves are kept here."));
+  first.hidden = true;
   const none = empty("Choose runs in the table", "Their curves are drawn over each other; of two, every setting, commit and shard of data that differs is listed.");
   const curves = h("div", { class: "grid" }, card("Chosen", `up to ${MOST}`, labels.node), none, overlay.node, differs.node);
-  const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Runs"), axis, views.node), h("div", { class: "grid runs" }, tableCard, curves));
+  const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Runs"), axis, views.node), first, h("div", { class: "grid runs" }, tableCard, curves));
 
   // The address is the view: whoever opens it sees the same.
   function read(from) {
@@ -74,6 +76,8 @@ export function runsView({ go, query }) {
     if (!asked) read(query);
     if (!asked && !chosen.length) chosen = runs.filter((run) => run.last.step > 0).slice(-2).map((run) => run.job);
     asked = true;
+    first.hidden = runs.length > 0;
+    node.lastElementChild.hidden = !runs.length;
     group.value = shown.group;
     list();
     await draw();

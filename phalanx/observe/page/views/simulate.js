@@ -23,7 +23,7 @@ export function simulateView({ rest: [chosen = ""], go }) {
   const detail = h("div", { class: "grid", hidden: !chosen });
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, chosen ? `Simulation ${chosen}` : "Simulate"),
     chosen ? h("a", { href: "#/simulate" }, "All results") : "", h("p", {}, "The same core that runs the fleet, fed with virtual time and faults.")),
-  detail, h("div", { class: "grid", hidden: Boolean(chosen) }, listCard, card("Play a small one", "minutes of it are for the command line", form, "half")));
+  detail, h("div", { class: "grid", hidden: Boolean(chosen) }, listCard, card("Play a small one", "longer ones: on the command line", form, "half")));
   let known = {};
   const tell = () => {
     setText(about, known[scenario.value] ?? "");

@@ -15,10 +15,11 @@ from phalanx.cluster.node import Node
 from phalanx.config import ConfigError
 from phalanx.control.agent.cold_start import node_here
 from phalanx.control.agent.config import DescribeOptions
-from phalanx.control.agent.description import DescriptionSources, NodeDescriber, ToldNode
+from phalanx.control.agent.description import DescriptionSources, NodeDescriber
 from phalanx.control.agent.description import describer as module
 from phalanx.control.agent.description.node import described_node
 from phalanx.hardware.probe import Fact, NodeDescription
+from phalanx.hardware.probe.site_file import GivenDescription
 from tests.hardware.probe.test_parsers import RECORDED
 
 FAST = DescribeOptions(poll_seconds=0.02, join_seconds=120.0)
@@ -26,7 +27,7 @@ FAST = DescribeOptions(poll_seconds=0.02, join_seconds=120.0)
 
 def told(tree: Path, **options: object) -> tuple[Node, DescriptionSources]:
     sources = DescriptionSources(hardware=str(tree))
-    return node_here("", sources, ToldNode(**options), name="n7", gpus=None)  # type: ignore[arg-type]
+    return node_here("", sources, GivenDescription(**options), name="n7", gpus=None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_slurm_names_the_leaf_and_an_option_is_believed_before_it(
     monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", "spine.leaf4.s1")
     monkeypatch.setenv("SLURM_TOPOLOGY_ADDR_PATTERN", "switch.switch.node")
     sources = DescriptionSources(hardware=str(tree))
-    node, sources = node_here("slurm", sources, ToldNode(pod="p"), name="", gpus=None)
+    node, sources = node_here("slurm", sources, GivenDescription(pod="p"), name="", gpus=None)
     found = described_node(node, sources.describe(node.name, None))
     assert (found.name, found.leaf, found.pod, found.rack) == ("s1", "leaf4", "p", "s1")
     assert (found.kind, found.rails) == ("h100", 4)
