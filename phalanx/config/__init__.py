@@ -76,6 +76,15 @@ from phalanx.config.schema import (
 )
 from phalanx.config.section import Section
 from phalanx.config.show import to_toml
+from phalanx.config.stages import (
+    StageEdit,
+    StageRow,
+    Stages,
+    changed_rows,
+    made_before_change,
+    stage_rows,
+    with_stage,
+)
 from phalanx.config.virtual_replicas import (
     VirtualReplicas,
     reduces_once,
@@ -123,12 +132,16 @@ __all__ = [
     "SequenceStage",
     "Slurm",
     "Stage",
+    "StageEdit",
+    "StageRow",
+    "Stages",
     "StateFormat",
     "Store",
     "Train",
     "VirtualReplicas",
     "Window",
     "batch_ramp",
+    "changed_rows",
     "check",
     "constant_batch",
     "default_world_size",
@@ -140,6 +153,7 @@ __all__ = [
     "is_gated",
     "job_from_table",
     "load_job",
+    "made_before_change",
     "micro_batches",
     "model_differences",
     "model_of_job",
@@ -160,9 +174,11 @@ __all__ = [
     "shares_embedding",
     "stage_at",
     "stage_jobs",
+    "stage_rows",
     "stage_tokens",
     "takes_unequal_shares",
     "to_toml",
     "verification_interval",
     "virtual_replicas",
+    "with_stage",
 ]
