@@ -19,7 +19,7 @@ from phalanx.cluster.units import SECOND_NS
 
 # Of all that a log holds: events, commands, snapshots of the core and what the shell remembers.
 # tests/control/test_log_format.py fails when one of them changes and this number does not.
-FORMAT_VERSION = 22
+FORMAT_VERSION = 23
 OLDEST_FORMAT = 1  # that is still read: what came later has defaults
 WHOLE_NANOSECONDS = 19  # from this one on events of pipelines have no fractions of seconds
 

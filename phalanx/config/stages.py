@@ -50,9 +50,8 @@ class StageRow(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         words = [f"samples of {self.sequence:,} tokens, {self.global_batch:,} a step"]
-        words += [self.rope_scaling] if self.rope_scaling else []
-        words += [" ".join(f"{name}={share:g}" for name, share in self.weights.items())]
-        return f"after step {self.after_step:,}: " + "; ".join(each for each in words if each)
+        words += [self.rope_scaling, " ".join(f"{n}={w:g}" for n, w in self.weights.items())]
+        return "; ".join(each for each in words if each)
 
 
 class Stages(Struct, frozen=True):
@@ -134,7 +133,8 @@ def changed_rows(before: Iterable[StageRow], after: Iterable[StageRow]) -> tuple
     """What differs, in words."""
     known = {row.after_step: row for row in before}
     later = {row.after_step: row for row in after}
-    lines = [str(row) for step, row in later.items() if row != known.get(step)]
+    changed = (row for step, row in later.items() if row != known.get(step))
+    lines = [f"after step {row.after_step:,}: {row}" for row in changed]
     gone = [step for step in known if step not in later]
     return (*lines, *(f"after step {step:,}: nothing changes any more" for step in gone))
 
@@ -213,11 +213,10 @@ def _mixtures(job: Job, spans: list[SampleSpan]) -> list[tuple[int, dict[str, fl
 
 def _samples(job: Job, spans: list[SampleSpan]) -> list[tuple[int, object]]:
     """From which sample read on samples have which form."""
-    begins: list[tuple[int, object]] = [(0, (spans[0].sequence, job.model.rope_scaling))]
-    for span, stage in zip(spans[1:], job.train.sequence_stages, strict=True):
-        batch = stage.global_batch or job.train.global_batch
-        begins.append((span.first, (span.sequence, batch, stage.rope_scaling)))
-    return begins
+    return [
+        (span.first, (span.sequence, stage.global_batch, stage.rope_scaling))
+        for span, stage in zip(spans[1:], job.train.sequence_stages, strict=True)
+    ]
 
 
 def _first_number(stage: Stage, spans: list[SampleSpan]) -> int:

@@ -54,8 +54,8 @@ def test_longer_samples_begin_after_the_step_that_is_named() -> None:
     assert shapes(job) == [(0, 32, 8), (50, 128, 2)]
     assert job.train.sequence_stages[0].after_tokens == 50 * 8 * 32
     assert [stage.first for stage in stage_jobs(job)] == [0, 400]
-    assert str(stage_rows(job)[1]) == (
-        "after step 50: samples of 128 tokens, 2 a step; yarn x4; a=1 b=1"
+    assert changed_rows(stage_rows(run()), stage_rows(job)) == (
+        "after step 50: samples of 128 tokens, 2 a step; yarn x4; a=1 b=1",
     )
     assert made_before_change(run(), job) == 50
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_is_named(edit: StageEdit, words: str) -> None:
 def test_a_stage_within_the_batch_ramp_is_refused() -> None:
     ramp = [{"until_tokens": 12_800, "global_batch": 4}]
     job = run(batch_ramp=ramp)
-    with pytest.raises(ConfigError, match="train.batch_ramp ends"):
+    with pytest.raises(ConfigError, match="batch_ramp ends"):
         check(with_stage(job, StageEdit(after_step=50, sequence=64)), 1)
     later = with_stage(job, StageEdit(after_step=99, weights={"a": 1.0}))
     assert made_before_change(job, later) == 99
@@ -185,4 +185,6 @@ def test_a_ramp_counts_steps_both_ways(data: st.DataObject) -> None:
     samples = data.draw(st.integers(0, 300))
     within, reaching = ramp.steps_within(samples), ramp.steps_reaching(samples)
     assert ramp.samples(within) <= samples < ramp.samples(within + 1)
-    assert ramp.samples(reaching) >= samples and (not reaching or ramp.samples(reaching - 1) < samples)
+    assert ramp.samples(reaching) >= samples and (
+        not reaching or ramp.samples(reaching - 1) < samples
+    )

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import typer
 
 from phalanx.cli.connection import connected
-from phalanx.cli.options import JobNumber, Json, ServerUrl, Set, State
-from phalanx.cli.output import print_json
+from phalanx.cli.jobs.change_options import ChangeOptions
+from phalanx.cli.option_struct import takes_options
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.cli.tables import add_row, plain, print_table, table
 from phalanx.plan.cost.money import Range
-from phalanx.plan.search.what_if import JobChange, JobOutcome, WhatIf
+from phalanx.plan.search.stage_change import StagesAnswer
+from phalanx.plan.search.what_if import JobOutcome, WhatIf
 
 app = typer.Typer()
 
-Gpus = Annotated[int, typer.Option(min=0, help="GPUs; 0: as many as now.")]
-Interval = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints; 0: as now.")]
-Spares = Annotated[int, typer.Option(min=-1, help="Spare nodes; -1: as now.")]
-Precision = Annotated[
-    Literal["", "float32", "float16", "bfloat16", "fp8"], typer.Option(help="Number format.")
-]
-Search = Annotated[bool, typer.Option("--search", help="Search for the best mapping.")]
-
 
 @app.command()
+@takes_options
 def what_if(
-    job: JobNumber,
-    overrides: Set = None,
-    gpus: Gpus = 0,
-    interval: Interval = 0.0,
-    spares: Spares = -1,
-    precision: Precision = "",
-    search: Search = False,
+    options: ChangeOptions,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
@@ -41,16 +29,10 @@ def what_if(
 
     The job's own steps calibrate the answer. Nothing is carried out: `phalanx replan` does that.
     """
-    change = JobChange(
-        settings=tuple(overrides or ()),
-        gpus=gpus,
-        interval_seconds=interval,
-        spares=spares,
-        precision=precision,
-        search=search,
-    )
+    with exit_on_config_error(json):
+        change = options.change()
     with connected(server, json, state) as client:
-        answer = client.post(f"/v1/jobs/{job}/what-if", change, WhatIf)
+        answer = client.post(f"/v1/jobs/{options.job}/what-if", change, WhatIf)
     if json:
         print_json(answer)
     else:
@@ -64,12 +46,36 @@ def print_answer(answer: WhatIf) -> None:
     for name, text in now.items():
         add_row(made, name, text, then[name])
     print_table(made)
-    if answer.changed:
+    if answer.stages is not None:
+        _print_stages(answer.stages)
+    elif answer.changed:
         print(plain(f"changed: {', '.join(answer.changed)}"))
     if answer.calibration != 1:
         print(
             f"its steps take {answer.calibration:.2f} times what is predicted: so does the change"
         )
+
+
+def _print_stages(answer: StagesAnswer) -> None:
+    """What is read when, beside what would be."""
+    now, then = ({row.after_step: row for row in rows} for rows in (answer.now, answer.then))
+    made = table("AFTER STEP", "NOW", "THEN")
+    for step in sorted({*now, *then}):
+        before, after = (str(rows[step]) if step in rows else "" for rows in (now, then))
+        add_row(made, f"{step:,}", before, after if after != before else "as now")
+    print_table(made)
+    print(_effect(answer))
+
+
+def _effect(answer: StagesAnswer) -> str:
+    if answer.made_before < 0:
+        return "no step reads anything else"
+    if answer.made_before < answer.safe:
+        return (
+            f"step {answer.made_before + 1:,} would be the first to differ, and may be made before"
+            f" the gang has stopped: after step {answer.safe:,} is safe"
+        )
+    return f"all steps up to {answer.made_before:,} stay as they are"
 
 
 def _cells(outcome: JobOutcome) -> dict[str, str]:

@@ -15,7 +15,7 @@ from phalanx.cluster.gang.orders import form_order, go_order, restore_order, sto
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.gang.way_taken import once_it_runs
 from phalanx.cluster.jobs import measured
-from phalanx.cluster.jobs.job import SKIPS_KEPT, ClusterJob, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.protocol.events import GangJoined, GangReady
 from phalanx.cluster.protocol.messages import RestoreFailed, Source
 from phalanx.cluster.reasons import Reason, reason
@@ -138,7 +138,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     stop_on(ctx, job, left, keep_snapshots=False)
     gang.leftover = ()
     if fact.skipped[1] > fact.skipped[0]:
-        job.skipped = (*job.skipped[1 - SKIPS_KEPT :], fact.skipped)
+        job.leave_out(*fact.skipped)
     gang.lost, gang.rollback, gang.skip_step = {}, -1, 0
     gang.refused, gang.refusal = (), ""
     gang.restored = fact.step

@@ -198,6 +198,13 @@ class SpecChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     before: str = ""  # the mapping that it had, in words
     step_ns: PlanInterval | None = None  # that is predicted from its own steps
     taken_back: bool = False  # it is what the job was before: nothing that could fail to run
+    made_before: int = -1  # steps before the first that other stages alter; -1: they alter none
+    stages_before: str = ""  # the stages that the job has had so far, for whoever wants them back
+    own: JobSpec | None = None  # of a job that runs as a fallback: what it is to return to
+
+    def only_restages(self, spec: JobSpec) -> bool:
+        """Whether the mapping that a job has stays as it is."""
+        return self.made_before >= 0 and self.spec.gang == spec.gang
 
 
 class JobState(StrEnum):
@@ -300,6 +307,7 @@ class ClusterJob(Struct, kw_only=True, omit_defaults=True):
     losses: tuple[Loss, ...] = ()  # of them, newest last
     durables: list[int] = []  # steps of checkpoints on remote storage, newest last
     skipped: tuple[tuple[int, int], ...] = ()  # samples that were left out, newest last
+    skipped_before: int = 0  # samples in older ranges than these
     retries_used: int = 0  # failures of its own without progress since
     preemptions: int = 0
     array_parent: int = 0  # id of the array's first job; 0: no array
@@ -346,6 +354,8 @@ class ClusterJob(Struct, kw_only=True, omit_defaults=True):
     former: JobSpec | None = None  # what it was, until it has made a step as changed
     own: JobSpec | None = None  # its submission, while it runs as one of its fallbacks
     own_step_ns: int = 0  # of that, as measured; 0: not yet
+    stages_before: str = ""  # the stages that it had until they were changed; "": they never were
+    former_stages: str = ""  # what that was of ``former``
     result: str = ""  # what its program left as that when it ended well
 
     @property
@@ -367,6 +377,24 @@ class ClusterJob(Struct, kw_only=True, omit_defaults=True):
     def durable(self) -> int:
         """Newest step on remote storage; 0: none."""
         return self.durables[-1] if self.durables else 0
+
+    def leave_out(self, first: int, past: int) -> None:
+        """A range of samples is never read."""
+        kept = self.skipped[1 - SKIPS_KEPT :]
+        older = self.skipped[: len(self.skipped) - len(kept)]
+        self.skipped_before += sum(end - begin for begin, end in older)
+        self.skipped = (*kept, (first, past))
+
+    @property
+    def left_out(self) -> tuple[tuple[int, int], ...]:
+        """Samples that are never read, sorted and apart; older ranges stand at the beginning."""
+        merged = [(0, self.skipped_before)] if self.skipped_before else []
+        for first, past in sorted(self.skipped):
+            if merged and first <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(past, merged[-1][1]))
+            else:
+                merged.append((first, past))
+        return tuple(merged)
 
     def add_durable(self, step: int) -> None:
         """A checkpoint of this step is complete. Of too many, the older half is thinned out."""
