@@ -59,7 +59,7 @@ def write_positions(model: Model, family: ModelFamily) -> dict[str, Any]:
 def _rope_tables_of(
     config: dict[str, Any], family: ModelFamily
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Keys about positions, of all layers and of those with a window (None: the same)."""
+    """Keys about positions, of all layers and of those with a window (None: not given)."""
     rope, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if family.scaled and not rope and not old:
         raise ValueError("there are neither rope_parameters nor rope_scaling")
@@ -70,14 +70,12 @@ def _rope_tables_of(
         if not all("rope_theta" in table for table in tables):
             raise ValueError(f"rope_parameters need a rope_theta for {FULL} and for {SLIDING}")
         return tables
-    if rope and family.window == "pattern" and not family.one_rope:
-        raise ValueError(f"rope_parameters need a table for {FULL} and one for {SLIDING}")
     theta = {"rope_theta": config["rope_theta"]} if "rope_theta" in config else {}
     full = {**theta, **(rope or old)}
-    if family.window != "pattern":
-        return full, None
     if family.one_rope:
         return full, full
+    if family.window != "pattern" or rope:
+        return full, None
     near = config.get("rope_local_base_freq", family.local_theta or _theta(full, family.theta))
     return full, {"rope_theta": near}
 
@@ -171,7 +169,8 @@ def _window(
     every = _full_every(config, family)
     if every is None:
         return None
-    local = local or {}
+    if local is None:
+        raise ValueError(f"rope_parameters need a table for {FULL} and one for {SLIDING}")
     near = _theta(local, family.local_theta or theta)
     own = _scaling(config, local)
     if own is not None and own != scaling:
