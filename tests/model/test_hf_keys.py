@@ -190,6 +190,22 @@ def test_a_folder_whose_tied_head_is_another_matrix_is_refused(tmp_path: Path) -
     assert torch.equal(state["head.weight"], state["embed.weight"]), "a copy is none"
 
 
+def test_a_folder_that_was_written_twice_is_refused(tmp_path: Path) -> None:
+    """Transformers reads the single file, whatever an index beside it says."""
+    folder = saved("llama", tmp_path)
+    theirs("llama", seed=1).save_pretrained(tmp_path / "apart", max_shard_size="100KB")
+    for path in (tmp_path / "apart").glob("model*"):
+        path.rename(folder / path.name)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    head = loaded.lm_head.weight
+    assert torch.equal(head, theirs("llama").lm_head.weight), "and not that of the index"
+    with pytest.raises(HfError, match="are both there, and may be two models"):
+        dict(load_hf(folder))
+    (folder / "model.safetensors").unlink()
+    other = theirs("llama", seed=1).lm_head.weight
+    assert torch.equal(dict(load_hf(folder))["head.weight"], other)
+
+
 @pytest.mark.parametrize(
     ("case", "changes", "words"),
     [
