@@ -78,8 +78,8 @@ from phalanx.config.section import Section
 from phalanx.config.show import to_toml
 from phalanx.config.stages import (
     StageEdit,
-    StageRow,
     Stages,
+    StageTerms,
     changed_rows,
     made_before_change,
     stage_rows,
@@ -133,7 +133,7 @@ __all__ = [
     "Slurm",
     "Stage",
     "StageEdit",
-    "StageRow",
+    "StageTerms",
     "Stages",
     "StateFormat",
     "Store",

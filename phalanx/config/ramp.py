@@ -105,7 +105,8 @@ def stage_jobs(job: Job) -> list[StageJob]:
     """The stretches of a run between changes of its samples' length; the first is the job's own."""
     spans, train = sample_spans(job), job.train
     plain = structs.replace(train, sequence_stages=(), batch_ramp=())
-    first = structs.replace(job, train=structs.replace(train, sequence_stages=()))
+    counted = structs.replace(job.data, stages=_counted(job, spans, job.data.sequence))
+    first = structs.replace(job, data=counted, train=structs.replace(train, sequence_stages=()))
     jobs = [StageJob(0, first if train.sequence_stages else job)]
     for span, stage in zip(spans[1:], train.sequence_stages, strict=True):
         before = jobs[-1].job

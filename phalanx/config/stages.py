@@ -39,7 +39,7 @@ class StageEdit(Struct, frozen=True, kw_only=True):
         return bool(numbers or self.rope_scaling)
 
 
-class StageRow(Struct, frozen=True, kw_only=True):
+class StageTerms(Struct, frozen=True, kw_only=True):
     """What holds after a step, until the next row."""
 
     after_step: int
@@ -78,16 +78,16 @@ def with_stage(job: Job, edit: StageEdit, skipped: Ranges = ()) -> Job:
         rule = f"must be above 0 and below train.steps ({job.train.steps:,}), where the run ends"
         raise ConfigError("after_step", edit.after_step, rule, "name a step that is still to come")
     if edit.remove:
-        return _without_stage(job, edit, skipped)
+        return _same_mixtures(job, _without_stage(job, edit, skipped), edit.after_step, skipped)
     if not edit.weights and not edit.changes_samples:
         fix = "give weights, sequence, global_batch, micro_batch or rope_scaling"
         raise ConfigError("after_step", edit.after_step, "nothing is to change there", fix)
     if edit.changes_samples:
-        job = _with_samples(job, edit)
+        job = _same_mixtures(job, _with_samples(job, edit), edit.after_step, skipped)
     return _with_weights(job, edit, skipped) if edit.weights else job
 
 
-def stage_rows(job: Job, skipped: Ranges = ()) -> list[StageRow]:
+def stage_rows(job: Job, skipped: Ranges = ()) -> list[StageTerms]:
     """What holds when, by steps; the first row is the beginning of the run."""
     ramp, spans = batch_ramp(job), sample_spans(job)
     mixtures = [(_made_before(job, number, skipped), w) for number, w in _mixtures(job, spans)]
@@ -97,7 +97,7 @@ def stage_rows(job: Job, skipped: Ranges = ()) -> list[StageRow]:
     for step in sorted(each for each in begins if each < job.train.steps):
         stage = stage_at(job, read := ramp.samples(step))
         weights = mixtures[bisect_right([made for made, _ in mixtures], step) - 1][1]
-        row = StageRow(
+        row = StageTerms(
             after_step=step,
             sequence=stage.data.sequence,
             global_batch=ramp.at(read),
@@ -129,7 +129,7 @@ def made_before_change(before: Job, after: Job, skipped: Ranges = ()) -> int | N
     return min(found, default=None)
 
 
-def changed_rows(before: Iterable[StageRow], after: Iterable[StageRow]) -> tuple[str, ...]:
+def changed_rows(before: Iterable[StageTerms], after: Iterable[StageTerms]) -> tuple[str, ...]:
     """What differs, in words."""
     known = {row.after_step: row for row in before}
     later = {row.after_step: row for row in after}
@@ -165,9 +165,8 @@ def _with_samples(job: Job, edit: StageEdit) -> Job:
 def _with_weights(job: Job, edit: StageEdit, skipped: Ranges) -> Job:
     spans, stages = sample_spans(job), job.data.stages
     number = _number(batch_ramp(job).samples(edit.after_step), skipped)
-    span = spans[bisect_right([each.first for each in spans], number) - 1]
     others = [each for each in stages if _first_number(each, spans) != number]
-    added = Stage(tokens=span.tokens_before(number), weights=edit.weights)
+    added = Stage(tokens=_tokens_before(number, spans), weights=edit.weights)
     mixture = tuple(sorted([*others, added], key=lambda each: each.tokens))
     return Stages(mixture, job.train.sequence_stages).put_into(job)
 
@@ -190,6 +189,30 @@ def _without_stage(job: Job, edit: StageEdit, skipped: Ranges) -> Job:
         tuple(each for made, each in mixture if made != step),
         tuple(each for made, each in samples if made != step),
     ).put_into(job)
+
+
+def _same_mixtures(before: Job, after: Job, step: int, skipped: Ranges) -> Job:
+    """The job with mixtures that begin with the same samples as before where a step has not come.
+
+    Skipped samples count among the numbers that mixtures begin with, and not among those that a
+    length begins with: the same tokens would mean another number.
+    """
+    number = _number(batch_ramp(before).samples(step), skipped)
+    old, new = sample_spans(before), sample_spans(after)
+    later = _tokens_before(number, new) - _tokens_before(number, old)
+    mixture = []
+    for stage in after.data.stages:
+        first, tokens = _first_number(stage, old), stage.tokens + later
+        if first <= number:
+            same = _first_number(stage, new) == first
+            tokens = stage.tokens if same else _tokens_before(first, new)
+        mixture.append(structs.replace(stage, tokens=tokens))
+    return Stages(tuple(mixture), after.train.sequence_stages).put_into(after)
+
+
+def _tokens_before(number: int, spans: list[SampleSpan]) -> int:
+    span = spans[bisect_right([each.first for each in spans], number) - 1]
+    return span.tokens_before(number)
 
 
 def _rope_scaling(settings: tuple[str, ...]) -> RopeScaling:

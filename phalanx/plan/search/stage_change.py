@@ -8,8 +8,8 @@ from phalanx.config import (
     ConfigError,
     Job,
     StageEdit,
-    StageRow,
     Stages,
+    StageTerms,
     made_before_change,
     stage_rows,
     with_stage,
@@ -29,8 +29,8 @@ class ReadSoFar(Struct, frozen=True, kw_only=True):
 class StagesAnswer(Struct, frozen=True, kw_only=True):
     """What a run reads when, now and as it would be."""
 
-    now: tuple[StageRow, ...]
-    then: tuple[StageRow, ...]
+    now: tuple[StageTerms, ...]
+    then: tuple[StageTerms, ...]
     made_before: int  # steps that stay as they are; -1: nothing differs
     safe: int  # steps that are made, at the latest, when a change that is ordered now takes effect
 
