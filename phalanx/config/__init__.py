@@ -7,17 +7,6 @@ from phalanx.config.errors import ConfigError, ConfigProblem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
-from phalanx.config.ramp import (
-    BatchRamp,
-    batch_ramp,
-    constant_batch,
-    run_tokens,
-    sample_spans,
-    schedule_span,
-    stage_at,
-    stage_jobs,
-    stage_tokens,
-)
 from phalanx.config.resolve import (
     default_world_size,
     has_balance_loss,
@@ -76,7 +65,7 @@ from phalanx.config.schema import (
 )
 from phalanx.config.section import Section
 from phalanx.config.show import to_toml
-from phalanx.config.stages import (
+from phalanx.config.stages.edit import (
     StageEdit,
     Stages,
     StageTerms,
@@ -84,6 +73,17 @@ from phalanx.config.stages import (
     made_before_change,
     stage_rows,
     with_stage,
+)
+from phalanx.config.stages.ramp import (
+    BatchRamp,
+    batch_ramp,
+    constant_batch,
+    run_tokens,
+    sample_spans,
+    schedule_span,
+    stage_at,
+    stage_jobs,
+    stage_tokens,
 )
 from phalanx.config.virtual_replicas import (
     VirtualReplicas,

@@ -8,8 +8,7 @@ import typer
 from msgspec import structs
 
 from phalanx.cli.connection import connected, print_done
-from phalanx.cli.jobs.change_options import ChangeOptions
-from phalanx.cli.jobs.what_if import print_answer
+from phalanx.cli.jobs.what_if import ChangeOptions, print_answer
 from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import exit_on_config_error, print_json

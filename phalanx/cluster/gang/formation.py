@@ -16,6 +16,7 @@ from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.gang.way_taken import once_it_runs
 from phalanx.cluster.jobs import measured
 from phalanx.cluster.jobs.job import ClusterJob, JobState
+from phalanx.cluster.jobs.stages import leave_out
 from phalanx.cluster.protocol.events import GangJoined, GangReady
 from phalanx.cluster.protocol.messages import RestoreFailed, Source
 from phalanx.cluster.reasons import Reason, reason
@@ -138,7 +139,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     stop_on(ctx, job, left, keep_snapshots=False)
     gang.leftover = ()
     if fact.skipped[1] > fact.skipped[0]:
-        job.leave_out(*fact.skipped)
+        leave_out(job, *fact.skipped)
     gang.lost, gang.rollback, gang.skip_step = {}, -1, 0
     gang.refused, gang.refusal = (), ""
     gang.restored = fact.step

@@ -18,7 +18,6 @@ from phalanx.plan.cost.traffic import AxisTraffic
 LONGEST_NS = 10 * 365 * 24 * HOUR_NS  # of any time: sums of them stay far from 64 bits
 MOST_PRIORITY = 10**9  # and of all that is weighed with it
 DURABLES_KEPT = 2048  # checkpoints of a job that the core remembers, to roll back to
-SKIPS_KEPT = 16  # ranges of samples; older ones are in every checkpoint that is left
 
 
 class GangShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -202,10 +201,6 @@ class SpecChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stages_before: str = ""  # the stages that the job has had so far, for whoever wants them back
     own: JobSpec | None = None  # of a job that runs as a fallback: what it is to return to
 
-    def only_restages(self, spec: JobSpec) -> bool:
-        """Whether the mapping that a job has stays as it is."""
-        return self.made_before >= 0 and self.spec.gang == spec.gang
-
 
 class JobState(StrEnum):
     """Where a job is in its life."""
@@ -378,34 +373,12 @@ class ClusterJob(Struct, kw_only=True, omit_defaults=True):
         """Newest step on remote storage; 0: none."""
         return self.durables[-1] if self.durables else 0
 
-    def leave_out(self, first: int, past: int) -> None:
-        """A range of samples is never read."""
-        kept = self.skipped[1 - SKIPS_KEPT :]
-        older = self.skipped[: len(self.skipped) - len(kept)]
-        self.skipped_before += sum(end - begin for begin, end in older)
-        self.skipped = (*kept, (first, past))
-
-    @property
-    def left_out(self) -> tuple[tuple[int, int], ...]:
-        """Samples that are never read, sorted and apart; older ranges stand at the beginning."""
-        merged = [(0, self.skipped_before)] if self.skipped_before else []
-        for first, past in sorted(self.skipped):
-            if merged and first <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(past, merged[-1][1]))
-            else:
-                merged.append((first, past))
-        return tuple(merged)
-
     def add_durable(self, step: int) -> None:
         """A checkpoint of this step is complete. Of too many, the older half is thinned out."""
         if step > self.durable:
             self.durables = [*self.durables, step]
             if len(self.durables) > DURABLES_KEPT:
                 del self.durables[1 : DURABLES_KEPT // 2 : 2]
-
-    def forget_measurements(self) -> None:
-        """It has another mapping: what was measured was measured of the one before."""
-        self.step_ns, self.revised, self.measured, self.dispute = 0, None, (), None
 
     @property
     def saving_ns(self) -> int:

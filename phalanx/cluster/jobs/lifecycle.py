@@ -9,9 +9,10 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang import failure_rates, left_memory
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs import dependencies
+from phalanx.cluster.jobs import dependencies, measured
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import ClusterJob, JobState, Placement, SpecChange
+from phalanx.cluster.jobs.stages import only_restages, restage
 from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.reasons import Reason, reason
@@ -111,20 +112,13 @@ def take_over_change(ctx: Context, job: ClusterJob) -> None:
     job.former, job.former_stages = None if change.taken_back else job.spec, job.stages_before
     if change.made_before >= 0:
         job.stages_before = change.stages_before
-    if change.only_restages(job.spec):
-        _restage(job, change)
+    if only_restages(change, job.spec):
+        restage(job, change)
         return
     if change.spec != own:
         job.wanted = 0
     job.spec, job.own, job.own_step_ns = change.spec, None, 0
-    job.forget_measurements()
-
-
-def _restage(job: ClusterJob, change: SpecChange) -> None:
-    """Another payload, and nothing else: what was measured holds on, and so does a fallback."""
-    if job.own is not None:
-        job.former, job.own = job.own, change.own or job.own
-    job.spec = change.spec
+    measured.forget(job)
 
 
 def end(ctx: Context, job: ClusterJob, state: JobState, why: Reason) -> None:

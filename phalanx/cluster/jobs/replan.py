@@ -17,6 +17,7 @@ from phalanx.cluster.jobs.job import ClusterJob, Gang, JobSpec, JobState, Placem
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.jobs.lifecycle import held_gpus, spare_gpus, start, take_over_change
 from phalanx.cluster.jobs.requests import known, refused_as_ending
+from phalanx.cluster.jobs.stages import only_restages
 from phalanx.cluster.jobs.submission import senseless
 from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.choose import PlacementRefusal, place, request_of
@@ -94,7 +95,7 @@ def _refusal(ctx: Context, job: ClusterJob, change: SpecChange) -> Reason | None
     bad = senseless(ctx, checked) or admit(ctx.view, checked)
     if bad is not None or job.placement is None:
         return bad
-    wanted = job.wanted if change.only_restages(old) else 0
+    wanted = job.wanted if only_restages(change, old) else 0
     changed = structs.replace(job, spec=spec, wanted=wanted)
     return beyond_limits(ctx, job, changed) or _no_place(ctx, job, changed)
 

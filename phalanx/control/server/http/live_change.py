@@ -11,6 +11,7 @@ import numpy as np
 from phalanx import config
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import ClusterJob
+from phalanx.cluster.jobs.stages import left_out
 from phalanx.cluster.placement.catalogued import CPU
 from phalanx.cluster.units import SECOND_NS
 from phalanx.config import ConfigError, Stages, job_from_table, resolve, to_toml
@@ -83,7 +84,7 @@ def _read_so_far(job: ClusterJob, steps: OwnSteps) -> ReadSoFar:
     more = max(2, math.ceil(STOPPED_SECONDS / step_seconds)) if job.placement is not None else 0
     return ReadSoFar(
         made=job.step + more,
-        skipped=job.left_out,
+        skipped=left_out(job),
         before=msgspec.json.decode(job.stages_before, type=Stages) if job.stages_before else None,
     )
 

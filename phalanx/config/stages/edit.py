@@ -14,8 +14,8 @@ from msgspec import Struct, structs
 
 from phalanx.config.errors import ConfigError
 from phalanx.config.load import overridden
-from phalanx.config.ramp import SampleSpan, batch_ramp, sample_spans, stage_at
 from phalanx.config.schema import Job, RopeScaling, SequenceStage, Stage
+from phalanx.config.stages.ramp import SampleSpan, batch_ramp, sample_spans, stage_at
 from phalanx.config.tree import build, mistakes
 
 Ranges = Sequence[tuple[int, int]]  # of sample numbers that were left out, sorted and apart
@@ -116,26 +116,26 @@ def made_before_change(before: Job, after: Job, skipped: Ranges = ()) -> int | N
     spans = sample_spans(before), sample_spans(after)
     mixtures = zip_longest(_mixtures(before, spans[0]), _mixtures(after, spans[1]))
     samples = zip_longest(_samples(before, spans[0]), _samples(after, spans[1]))
-    found = [
+    altered = [
         _made_before(before, min(each[0] for each in pair if each is not None), skipped)
         for pair in mixtures
         if pair[0] != pair[1]
     ]
-    found += [
+    altered += [
         batch_ramp(before).steps_reaching(min(each[0] for each in pair if each is not None))
         for pair in samples
         if pair[0] != pair[1]
     ]
-    return min(found, default=None)
+    return min(altered, default=None)
 
 
 def changed_rows(before: Iterable[StageTerms], after: Iterable[StageTerms]) -> tuple[str, ...]:
     """What differs, in words."""
-    known = {row.after_step: row for row in before}
+    earlier = {row.after_step: row for row in before}
     later = {row.after_step: row for row in after}
-    changed = (row for step, row in later.items() if row != known.get(step))
+    changed = (row for step, row in later.items() if row != earlier.get(step))
     lines = [f"after step {row.after_step:,}: {row}" for row in changed]
-    gone = [step for step in known if step not in later]
+    gone = [step for step in earlier if step not in later]
     return (*lines, *(f"after step {step:,}: nothing changes any more" for step in gone))
 
 
@@ -227,11 +227,11 @@ def _rope_scaling(settings: tuple[str, ...]) -> RopeScaling:
 def _mixtures(job: Job, spans: list[SampleSpan]) -> list[tuple[int, dict[str, float]]]:
     """From which sample number on sources are drawn from with which weights."""
     weights = {name: source.weight for name, source in job.data.blend.items() if source.weight}
-    found = {0: weights}
+    begins = {0: weights}
     for stage in job.data.stages:  # of two that begin with one sample the later one holds
         drawn = {name: share for name, share in stage.weights.items() if share}
-        found[_first_number(stage, spans)] = drawn
-    return list(found.items())
+        begins[_first_number(stage, spans)] = drawn
+    return list(begins.items())
 
 
 def _samples(job: Job, spans: list[SampleSpan]) -> list[tuple[int, object]]:
