@@ -250,7 +250,7 @@ BEHAVIOUR = {
         "cluster": """asking borrowed_quota collect docs fuzz keeper_silent leaving lost_peer
             memory_kept partitions queue_core queue_properties rollback scale small_parts""",
         "cluster/gang": "backup printed",
-        "cluster/jobs": "cancel_program",
+        "cluster/jobs": "cancel_program restage",
         "cluster/recovery": "remap waiting",
         "simulate": "controller_mutations physics program_fence",
         "simulate/world": "failure_rates own_mapping",

@@ -16,10 +16,11 @@ from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.gang.way_taken import once_it_runs
 from phalanx.cluster.jobs import measured
 from phalanx.cluster.jobs.job import ClusterJob, JobState
-from phalanx.cluster.jobs.stages import leave_out
 from phalanx.cluster.protocol.events import GangJoined, GangReady
 from phalanx.cluster.protocol.messages import RestoreFailed, Source
 from phalanx.cluster.reasons import Reason, reason
+
+SKIPS_KEPT = 16  # ranges of samples; older ones are in every checkpoint that is left
 
 
 def form(ctx: Context, job: ClusterJob, why: Reason, *, cold: bool = True) -> None:
@@ -173,3 +174,11 @@ def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:
     else:
         gang.refused, gang.refusal = (*gang.refused, fact.source), fact.detail
     restore(ctx, job)
+
+
+def leave_out(job: ClusterJob, first: int, past: int) -> None:
+    """A range of samples is never read."""
+    kept = job.skipped[1 - SKIPS_KEPT :]
+    older = job.skipped[: len(job.skipped) - len(kept)]
+    job.skipped_before += sum(end - begin for begin, end in older)
+    job.skipped = (*kept, (first, past))

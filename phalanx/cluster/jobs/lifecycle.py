@@ -11,8 +11,7 @@ from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies, measured
 from phalanx.cluster.jobs import write_leases as storage
-from phalanx.cluster.jobs.job import ClusterJob, JobState, Placement, SpecChange
-from phalanx.cluster.jobs.stages import only_restages, restage
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec, JobState, Placement, SpecChange
 from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.reasons import Reason, reason
@@ -113,12 +112,24 @@ def take_over_change(ctx: Context, job: ClusterJob) -> None:
     if change.made_before >= 0:
         job.stages_before = change.stages_before
     if only_restages(change, job.spec):
-        restage(job, change)
+        _restage(job, change)
         return
     if change.spec != own:
         job.wanted = 0
     job.spec, job.own, job.own_step_ns = change.spec, None, 0
     measured.forget(job)
+
+
+def only_restages(change: SpecChange, spec: JobSpec) -> bool:
+    """Whether the mapping that a job has stays as it is."""
+    return change.made_before >= 0 and change.spec.gang == spec.gang
+
+
+def _restage(job: ClusterJob, change: SpecChange) -> None:
+    """Another payload, and nothing else: what was measured holds on, and so does a fallback."""
+    if job.own is not None:
+        job.former, job.own = job.own, change.own or job.own
+    job.spec = change.spec
 
 
 def end(ctx: Context, job: ClusterJob, state: JobState, why: Reason) -> None:

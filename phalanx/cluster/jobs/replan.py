@@ -15,9 +15,14 @@ from phalanx.cluster.jobs.departure import depart_safely
 from phalanx.cluster.jobs.feasibility import admit
 from phalanx.cluster.jobs.job import ClusterJob, Gang, JobSpec, JobState, Placement, SpecChange
 from phalanx.cluster.jobs.leave_cause import LeaveCause
-from phalanx.cluster.jobs.lifecycle import held_gpus, spare_gpus, start, take_over_change
+from phalanx.cluster.jobs.lifecycle import (
+    held_gpus,
+    only_restages,
+    spare_gpus,
+    start,
+    take_over_change,
+)
 from phalanx.cluster.jobs.requests import known, refused_as_ending
-from phalanx.cluster.jobs.stages import only_restages
 from phalanx.cluster.jobs.submission import senseless
 from phalanx.cluster.node import NodeState
 from phalanx.cluster.placement.choose import PlacementRefusal, place, request_of

@@ -11,7 +11,6 @@ import numpy as np
 from phalanx import config
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import ClusterJob
-from phalanx.cluster.jobs.stages import left_out
 from phalanx.cluster.placement.catalogued import CPU
 from phalanx.cluster.units import SECOND_NS
 from phalanx.config import ConfigError, Stages, job_from_table, resolve, to_toml
@@ -87,6 +86,17 @@ def _read_so_far(job: ClusterJob, steps: OwnSteps) -> ReadSoFar:
         skipped=left_out(job),
         before=msgspec.json.decode(job.stages_before, type=Stages) if job.stages_before else None,
     )
+
+
+def left_out(job: ClusterJob) -> tuple[tuple[int, int], ...]:
+    """Samples that are never read, sorted and apart; older ranges stand at the beginning."""
+    merged = [(0, job.skipped_before)] if job.skipped_before else []
+    for first, past in sorted(job.skipped):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(past, merged[-1][1]))
+        else:
+            merged.append((first, past))
+    return tuple(merged)
 
 
 def _as_it_runs(job: ClusterJob, work: TrainingWork) -> tuple[config.Job, int]:

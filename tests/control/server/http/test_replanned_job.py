@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.jobs.job import ClusterJob, FallbackMapping, GangShape
+from phalanx.cluster.gang.formation import SKIPS_KEPT, leave_out
+from phalanx.cluster.jobs.job import ClusterJob, FallbackMapping, GangShape, JobSpec
 from phalanx.cluster.protocol.events import Replan
 from phalanx.config import StageEdit, job_from_table, stage_rows
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.http import replanned_job as module
 from phalanx.control.server.http.endpoints import ApiError
+from phalanx.control.server.http.live_change import left_out
 from phalanx.control.wire.api_types import Done, Replicas
 from phalanx.control.wire.payload import Script, TrainingWork, decode_payload, encode_payload
 from phalanx.observe.store.metric_store import MetricStore
@@ -256,3 +258,14 @@ def test_stages_whose_samples_do_not_fit_are_refused(staged: Any) -> None:
     with pytest.raises(ApiError, match="GiB of 8") as refused:
         asyncio.run(module.carry_out(staged, JobChange(stage=edit)))
     assert refused.value.code == "too_large"
+
+
+def test_samples_left_out_are_known_from_the_first_on() -> None:
+    job = ClusterJob(id=1, spec=JobSpec(name="x"), submitted_ns=0)
+    for number in range(SKIPS_KEPT + 2):
+        leave_out(job, 100 * number, 100 * number + 8)
+    assert len(job.skipped) == SKIPS_KEPT and job.skipped_before == 16
+    assert left_out(job)[:2] == ((0, 16), (200, 208))
+    leave_out(job, 1704, 1716)
+    assert left_out(job)[0] == (0, 24) and left_out(job)[-1] == (1700, 1716)
+    assert sum(past - first for first, past in left_out(job)) == (SKIPS_KEPT + 2) * 8 + 8

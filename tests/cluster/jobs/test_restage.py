@@ -6,8 +6,7 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.jobs.job import ClusterJob, FallbackMapping, JobSpec, SpecChange
-from phalanx.cluster.jobs.stages import SKIPS_KEPT, leave_out, left_out
+from phalanx.cluster.jobs.job import ClusterJob, FallbackMapping, SpecChange
 from phalanx.cluster.protocol.commands import Accept, Drain, Form, Notify, Refuse
 from phalanx.cluster.protocol.events import GangDrained, NodeSilent, Replan
 from phalanx.cluster.protocol.messages import WorkerExited
@@ -141,14 +140,3 @@ def test_a_fallback_stays_one_and_returns_to_its_own_mapping_with_the_other_stag
     assert form.payload == "longer samples" and form.replicas == 1
     assert job.own is not None and job.own.payload == "own, longer samples"
     assert job.former == own, "what it is taken back to waits for its nodes"
-
-
-def test_samples_left_out_are_known_from_the_first_on() -> None:
-    job = ClusterJob(id=1, spec=JobSpec(name="x"), submitted_ns=0)
-    for number in range(SKIPS_KEPT + 2):
-        leave_out(job, 100 * number, 100 * number + 8)
-    assert len(job.skipped) == SKIPS_KEPT and job.skipped_before == 16
-    assert left_out(job)[:2] == ((0, 16), (200, 208))
-    leave_out(job, 1704, 1716)
-    assert left_out(job)[0] == (0, 24) and left_out(job)[-1] == (1700, 1716)
-    assert sum(past - first for first, past in left_out(job)) == (SKIPS_KEPT + 2) * 8 + 8
