@@ -237,8 +237,8 @@ BEHAVIOUR = {
     "a live cluster, looked at from outside": {
         "control": """api_schema backup blame chaos described_fleet double_faults failover formation
             frameworks fresh_server full_disk kills lease log_damage log_format one_writer own_code
-            paths planned_submission program_leaks questions remap replan scheduler_verbs server_cli
-            server_docs top""",
+            paths planned_submission program_leaks questions remap replan restage scheduler_verbs
+            server_cli server_docs top""",
         "control/backends": "bad_sites docs one_file sandbox",
         "control/backends/slurm": "chaos reuse turns",
         "control/server": "admin_token",
@@ -250,7 +250,7 @@ BEHAVIOUR = {
         "cluster": """asking borrowed_quota collect docs fuzz keeper_silent leaving lost_peer
             memory_kept partitions queue_core queue_properties rollback scale small_parts""",
         "cluster/gang": "backup printed",
-        "cluster/jobs": "cancel_program",
+        "cluster/jobs": "cancel_program restage",
         "cluster/recovery": "remap waiting",
         "simulate": "controller_mutations physics program_fence",
         "simulate/world": "failure_rates own_mapping",
@@ -267,12 +267,13 @@ BEHAVIOUR = {
     },
     "several modules of one subject": {
         "checkpoint": "ckpt_cli hf_export",
+        "data/order": "changed_stages",
         "data": "docs exactness keeping s3 tokenize_runs",
         "doctor": "measured",
         "doctor/checks": "cgroups gpu os",
         "hardware": "consistency",
         "hardware/probe": "parsers",
-        "model": "dropout",
+        "model": "dropout hf_keys",
         "observe/profile": "reports rules",
         "pipelines": "docs example",
         "pipelines/run": "kills",

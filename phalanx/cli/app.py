@@ -60,7 +60,7 @@ PANELS = {
         "cancel": "End a job.",
         "scale": "Give a job another number of replicas.",
         "what-if": "Estimate what a change of settings would do to a job.",
-        "replan": "Change the mapping of a running job at a step boundary.",
+        "replan": "Change the mapping or the stages of a running job at a step boundary.",
     },
     "Queue": {
         "hold": "Hold queued jobs, so that they do not start.",

@@ -7,17 +7,6 @@ from phalanx.config.errors import ConfigError, ConfigProblem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
-from phalanx.config.ramp import (
-    BatchRamp,
-    batch_ramp,
-    constant_batch,
-    run_tokens,
-    sample_spans,
-    schedule_span,
-    stage_at,
-    stage_jobs,
-    stage_tokens,
-)
 from phalanx.config.resolve import (
     default_world_size,
     has_balance_loss,
@@ -76,6 +65,26 @@ from phalanx.config.schema import (
 )
 from phalanx.config.section import Section
 from phalanx.config.show import to_toml
+from phalanx.config.stages.edit import (
+    StageEdit,
+    Stages,
+    StageTerms,
+    changed_rows,
+    made_before_change,
+    stage_rows,
+    with_stage,
+)
+from phalanx.config.stages.ramp import (
+    BatchRamp,
+    batch_ramp,
+    constant_batch,
+    run_tokens,
+    sample_spans,
+    schedule_span,
+    stage_at,
+    stage_jobs,
+    stage_tokens,
+)
 from phalanx.config.virtual_replicas import (
     VirtualReplicas,
     reduces_once,
@@ -123,12 +132,16 @@ __all__ = [
     "SequenceStage",
     "Slurm",
     "Stage",
+    "StageEdit",
+    "StageTerms",
+    "Stages",
     "StateFormat",
     "Store",
     "Train",
     "VirtualReplicas",
     "Window",
     "batch_ramp",
+    "changed_rows",
     "check",
     "constant_batch",
     "default_world_size",
@@ -140,6 +153,7 @@ __all__ = [
     "is_gated",
     "job_from_table",
     "load_job",
+    "made_before_change",
     "micro_batches",
     "model_differences",
     "model_of_job",
@@ -160,9 +174,11 @@ __all__ = [
     "shares_embedding",
     "stage_at",
     "stage_jobs",
+    "stage_rows",
     "stage_tokens",
     "takes_unequal_shares",
     "to_toml",
     "verification_interval",
     "virtual_replicas",
+    "with_stage",
 ]

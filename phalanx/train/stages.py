@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from phalanx.config import BatchRamp, Job, batch_ramp, stage_jobs, virtual_replicas
+import msgspec
+
+from phalanx.checkpoint import Manifest
+from phalanx.config import (
+    BatchRamp,
+    ConfigError,
+    Job,
+    Stages,
+    batch_ramp,
+    changed_rows,
+    made_before_change,
+    stage_jobs,
+    stage_rows,
+    virtual_replicas,
+)
 from phalanx.data import Cursor, Feed, Split, StagedFeed
 
 TrainFeed = Feed | StagedFeed
@@ -57,3 +71,26 @@ class RunStages:
             pin=self._pin,
             virtual=virtual_replicas(stage, self._data_index),
         )
+
+
+def changed_stages(job: Job, manifest: Manifest) -> tuple[str, ...]:
+    """What a run that goes on reads otherwise than its checkpoint's settings say, in words.
+
+    Raises ``ConfigError`` for a stage that has begun and would be another one.
+    """
+    try:
+        before = msgspec.convert(manifest.config, Job)
+    except msgspec.ValidationError:
+        return ()  # of another version, or of no run
+    skips = manifest.cursor.skips
+    skipped = [*([(0, skips.forgotten)] if skips.forgotten else []), *skips.ranges]
+    made = made_before_change(before, job, skipped)
+    if made is None or job.data.allow_other_data:
+        return ()
+    rows = changed_rows(stage_rows(before, skipped), stage_rows(job, skipped))
+    if made < manifest.step:
+        samples = Stages.of(before).samples != Stages.of(job).samples
+        rule = f"step {made + 1:,} would be another one, and {manifest.step:,} steps are made"
+        fix = f"change stages that begin after step {manifest.step:,} or later, or none"
+        raise ConfigError("train.sequence_stages" if samples else "data.stages", "", rule, fix)
+    return tuple(f"the stages are other ones: {row}" for row in rows)

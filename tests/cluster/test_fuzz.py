@@ -251,6 +251,10 @@ class World:
         if shape.slot_gpus:
             gang = structs.replace(gang, pipeline=stages)
         spares = self.rng.choice((0, 1))
+        if spares and job.spec.spares:  # other stages of what it reads, from a near step on
+            spec = structs.replace(job.spec, payload=f"{job.spec.payload}, {stages}")
+            change = SpecChange(spec=spec, made_before=job.step + stages, own=job.own)
+            return Replan(job=job.id, change=change)
         spec = structs.replace(job.spec, gang=gang, payload=str(stages), spares=spares)
         return Replan(job=job.id, change=SpecChange(spec=spec))
 

@@ -33,6 +33,7 @@ def on_drained(ctx: Context, fact: GangDrained) -> ClusterJob | None:
     job = ctx.live(fact.job, fact.generation)
     if job is None or gang_of(job).ending is None:
         return None
+    job.step = max(job.step, fact.step)  # no report said more of its last steps
     if fact.durable:
         job.add_durable(fact.step)
     tell_bare(ctx, job)

@@ -15,10 +15,12 @@ from phalanx.cluster.gang.orders import form_order, go_order, restore_order, sto
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.gang.way_taken import once_it_runs
 from phalanx.cluster.jobs import measured
-from phalanx.cluster.jobs.job import SKIPS_KEPT, ClusterJob, JobState
+from phalanx.cluster.jobs.job import ClusterJob, JobState
 from phalanx.cluster.protocol.events import GangJoined, GangReady
 from phalanx.cluster.protocol.messages import RestoreFailed, Source
 from phalanx.cluster.reasons import Reason, reason
+
+SKIPS_KEPT = 16  # ranges of samples; older ones are in every checkpoint that is left
 
 
 def form(ctx: Context, job: ClusterJob, why: Reason, *, cold: bool = True) -> None:
@@ -138,7 +140,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     stop_on(ctx, job, left, keep_snapshots=False)
     gang.leftover = ()
     if fact.skipped[1] > fact.skipped[0]:
-        job.skipped = (*job.skipped[1 - SKIPS_KEPT :], fact.skipped)
+        leave_out(job, *fact.skipped)
     gang.lost, gang.rollback, gang.skip_step = {}, -1, 0
     gang.refused, gang.refusal = (), ""
     gang.restored = fact.step
@@ -172,3 +174,11 @@ def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:
     else:
         gang.refused, gang.refusal = (*gang.refused, fact.source), fact.detail
     restore(ctx, job)
+
+
+def leave_out(job: ClusterJob, first: int, past: int) -> None:
+    """A range of samples is never read."""
+    kept = job.skipped[1 - SKIPS_KEPT :]
+    older = job.skipped[: len(job.skipped) - len(kept)]
+    job.skipped_before += sum(end - begin for begin, end in older)
+    job.skipped = (*kept, (first, past))

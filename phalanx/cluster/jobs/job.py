@@ -18,7 +18,6 @@ from phalanx.plan.cost.traffic import AxisTraffic
 LONGEST_NS = 10 * 365 * 24 * HOUR_NS  # of any time: sums of them stay far from 64 bits
 MOST_PRIORITY = 10**9  # and of all that is weighed with it
 DURABLES_KEPT = 2048  # checkpoints of a job that the core remembers, to roll back to
-SKIPS_KEPT = 16  # ranges of samples; older ones are in every checkpoint that is left
 
 
 class GangShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -198,6 +197,9 @@ class SpecChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     before: str = ""  # the mapping that it had, in words
     step_ns: PlanInterval | None = None  # that is predicted from its own steps
     taken_back: bool = False  # it is what the job was before: nothing that could fail to run
+    made_before: int = -1  # steps before the first that other stages alter; -1: they alter none
+    stages_before: str = ""  # the stages that the job has had so far, for whoever wants them back
+    own: JobSpec | None = None  # of a job that runs as a fallback: what it is to return to
 
 
 class JobState(StrEnum):
@@ -300,6 +302,7 @@ class ClusterJob(Struct, kw_only=True, omit_defaults=True):
     losses: tuple[Loss, ...] = ()  # of them, newest last
     durables: list[int] = []  # steps of checkpoints on remote storage, newest last
     skipped: tuple[tuple[int, int], ...] = ()  # samples that were left out, newest last
+    skipped_before: int = 0  # samples in older ranges than these
     retries_used: int = 0  # failures of its own without progress since
     preemptions: int = 0
     array_parent: int = 0  # id of the array's first job; 0: no array
@@ -346,6 +349,8 @@ class ClusterJob(Struct, kw_only=True, omit_defaults=True):
     former: JobSpec | None = None  # what it was, until it has made a step as changed
     own: JobSpec | None = None  # its submission, while it runs as one of its fallbacks
     own_step_ns: int = 0  # of that, as measured; 0: not yet
+    stages_before: str = ""  # the stages that it had until they were changed; "": they never were
+    former_stages: str = ""  # what that was of ``former``
     result: str = ""  # what its program left as that when it ended well
 
     @property
@@ -374,10 +379,6 @@ class ClusterJob(Struct, kw_only=True, omit_defaults=True):
             self.durables = [*self.durables, step]
             if len(self.durables) > DURABLES_KEPT:
                 del self.durables[1 : DURABLES_KEPT // 2 : 2]
-
-    def forget_measurements(self) -> None:
-        """It has another mapping: what was measured was measured of the one before."""
-        self.step_ns, self.revised, self.measured, self.dispute = 0, None, (), None
 
     @property
     def saving_ns(self) -> int:

@@ -16,6 +16,7 @@ class LeaveCause(Code):
     TURN = "turn"
     WINDOW = "window_opens"
     REPLANNED = "replanned"
+    RESTAGED = "restaged"
     OWN_MAPPING = "own_mapping"
     NO_ROOM_TO_SAVE = "room_never"
     STORAGE_FAILED = "storage_ended"

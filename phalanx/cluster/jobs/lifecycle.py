@@ -9,9 +9,9 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang import failure_rates, left_memory
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.phases import gang_of
-from phalanx.cluster.jobs import dependencies
+from phalanx.cluster.jobs import dependencies, measured
 from phalanx.cluster.jobs import write_leases as storage
-from phalanx.cluster.jobs.job import ClusterJob, JobState, Placement, SpecChange
+from phalanx.cluster.jobs.job import ClusterJob, JobSpec, JobState, Placement, SpecChange
 from phalanx.cluster.node import NodeState
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.reasons import Reason, reason
@@ -100,15 +100,36 @@ def take_over_change(ctx: Context, job: ClusterJob) -> None:
     if change is not None and job.kept is not None and change.spec != own:
         ctx.notify(reason("change_dropped"), job=job.id, level="warning")
         change = None
+    elif change is not None and 0 <= change.made_before < job.step:
+        told = reason("change_too_late", first=change.made_before + 1, earliest=job.step + 2)
+        ctx.notify(told, job=job.id, level="warning")
+        return
     if change is None and own is not None:
         change = SpecChange(spec=own, taken_back=True)
     if change is None:
         return
-    job.former = None if change.taken_back else job.spec
+    job.former, job.former_stages = None if change.taken_back else job.spec, job.stages_before
+    if change.made_before >= 0:
+        job.stages_before = change.stages_before
+    if only_restages(change, job.spec):
+        _restage(job, change)
+        return
     if change.spec != own:
         job.wanted = 0
     job.spec, job.own, job.own_step_ns = change.spec, None, 0
-    job.forget_measurements()
+    measured.forget(job)
+
+
+def only_restages(change: SpecChange, spec: JobSpec) -> bool:
+    """Whether the mapping that a job has stays as it is."""
+    return change.made_before >= 0 and change.spec.gang == spec.gang
+
+
+def _restage(job: ClusterJob, change: SpecChange) -> None:
+    """Another payload, and nothing else: what was measured holds on, and so does a fallback."""
+    if job.own is not None:
+        job.former, job.own = job.own, change.own or job.own
+    job.spec = change.spec
 
 
 def end(ctx: Context, job: ClusterJob, state: JobState, why: Reason) -> None:

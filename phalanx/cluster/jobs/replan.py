@@ -15,7 +15,13 @@ from phalanx.cluster.jobs.departure import depart_safely
 from phalanx.cluster.jobs.feasibility import admit
 from phalanx.cluster.jobs.job import ClusterJob, Gang, JobSpec, JobState, Placement, SpecChange
 from phalanx.cluster.jobs.leave_cause import LeaveCause
-from phalanx.cluster.jobs.lifecycle import held_gpus, spare_gpus, start, take_over_change
+from phalanx.cluster.jobs.lifecycle import (
+    held_gpus,
+    only_restages,
+    spare_gpus,
+    start,
+    take_over_change,
+)
 from phalanx.cluster.jobs.requests import known, refused_as_ending
 from phalanx.cluster.jobs.submission import senseless
 from phalanx.cluster.node import NodeState
@@ -28,7 +34,7 @@ from phalanx.cluster.reasons import Reason, reason
 
 WHAT_RUNS = ("gang", "payload", "spares")
 CHANGEABLE = (*WHAT_RUNS, "expected", "plan", "fallbacks")
-CHANGES = (LeaveCause.REPLANNED, LeaveCause.OWN_MAPPING)
+CHANGES = (LeaveCause.REPLANNED, LeaveCause.RESTAGED, LeaveCause.OWN_MAPPING)
 
 
 def on_replan(ctx: Context, fact: Replan) -> None:
@@ -60,11 +66,15 @@ def start_again(ctx: Context, job: ClusterJob, gang: Gang, left: Placement) -> N
 
 
 def _why(change: SpecChange) -> Reason:
+    settings, by = ", ".join(change.settings), change.by or "somebody"
+    if change.made_before >= 0:
+        step = change.made_before
+        return LeaveCause.RESTAGED.because(settings=settings, step=step, by=by)
     return LeaveCause.REPLANNED.because(
-        settings=", ".join(change.settings),
+        settings=settings,
         before=change.before,
         after=change.spec.plan.mapping if change.spec.plan is not None else "",
-        by=change.by or "somebody",
+        by=by,
     )
 
 
@@ -78,14 +88,20 @@ def _refusal(ctx: Context, job: ClusterJob, change: SpecChange) -> Reason | None
         return reason("change_unsafe", job=job.id)
     if all(getattr(spec, name) == getattr(old, name) for name in WHAT_RUNS):
         return reason("no_change", job=job.id)
+    made = job.step + (job.placement is not None)  # its next step has begun
+    if 0 <= change.made_before < made:
+        first, earliest = change.made_before + 1, made + 1
+        return reason("stages_read", job=job.id, first=first, step=job.step, earliest=earliest)
     for name in JobSpec.__struct_fields__:
         if name not in CHANGEABLE and getattr(spec, name) != getattr(old, name):
             rule = f"was {getattr(old, name)}, and stays so while the job lives"
             return reason("bad_field", key=name, value=str(getattr(spec, name)), rule=rule)
-    bad = senseless(ctx, spec) or admit(ctx.view, spec)
+    checked = change.own or spec  # a fallback was made of its job's own mapping
+    bad = senseless(ctx, checked) or admit(ctx.view, checked)
     if bad is not None or job.placement is None:
         return bad
-    changed = structs.replace(job, spec=spec, wanted=0)
+    wanted = job.wanted if only_restages(change, old) else 0
+    changed = structs.replace(job, spec=spec, wanted=wanted)
     return beyond_limits(ctx, job, changed) or _no_place(ctx, job, changed)
 
 

@@ -138,6 +138,7 @@ def _take_back(ctx: Context, job: ClusterJob, why: Reason) -> None:
     if on_fewer:
         former = job.own = structs.replace(former, fallbacks=())
     job.change, job.former = SpecChange(spec=former, taken_back=True), None
+    job.stages_before = job.former_stages
     job.retries_used = job.failed_formations = job.failures_there = 0
     told = reason("change_taken_back", why=str(why))
     ctx.notify(told, job=job.id, level="error")

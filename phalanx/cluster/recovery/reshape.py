@@ -13,6 +13,7 @@ from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.layout import column_slots, without_columns
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of
+from phalanx.cluster.jobs import measured
 from phalanx.cluster.jobs.job import ClusterJob, Placement
 from phalanx.cluster.jobs.lifecycle import held_gpus, spare_gpus
 from phalanx.cluster.node import NodeState, lowest_bits
@@ -88,7 +89,7 @@ def remap(ctx: Context, job: ClusterJob, option: Option, why: Reason) -> None:
         job.own, job.own_step_ns = job.spec, job.step_ns
     job.former = job.own  # should it make no step as this
     job.spec = job.own.on_fewer_nodes(fallback)
-    job.forget_measurements()
+    measured.forget(job)
     warning = reason(
         "remapped",
         before=job.own.mapping,

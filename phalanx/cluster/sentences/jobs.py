@@ -100,6 +100,12 @@ SENTENCES = {
     # replan
     "replanned": "changes at a step boundary ({settings}), asked for by {by}: from {before} to"
     " {after}",
+    "restaged": "stops at a step boundary and goes on with other stages ({settings}), asked for by"
+    " {by}: all steps up to {step} stay as they are",
+    "stages_read": "nothing was changed: step {first} would be another one, and job {job} has made"
+    " {step} steps; the earliest that can still be another is step {earliest}",
+    "change_too_late": "goes on as it was: step {first} was to be the first with other stages, and"
+    " was made before the gang had stopped; step {earliest} is the earliest now: ask again",
     "no_change": "job {job} is so already: nothing was changed",
     "change_no_place": "nothing was changed, since the gang has no place as it would be: {why}",
     "change_at_limit": "it would take {more} GPUs more, and team {team} with class of service {qos}"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import msgspec
 
 from phalanx.config.errors import ConfigError, ConfigProblem, problem
-from phalanx.config.ramp import stage_jobs
 from phalanx.config.resolve import LEAST_VERIFIED_ZERO, is_gated, resolve
 from phalanx.config.rules.accepted import with_accepted_fix
 from phalanx.config.rules.backend import backend_problems
@@ -21,6 +20,7 @@ from phalanx.config.rules.recipe import recipe_problems
 from phalanx.config.rules.text import text_problems
 from phalanx.config.rules.virtual_replicas import virtual_replica_problems
 from phalanx.config.schema import STATE_BLOCK, Job
+from phalanx.config.stages.ramp import stage_jobs
 from phalanx.config.tree import mistakes
 
 MOST_MICRO_BATCH_TOKENS = 2**31 - 1

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 
 from phalanx.config.errors import ConfigProblem, problem
-from phalanx.config.ramp import batch_ramp
 from phalanx.config.resolve import is_gated, ring_computes
 from phalanx.config.rules.accepted import LEFT_OUT, RANKS, nearest_first
 from phalanx.config.rules.mesh_changes import (
@@ -19,6 +18,7 @@ from phalanx.config.rules.mesh_changes import (
 )
 from phalanx.config.rules.numbers import divisors, nearest_divisor, nearest_multiple
 from phalanx.config.schema import Job, Model, Parallel, gate_up_groups
+from phalanx.config.stages.ramp import batch_ramp
 from phalanx.config.virtual_replicas import padded_micro_batches
 
 MOST_RANKS = 10_000_000  # well above any cluster

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from phalanx.config.errors import ConfigProblem, problem, written
-from phalanx.config.ramp import schedule_span
 from phalanx.config.resolve import has_balance_loss, has_expert_bias, parameter_group
 from phalanx.config.schema import Job, Schedule, ScheduleExtension
+from phalanx.config.stages.ramp import schedule_span
 
 
 def recipe_problems(job: Job) -> Iterator[ConfigProblem]:

@@ -83,6 +83,8 @@ def _model(folder: Path, config: dict[str, Any]) -> Model:
     dim = _required(folder, config, "hidden_size")
     head_dim = config.get("head_dim") or dim // heads
     scalar = config.get("query_pre_attn_scalar", GEMMA_SCALAR) if family.any_scale else head_dim
+    if not scalar > 0:
+        raise HfError(folder, f"config.json: query_pre_attn_scalar = {scalar} is not above 0")
     activation = config.get("hidden_activation" if family.any_scale else "hidden_act")
     try:
         positions = read_positions(config)
@@ -166,6 +168,7 @@ def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
         "attn_logit_softcapping": (None,),
         "final_logit_softcapping": (None,),
         "use_bidirectional_attention": (False, None),
+        "is_causal": (True,),
         "rope_interleave": (True,),
     }
     if quantized := config.get("quantization_config"):
@@ -225,13 +228,13 @@ def _deepseek_moe(folder: Path, config: dict[str, Any]) -> Moe:
         ffn=ffn,
         shared_experts=shared,
         shared_ffn=shared * ffn,
-        first_dense_layers=config.get("first_k_dense_replace") or 0,
+        first_dense_layers=_required(folder, config, "first_k_dense_replace", least=0),
         score="sigmoid",
         normalize_top_k=config.get("norm_topk_prob", True),
         route_scale=config.get("routed_scaling_factor", 2.5),
         balance="bias",
-        groups=config.get("n_group") or 1,
-        top_groups=config.get("topk_group") or 1,
+        groups=_required(folder, config, "n_group"),
+        top_groups=_required(folder, config, "topk_group"),
     )
 
 

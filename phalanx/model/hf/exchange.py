@@ -19,6 +19,7 @@ from phalanx.model.hf.files import INDEX_FILE, SINGLE_FILE, HfError, tensor_file
 from phalanx.model.hf.layout import Rule, TensorSource, copies, rules
 
 MOST_OPEN_FILES = 2  # parts of one of our tensors are mostly in one file, or in neighbours
+COMPARED_ROWS = 4096  # at once, of an embedding and its head
 COMPUTED_SUFFIXES = (".rotary_emb.inv_freq",)  # in old files; follows from the configuration
 
 
@@ -34,6 +35,8 @@ def load_hf(folder: Path, names: Collection[str] | None = None) -> Iterator[tupl
     for name in files:
         if name not in used and not name.endswith(COMPUTED_SUFFIXES):
             raise HfError(folder, f"tensor {name} has no place in the model that config.json names")
+    if model.tied_embedding and "lm_head.weight" in files:
+        _refuse_other_head(folder, files)
     handles: dict[str, Any] = {}
     for rule, source in chosen:
         if names is None or rule.fqn in names:
@@ -171,6 +174,28 @@ def _read(
         problem = f"tensor {name} is of {kind}: weights in quantised form are not read"
         raise HfError(folder, problem)
     return tensor
+
+
+def _refuse_other_head(folder: Path, files: Mapping[str, str]) -> None:
+    """Raise HfError where the head is said to be the embedding and is stored as another matrix."""
+    names = ("lm_head.weight", "model.embed_tokens.weight")
+    try:
+        with (
+            safe_open(folder / files[names[0]], framework="pt") as one,
+            safe_open(folder / files[names[1]], framework="pt") as two,
+        ):
+            head, embedding = one.get_slice(names[0]), two.get_slice(names[1])
+            shape = head.get_shape()
+            same = shape == embedding.get_shape() and all(
+                torch.equal(head[at : at + COMPARED_ROWS], embedding[at : at + COMPARED_ROWS])
+                for at in range(0, shape[0], COMPARED_ROWS)
+            )
+    except (OSError, SafetensorError) as error:
+        raise HfError(folder, f"tensor {names[0]} cannot be read: {error}") from error
+    if not same:
+        problem = "config.json ties the embedding and the head, and lm_head.weight is another one"
+        fix = "set tie_word_embeddings to false, or remove the tensor"
+        raise HfError(folder, f"{problem} than {names[1]}: {fix}")
 
 
 def _is_stored(rule: Rule, model: Model) -> bool:

@@ -26,8 +26,10 @@ class ModelFamily:
     expert_biases: bool = False
     shared_gate: bool = False  # on a shared expert, which there is then; DeepSeek's has none
     window: Literal["none", "all", "pattern"] = "none"  # on all layers, or as layer_types says
-    full_every: int = 0  # of the pattern where a file leaves it out
+    window_size: int = 0  # where a file leaves it out, and of the pattern:
+    full_every: int = 0
     local_theta: float = 0.0  # of layers with the window, likewise; 0: theta
+    scaled: bool = False  # where a file has no positions, theirs are scaled
     one_rope: bool = False  # positions are the same in layers with and without the window
     nope: bool = False
     scaled_embedding: bool = False  # by the root of the width
@@ -49,7 +51,7 @@ GPT_OSS = {
 # A model that several express is exported as the first of them.
 FAMILIES: dict[str, ModelFamily] = {
     "llama": ModelFamily("LlamaForCausalLM"),
-    "mistral": ModelFamily("MistralForCausalLM", window="all"),
+    "mistral": ModelFamily("MistralForCausalLM", window="all", window_size=4096),
     "qwen2": ModelFamily("Qwen2ForCausalLM", has={"attention_bias": True}),
     "qwen3": ModelFamily("Qwen3ForCausalLM", has={"qk_norm": True}),
     "smollm3": ModelFamily("SmolLM3ForCausalLM", theta=2e6, tied=True, nope=True),
@@ -58,6 +60,7 @@ FAMILIES: dict[str, ModelFamily] = {
         tied=True,
         has={**GEMMA, "qk_norm": False},
         window="pattern",
+        window_size=4096,
         full_every=2,
         one_rope=True,
         scaled_embedding=True,
@@ -71,6 +74,7 @@ FAMILIES: dict[str, ModelFamily] = {
         tied=True,
         has=GEMMA,
         window="pattern",
+        window_size=4096,
         full_every=6,
         local_theta=1e4,
         scaled_embedding=True,
@@ -84,6 +88,7 @@ FAMILIES: dict[str, ModelFamily] = {
         eps=1e-5,
         has=OLMO,
         window="pattern",
+        window_size=4096,
         full_every=4,
         own_head_dim=False,
     ),
@@ -98,7 +103,9 @@ FAMILIES: dict[str, ModelFamily] = {
         moe=True,
         one_ffn=True,
         expert_biases=True,
+        scaled=True,
         window="pattern",
+        window_size=128,
         full_every=2,
         one_rope=True,
     ),

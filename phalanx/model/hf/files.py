@@ -28,7 +28,8 @@ def tensor_files(folder: Path) -> dict[str, str]:
     """File of every tensor in a folder."""
     try:
         if (folder / INDEX_FILE).exists():
-            return _inside(folder, json.loads((folder / INDEX_FILE).read_text())["weight_map"])
+            listed = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
+            return _without_another(folder, _inside(folder, listed))
         with safe_open(folder / SINGLE_FILE, framework="pt") as file:
             return dict.fromkeys(file.keys(), SINGLE_FILE)
     except FileNotFoundError as error:
@@ -37,6 +38,14 @@ def tensor_files(folder: Path) -> dict[str, str]:
         raise HfError(folder, f"neither {SINGLE_FILE} nor {INDEX_FILE} is there") from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise HfError(folder, f"the list of tensors cannot be read: {error}") from error
+
+
+def _without_another(folder: Path, files: dict[str, str]) -> dict[str, str]:
+    """A folder's list of tensors, where no file beside it has them too: theirs would be read."""
+    if (folder / SINGLE_FILE).exists() and SINGLE_FILE not in files.values():
+        problem = f"{SINGLE_FILE} and {INDEX_FILE} are both there, and may be two models"
+        raise HfError(folder, f"{problem}: remove the one that is old, with its files")
+    return files
 
 
 def _inside(folder: Path, files: Any) -> dict[str, str]:

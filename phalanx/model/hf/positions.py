@@ -59,23 +59,41 @@ def write_positions(model: Model, family: ModelFamily) -> dict[str, Any]:
 def _rope_tables_of(
     config: dict[str, Any], family: ModelFamily
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Keys about positions, of all layers and of those with a window (None: the same)."""
-    rope = config.get("rope_parameters") or {}
-    if FULL in rope or SLIDING in rope:
-        return rope.get(FULL) or {}, rope.get(SLIDING) or {}
-    old = config.get("rope_scaling") or {}
+    """Keys about positions, of all layers and of those with a window (None: not given)."""
+    rope, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if family.scaled and not rope and not old:
+        raise ValueError("there are neither rope_parameters nor rope_scaling")
+    apart = FULL in rope or SLIDING in rope
+    _refuse_two_scalings(config, rope.get(FULL) or {} if apart else rope, old)
+    if apart:
+        tables = rope.get(FULL) or {}, rope.get(SLIDING) or {}
+        if not all("rope_theta" in table for table in tables):
+            raise ValueError(f"rope_parameters need a rope_theta for {FULL} and for {SLIDING}")
+        return tables
     theta = {"rope_theta": config["rope_theta"]} if "rope_theta" in config else {}
     full = {**theta, **(rope or old)}
-    if family.window != "pattern":
-        return full, None
     if family.one_rope:
         return full, full
+    if family.window != "pattern" or rope:
+        return full, None
     near = config.get("rope_local_base_freq", family.local_theta or _theta(full, family.theta))
     return full, {"rope_theta": near}
 
 
+def _refuse_two_scalings(config: dict[str, Any], rope: dict[str, Any], old: dict[str, Any]) -> None:
+    """Files for both versions of transformers have both, and the same in them."""
+    if rope and old and _scaling(config, rope) != _scaling(config, old):
+        raise ValueError(
+            "rope_scaling and rope_parameters scale positions differently, and which of them holds"
+            " depends on who reads it; keep one of them"
+        )
+
+
 def _theta(rope: dict[str, Any], default: float) -> float:
-    return float(rope.get("rope_theta", default))
+    theta = float(rope.get("rope_theta", default))
+    if theta <= 0:
+        raise ValueError(f"rope_theta = {theta:g} is not above 0")
+    return theta
 
 
 def _scaling(config: dict[str, Any], rope: dict[str, Any]) -> RopeScaling | None:
@@ -96,17 +114,29 @@ def _scaling(config: dict[str, Any], rope: dict[str, Any]) -> RopeScaling | None
         factor=factor,
         low_frequency_factor=float(_required(rope, "low_freq_factor")),
         high_frequency_factor=float(_required(rope, "high_freq_factor")),
-        original_context=_required(rope, "original_max_position_embeddings"),
+        original_context=_original_context(config, rope)
+        or _required(rope, "original_max_position_embeddings"),
     )
+
+
+def _original_context(config: dict[str, Any], rope: dict[str, Any]) -> int | None:
+    """What the unscaled positions were trained for, where a file says so."""
+    own, above = (table.get("original_max_position_embeddings") for table in (rope, config))
+    if own and above and own != above:
+        raise ValueError(f"original_max_position_embeddings is {above} there and {own} in its RoPE")
+    context: int | None = own or above
+    return context
 
 
 def _yarn(config: dict[str, Any], rope: dict[str, Any], factor: float) -> RopeScaling:
     attention = rope.get("attention_factor") or 0.0
+    if rope.get("attention_factor") == 0:
+        raise ValueError("attention_factor = 0 is not above 0")
     above, below = rope.get("mscale"), rope.get("mscale_all_dim")
     if not attention and above and below:
         logarithm = 0.1 * math.log(factor)
         attention = (above * logarithm + 1) / (below * logarithm + 1)
-    old = rope.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+    old = _original_context(config, rope) or config.get("max_position_embeddings")
     return RopeScaling(
         kind="yarn",
         factor=factor,
@@ -131,7 +161,7 @@ def _window(
     scaling: RopeScaling | None,
     local: dict[str, Any] | None,
 ) -> Window | None:
-    size = config.get("sliding_window")
+    size = config.get("sliding_window", family.window_size or None)
     if family.window == "none" or size is None:
         return None
     if family.window == "all":
@@ -139,7 +169,8 @@ def _window(
     every = _full_every(config, family)
     if every is None:
         return None
-    local = local or {}
+    if local is None:
+        raise ValueError(f"rope_parameters need a table for {FULL} and one for {SLIDING}")
     near = _theta(local, family.local_theta or theta)
     own = _scaling(config, local)
     if own is not None and own != scaling:

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from phalanx.config import ConfigError, Job, check, job_from_table, refuse_other_sums, resolve
+from phalanx.config import (
+    ConfigError,
+    Job,
+    StageEdit,
+    changed_rows,
+    check,
+    job_from_table,
+    refuse_other_sums,
+    resolve,
+)
 from phalanx.config.toml_text import parse_toml
 from phalanx.hardware import Cluster
 from phalanx.plan.cost.constants import Constants
@@ -30,6 +39,13 @@ from phalanx.plan.search.contract import Plan, plan_job
 from phalanx.plan.search.fewer_nodes import sized
 from phalanx.plan.search.open_axes import all_open, setting_changes, with_open_axes_chosen
 from phalanx.plan.search.proposal import describe
+from phalanx.plan.search.stage_change import (
+    STAGE_KEYS,
+    ReadSoFar,
+    StagesAnswer,
+    restaged,
+    stages_answer,
+)
 
 USUAL_SPREAD = 0.03  # of a step over the next, where too few were measured
 PRECISIONS = ("float32", "float16", "bfloat16", "fp8")
@@ -44,6 +60,22 @@ class JobChange(Struct, frozen=True, kw_only=True):
     spares: int = -1  # nodes; -1: as now
     precision: str = ""
     search: bool = False  # the best mapping there is
+    stage: StageEdit | None = None  # what is to hold after a step; 0: as soon as is safe
+    undo: bool = False  # the stages are what they were before they were changed last
+
+    @property
+    def of_stages(self) -> bool:
+        """Whether it is asked what the run reads, and when."""
+        keys = {each.partition("=")[0] for each in self.settings}
+        return self.stage is not None or self.undo or not keys.isdisjoint(STAGE_KEYS)
+
+    @property
+    def only_stages(self) -> bool:
+        """Whether that is all that is asked."""
+        keys = [each.partition("=")[0] for each in self.settings]
+        rest = (self.gpus, self.interval_seconds, self.precision, self.search)
+        others = any(rest) or self.spares >= 0 or any(key not in STAGE_KEYS for key in keys)
+        return self.of_stages and not others
 
 
 class OwnSteps(Struct, frozen=True, kw_only=True):
@@ -65,6 +97,7 @@ class Running(Struct, frozen=True, kw_only=True):
     interval_seconds: float = 0.0  # between its checkpoints; 0: the planner's
     failure_rate: str = AUTOMATIC_RATE  # of its nodes: a name, or a number per 1000 node-days
     steps: OwnSteps = OwnSteps()
+    read: ReadSoFar = ReadSoFar()
 
 
 class JobOutcome(Struct, frozen=True, kw_only=True):
@@ -89,6 +122,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     then: JobOutcome
     changed: tuple[str, ...]  # settings of the mapping, where they are not as now
     calibration: float  # measured over predicted step; 1 where nothing was measured
+    stages: StagesAnswer | None = None  # None: nothing is asked of them
 
 
 class PricedChange(NamedTuple):
@@ -107,7 +141,7 @@ def priced(running: Running, change: JobChange, constants: Constants | None = No
     own = running.steps
     ratio = own.seconds / before.step_seconds.mid if own.seconds else 1.0
     now = _outcome(before, running, job.train.steps, ratio, change=JobChange(), measured=True)
-    other, ranks = _changed(running.toml, job, running.ranks, change)
+    other, ranks = _changed(running, job, change)
     on = sized(running.devices, ranks)
     if change.search:
         other, _ = with_open_axes_chosen(all_open(other, ranks), on, constants=constants)
@@ -120,7 +154,10 @@ def priced(running: Running, change: JobChange, constants: Constants | None = No
         every = max(1, round(change.interval_seconds / then.step_seconds.mid))
         checkpoint = structs.replace(other.checkpoint, every=every)
         other = structs.replace(other, checkpoint=checkpoint)
-    answer = WhatIf(now=now, then=then, changed=changed, calibration=ratio)
+    stages = stages_answer(job, other, running.read) if change.of_stages else None
+    if stages is not None:
+        changed = (*changed, *changed_rows(stages.now, stages.then))
+    answer = WhatIf(now=now, then=then, changed=changed, calibration=ratio, stages=stages)
     return PricedChange(answer, other, ranks)
 
 
@@ -128,7 +165,8 @@ def _told(mapping: tuple[str, ...], change: JobChange) -> tuple[str, ...]:
     """What differs from now: of the mapping, and what else was asked for."""
     keys = {each.partition(" = ")[0] for each in mapping}
     asked = [tuple(each.partition("=")[::2]) for each in change.settings]
-    told = [f"{key} = {value}" for key, value in asked if key not in (*keys, "parallel.data")]
+    apart = (*keys, "parallel.data", *STAGE_KEYS)
+    told = [f"{key} = {value}" for key, value in asked if key not in apart]
     if change.precision:
         told.append(f"precision = {change.precision}")
     if change.interval_seconds:
@@ -138,7 +176,7 @@ def _told(mapping: tuple[str, ...], change: JobChange) -> tuple[str, ...]:
     return (*mapping, *told)
 
 
-def _changed(toml: str, job: Job, ranks: int, change: JobChange) -> tuple[Job, int]:
+def _changed(running: Running, job: Job, change: JobChange) -> tuple[Job, int]:
     settings = list(change.settings)
     if change.precision:
         if change.precision not in PRECISIONS:
@@ -147,12 +185,13 @@ def _changed(toml: str, job: Job, ranks: int, change: JobChange) -> tuple[Job, i
         fp8 = change.precision == "fp8"
         settings.append(f"precision.fp8={'true' if fp8 else 'false'}")
         settings.append(f"precision.compute={'bfloat16' if fp8 else change.precision}")
-    wanted = change.gpus or ranks
+    wanted = change.gpus or running.ranks
     if not any(each.startswith("parallel.data=") for each in settings):
         settings.append("parallel.data=0")  # whatever the other axes leave
     if job.parallel.zero == 0:
         settings.append("parallel.replicate=1")  # follows from the replicas
-    other = job_from_table(parse_toml(toml), settings)
+    other = job_from_table(parse_toml(running.toml), settings)
+    other = restaged(other, change.stage, change.undo, running.read)
     check(other, wanted)
     return resolve(other, wanted), wanted
 

@@ -24,6 +24,7 @@ from phalanx.train.report.records import StartRecord
 from phalanx.train.resume.parent import archive_root, left_out, run_of
 from phalanx.train.resume.refusal import refuse_model_of, refuse_state_of
 from phalanx.train.resume.saving import keepers_home, local_root
+from phalanx.train.stages import changed_stages
 
 if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer
@@ -42,7 +43,8 @@ def load_start(
     settings = job.checkpoint
     if settings.load_hf:
         load_foreign_weights(trainer, Path(settings.load_hf))
-    manifest, tier, rewritten = None, "", ""
+    manifest, tier = None, ""
+    changes: tuple[str, ...] = ()
     if settings.resume == "auto" and not settings.weights_only:
         manifest = load_from_memory(job, trainer, checkpointer, parents)
         tier = MEMORY if "memory" in checkpointer.loaded_from else NODE_DISKS
@@ -66,9 +68,10 @@ def load_start(
         refuse_state_of(job, manifest.config, checkpointer.loaded_from or tier)
         trainer.restore(manifest)
         rewritten = rewritten_rate(job, manifest.config, manifest.step)
+        changes = (*([rewritten] if rewritten else []), *changed_stages(job, manifest))
     start = _start(job, trainer, checkpointer, tier if manifest is not None else "")
-    if rewritten:
-        start = msgspec.structs.replace(start, changes=(rewritten,))
+    if changes:
+        start = msgspec.structs.replace(start, changes=changes)
     if settings.resume or start.tier:
         log.warning("%s", event_text(start))
     return start

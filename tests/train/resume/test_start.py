@@ -398,14 +398,19 @@ def test_a_stage_may_be_added_when_a_run_goes_on_and_not_changed_later(tmp_path:
         train = msgspec.structs.replace(job.train, steps=4, sequence_stages=(stage,))
         return msgspec.structs.replace(job, train=train)
 
-    trainer, _ = continued(staged(stage))
+    trainer, said = continued(staged(stage))
+    line = said[-1]  # after that on the learning rate
+    assert line.startswith(f"the stages are other ones: after step 2: samples of {2 * length} tok")
     assert trainer.train_step().tokens == 2 * batch * length
     place = tmp_path / "try" / "b" / "checkpoints"
     Checkpointer(place, keep=0).save(trainer.step, trainer.tensors(), trainer.extra())
     trainer.close()
-    again, _ = continued(staged(stage))
-    assert again.train_step().tokens == 2 * batch * length
+    again, said = continued(staged(stage))
+    assert said == () and again.train_step().tokens == 2 * batch * length
     again.close()
     steeper = msgspec.structs.replace(yarn, factor=4.0)
     with pytest.raises(ConfigError, match=r"model\.rope_scaling\.factor = 4\.0"):
         continued(staged(msgspec.structs.replace(stage, rope_scaling=steeper)))
+    larger = msgspec.structs.replace(stage, global_batch=batch + 1)
+    with pytest.raises(ConfigError, match="step 3 would be another one, and 3 steps are made"):
+        continued(staged(larger))

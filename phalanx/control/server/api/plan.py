@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, structs
+from msgspec import Meta, field, structs
 
+from phalanx.config import StageEdit
 from phalanx.control.server.http.endpoints import (
     EVERYBODY,
     WRITERS,
@@ -26,7 +27,10 @@ SHOWN = 200  # results in a list
 MOST_RESULTS = 2_000  # beyond these nobody makes more through the server
 Quantity = Annotated[str, Meta(pattern=r"^[0-9.]*[kKMGTB]?$", max_length=16)]
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.-]{1,64}$")]
-Setting = Annotated[str, Meta(pattern=r"^[a-z0-9_.]+=", max_length=256)]
+Setting = Annotated[str, Meta(pattern=r"^[a-z0-9_.]+=", max_length=4096)]
+Source = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+$", max_length=64)]
+Share = Annotated[float, Meta(ge=0, le=1e30)]
+Weights = Annotated[dict[Source, Share], Meta(max_length=256)]
 Axis = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
@@ -57,6 +61,18 @@ class SimulateIn(t.In, frozen=True):
     seed: Annotated[int, Meta(ge=0, le=t.MOST)] = 0
 
 
+class StageIn(t.In, frozen=True):
+    """What is to hold after a step of a job; what is left out stays as it is there."""
+
+    after_step: Annotated[int, Meta(ge=0, le=t.MOST)] = 0  # 0: as soon as is safe
+    weights: Weights = field(default_factory=dict)  # of sources of the blend
+    sequence: Annotated[int, Meta(ge=0, le=10**9)] = 0  # tokens in a sample
+    global_batch: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    micro_batch: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    rope_scaling: Annotated[tuple[Setting, ...], Meta(max_length=16)] = ()
+    remove: bool = False  # the stages that begin there
+
+
 class WhatIfIn(t.In, frozen=True):
     """A change of a job that runs."""
 
@@ -66,6 +82,8 @@ class WhatIfIn(t.In, frozen=True):
     spares: Annotated[int, Meta(ge=-1, le=100_000)] = -1  # nodes; -1: as now
     precision: Literal["", "float32", "float16", "bfloat16", "fp8"] = ""
     search: bool = False  # the best mapping that there is
+    stage: StageIn | None = None  # what it is to read after a step
+    undo: bool = False  # its stages are what they were before they were changed last
 
 
 class ReplanIn(WhatIfIn, frozen=True):
@@ -140,6 +158,8 @@ def asked_change(body: WhatIfIn) -> JobChange:
     """The change as the planner takes it."""
     asked = structs.asdict(body)
     asked.pop("why", None)
+    if body.stage is not None:
+        asked["stage"] = StageEdit(**structs.asdict(body.stage))
     return JobChange(**asked)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from phalanx import config
@@ -12,15 +13,17 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import ClusterJob
 from phalanx.cluster.placement.catalogued import CPU
 from phalanx.cluster.units import SECOND_NS
-from phalanx.config import ConfigError, job_from_table, resolve, to_toml
+from phalanx.config import ConfigError, Stages, job_from_table, resolve, to_toml
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.http.planned_job import constants_for, site_of
 from phalanx.control.wire.payload import PayloadError, TrainingWork, decode_payload
 from phalanx.observe.store.metric_store import MetricStore
 from phalanx.observe.store.recorder import owner_of
+from phalanx.plan.search.stage_change import ReadSoFar
 from phalanx.plan.search.what_if import JobChange, OwnSteps, PricedChange, Running, priced
 
 STEPS_LOOKED_AT = 200
+STOPPED_SECONDS = 10.0  # until a gang that runs has heard of a change and made its last step
 LEAST_STEPS = 8  # to know their spread
 
 
@@ -70,7 +73,30 @@ def running_job(core: Core, job: ClusterJob, steps: OwnSteps) -> Running:
         interval_seconds=every * (job.step_ns or job.spec.expected.step_ns) / 1e9,
         failure_rate=site.failure_rate or described.checkpoint.failure_rate,
         steps=steps,
+        read=_read_so_far(job, steps),
     )
+
+
+def _read_so_far(job: ClusterJob, steps: OwnSteps) -> ReadSoFar:
+    """Where a change of its stages would meet a job: a gang that runs makes steps meanwhile."""
+    step_seconds = steps.seconds or job.spec.expected.step_ns / 1e9
+    more = max(2, math.ceil(STOPPED_SECONDS / step_seconds)) if job.placement is not None else 0
+    return ReadSoFar(
+        made=job.step + more,
+        skipped=left_out(job),
+        before=msgspec.json.decode(job.stages_before, type=Stages) if job.stages_before else None,
+    )
+
+
+def left_out(job: ClusterJob) -> tuple[tuple[int, int], ...]:
+    """Samples that are never read, sorted and apart; older ranges stand at the beginning."""
+    merged = [(0, job.skipped_before)] if job.skipped_before else []
+    for first, past in sorted(job.skipped):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(past, merged[-1][1]))
+        else:
+            merged.append((first, past))
+    return tuple(merged)
 
 
 def _as_it_runs(job: ClusterJob, work: TrainingWork) -> tuple[config.Job, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import structs
 
 from phalanx import config
@@ -11,13 +12,15 @@ from phalanx.cluster.placement.catalogued import CPU
 from phalanx.cluster.plan_record import PlanInterval
 from phalanx.cluster.protocol.events import Replan
 from phalanx.cluster.units import SECOND_NS
-from phalanx.config import ConfigError, to_toml
+from phalanx.config import ConfigError, Stages, job_from_table, to_toml
+from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.http.endpoints import ApiError, Call
 from phalanx.control.server.http.live_change import own_steps, price_change, running_job
 from phalanx.control.server.http.planned_job import planned, site_of
 from phalanx.control.server.http.submission import slot_of
 from phalanx.control.wire import api_types as t
 from phalanx.control.wire.payload import TrainingWork, decode_payload, encode_payload
+from phalanx.plan.search.stage_change import STAGE_KEYS, StagesAnswer
 from phalanx.plan.search.what_if import JobChange, JobOutcome, PricedChange, WhatIf
 
 # What a run may change and still be the same run; all else would make it another one.
@@ -32,6 +35,7 @@ CHANGEABLE = (
     "checkpoint.interval",
     "checkpoint.memory_every",
     "checkpoint.mode",
+    *STAGE_KEYS,
 )
 
 
@@ -56,6 +60,8 @@ async def carry_out(call: Call, change: JobChange) -> t.Done:
     priced = await priced_change(call, change)
     if priced.job.train.device != CPU:  # a core has no memory of its own
         _refuse_too_large(priced.answer.then)
+    if change.only_stages:
+        return await call.order(Replan(job=job.id, change=_restaged(job, priced, call.token.name)))
     spec = changed_spec(before, priced, _node_gpus(call.leading.core, job))
     if change.spares >= 0:
         spec = structs.replace(spec, spares=change.spares)
@@ -64,8 +70,10 @@ async def carry_out(call: Call, change: JobChange) -> t.Done:
     spec = await call.server.read(planned, spec, priced.job, site)
     if job.spec is not before:
         raise ApiError(409, "changed_meanwhile", f"job {job.id} was changed meanwhile: ask again")
-    order = Replan(job=job.id, change=_change(spec, priced.answer, call.token.name))
-    return await call.order(order)
+    order = _change(spec, priced.answer, call.token.name)
+    if priced.answer.stages is not None:
+        order = _of_stages(order, before, priced.answer.stages)
+    return await call.order(Replan(job=job.id, change=order))
 
 
 def wanted_replicas(job: ClusterJob, asked: t.Replicas) -> int:
@@ -133,6 +141,45 @@ def _change(spec: JobSpec, answer: WhatIf, by: str) -> SpecChange:
         before=answer.now.mapping,
         step_ns=PlanInterval(low, mid, high),
     )
+
+
+def _restaged(job: ClusterJob, priced: PricedChange, by: str) -> SpecChange:
+    """The order of a job that reads something else and keeps its mapping, also as a fallback."""
+    answer, stages = priced.answer, Stages.of(priced.job)
+    own = _spec_with(job.own, stages) if job.own is not None else None
+    change = SpecChange(
+        spec=_spec_with(job.spec, stages),
+        own=own,
+        by=by,
+        settings=answer.changed,
+        before=answer.now.mapping,
+    )
+    assert answer.stages is not None
+    return _of_stages(change, job.spec, answer.stages)
+
+
+def _of_stages(change: SpecChange, before: JobSpec, answer: StagesAnswer) -> SpecChange:
+    """The order with the first step that it alters, and what takes it back."""
+    work = decode_payload(before.payload)
+    assert isinstance(work, TrainingWork)
+    stages = msgspec.json.encode(Stages.of(job_from_table(parse_toml(work.toml))))
+    return structs.replace(change, made_before=answer.made_before, stages_before=stages.decode())
+
+
+def _spec_with(spec: JobSpec, stages: Stages) -> JobSpec:
+    """A submission whose work, and that of its fallbacks, has these stages."""
+    fallbacks = tuple(
+        structs.replace(each, payload=each.payload and _payload_with(each.payload, stages))
+        for each in spec.fallbacks
+    )
+    return structs.replace(spec, payload=_payload_with(spec.payload, stages), fallbacks=fallbacks)
+
+
+def _payload_with(payload: str, stages: Stages) -> str:
+    work = decode_payload(payload)
+    assert isinstance(work, TrainingWork)
+    job = stages.put_into(job_from_table(parse_toml(work.toml)))
+    return encode_payload(structs.replace(work, toml=to_toml(job)))
 
 
 def _calibrated(expected: Expected, step_ns: int) -> Expected:

@@ -36,6 +36,21 @@ class BatchRamp(NamedTuple):
             read, steps = read + inside * batch, steps - inside
         return read + steps * self.batches[-1]
 
+    def steps_within(self, samples: int) -> int:
+        """Whole steps within the first ``samples`` samples of a run."""
+        read = made = 0
+        for edge, batch in zip(self.edges, self.batches, strict=False):
+            inside = max(0, -(-(edge - read) // batch))
+            if read + inside * batch >= samples:
+                return made + (samples - read) // batch
+            read, made = read + inside * batch, made + inside
+        return made + (samples - read) // self.batches[-1]
+
+    def steps_reaching(self, samples: int) -> int:
+        """Fewest steps in which a run reads so many samples."""
+        within = self.steps_within(samples)
+        return within if self.samples(within) == samples else within + 1
+
 
 class SampleSpan(NamedTuple):
     """Where samples of one length begin, in samples and in tokens of the run."""
@@ -47,6 +62,10 @@ class SampleSpan(NamedTuple):
     def reaches(self, tokens: int) -> int:
         """Samples that a run has read when it reaches so many tokens within this span."""
         return self.first + -(-(tokens - self.tokens) // self.sequence)
+
+    def tokens_before(self, sample: int) -> int:
+        """Tokens of the run before a sample of this span."""
+        return self.tokens + (sample - self.first) * self.sequence
 
 
 class StageJob(NamedTuple):
@@ -86,7 +105,8 @@ def stage_jobs(job: Job) -> list[StageJob]:
     """The stretches of a run between changes of its samples' length; the first is the job's own."""
     spans, train = sample_spans(job), job.train
     plain = structs.replace(train, sequence_stages=(), batch_ramp=())
-    first = structs.replace(job, train=structs.replace(train, sequence_stages=()))
+    counted = structs.replace(job.data, stages=_counted(job, spans, job.data.sequence))
+    first = structs.replace(job, data=counted, train=structs.replace(train, sequence_stages=()))
     jobs = [StageJob(0, first if train.sequence_stages else job)]
     for span, stage in zip(spans[1:], train.sequence_stages, strict=True):
         before = jobs[-1].job
