@@ -39,8 +39,8 @@ class ConfigError(Exception):
 
     @classmethod
     def of(cls, problems: Iterable[ConfigProblem]) -> ConfigError:
-        """One error for several mistakes."""
-        collected = tuple(problems)
+        """One error for several mistakes, each of which is told once."""
+        collected = tuple({str(each): each for each in problems}.values())
         error = cls(collected[0].key, collected[0].value, collected[0].rule, collected[0].fix)
         error.problems = collected
         error.args = ("\n".join(map(str, collected)),)

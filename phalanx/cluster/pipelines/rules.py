@@ -276,11 +276,11 @@ def _files(task: Task, exists: Callable[[str], bool]) -> Iterator[ConfigProblem]
         for pattern in patterns:
             if not exists(pattern):
                 rule = "there is no such file, and no step makes it"
-                yield problem(f"{key}.inputs.{name}", pattern, rule, "name files that exist")
+                yield problem(f"{key}.inputs.{name}", pattern, rule, _FROM_HERE)
         if len(reads) > 1 or any(map(_MANY.search, patterns)):
             yield from _several(key, name, task.step)
     if task.step.job and not exists(task.step.job):
-        yield problem(f"{key}.job", task.step.job, "there is no such file", "name a job file")
+        yield problem(f"{key}.job", task.step.job, "there is no such file", _FROM_HERE)
 
 
 def _several(key: str, name: str, step: PipelineStep) -> Iterator[ConfigProblem]:
