@@ -76,7 +76,7 @@ ALLOWED = {
         "forget_program": OWN,
     },
     "control/agent/jobs/programs.py": {},
-    "control/agent/socket_paths.py": {"make_runtime_folder": RUNTIME},
+    "control/agent/socket_paths.py": {"make_runtime_folder": RUNTIME, "clear_away": RUNTIME},
     "control/trust/secrets.py": {"_read": AS_USER},
     "control/agent/telemetry.py": {},
     "control/agent/jobs/wrapper_exits.py": {},

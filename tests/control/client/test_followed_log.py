@@ -61,6 +61,7 @@ def test_who_follows_a_job_reads_every_line_once_over_restarts_of_the_server(
     events = Follower(cluster, "events", "-f", "--job", str(job))
     try:
         cluster.wait(lambda: logs.has("line 2\nhalf a"), "the first lines")
+        cluster.wait(events.out.read_text, "the first events")
         cluster.kill_server()
         upto.write_text("20")  # printed while no server is there
         cluster.wait(lambda: logs.heard() == events.heard() == 1, "both to hear that it is away")

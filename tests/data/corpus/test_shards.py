@@ -94,6 +94,8 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_manifest_is_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no manifest\.json.*phalanx data tokenize"):
+        ShardStream(tmp_path)
+    with pytest.raises(DataError, match=r"no such folder; make one with `phalanx data tokenize`"):
         ShardStream(tmp_path / "nowhere")
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -147,13 +148,13 @@ def test_a_job_that_cannot_measure_says_why(cluster: TrialCluster) -> None:
     assert answer.returncode == 1 and "phalanx logs" in answer.stderr
 
 
-def test_a_node_with_half_the_rate_is_named(tmp_path: Path) -> None:
+@contextmanager
+def with_a_slow_node(root: Path, policy: str = "") -> Iterator[TrialCluster]:
+    """Four nodes with networks of their own, of which node-2 has half the rate of the others."""
     if os.getuid() != 0:
         pytest.skip("only root can give nodes networks of their own")
     with network(changes=True):
-        policy = AT_JOIN.replace("at_join", "slower_ppm = 200_000\nat_join")
-        policy = policy.replace("settle_ns = 1_", "settle_ns = 20_")
-        cluster = TrialCluster(tmp_path, nodes=4, namespaces=True, policy=policy)
+        cluster = TrialCluster(root, nodes=4, namespaces=True, policy=policy)
         try:
             cluster.__enter__()
         except ConfigError as error:
@@ -161,26 +162,36 @@ def test_a_node_with_half_the_rate_is_named(tmp_path: Path) -> None:
         try:
             assert cluster.network is not None
             for node in cluster.local.nodes:
+                rate = 100 * MEGABIT if node.name == "node-2" else 200 * MEGABIT
                 try:
-                    cluster.network.limit(node.name, 200 * MEGABIT)
+                    cluster.network.limit(node.name, rate)
                 except ConfigError as error:
                     pytest.skip(str(error))
-            cluster.network.limit("node-2", 100 * MEGABIT)
-            arguments = ("--json", "--pair-mib", "2", "--collective", "none", "--slower", "20")
-            answer = doctor_fabric(cluster, *arguments)
-            report, problems = report_of(answer), json.loads(answer.stdout)["problems"]
-            assert [problem["nodes"] for problem in problems] == [["node-2"]], problems
-            assert answer.returncode == 1
-            assert report.outcome is not None
-            assert report.outcome.accused[0].level == pytest.approx(0.5, abs=0.15)
-            assert {each.path for each in report.transports} == {"sockets"}
-            # The server's own checks find the same, and two of them drain it.
-            cluster.command("drain", "node-1")
-            cluster.command("resume", "node-1")
-            slow = lambda: cluster.get("/v1/nodes/node-2")["node"]["state"] == "draining"  # noqa: E731
-            cluster.wait(slow, "node-2 to be drained", 240)
-            shown = cluster.get("/v1/nodes/node-2")["node"]
-            assert "of the usual rate" in shown["why"]["text"]
-            assert states(cluster).count("healthy") == 3
+            yield cluster
         finally:
             cluster.__exit__()
+
+
+def test_a_node_with_half_the_rate_is_named(tmp_path: Path) -> None:
+    with with_a_slow_node(tmp_path) as cluster:
+        arguments = ("--json", "--pair-mib", "2", "--collective", "none", "--slower", "20")
+        answer = doctor_fabric(cluster, *arguments)
+        report, problems = report_of(answer), json.loads(answer.stdout)["problems"]
+        assert [problem["nodes"] for problem in problems] == [["node-2"]], problems
+        assert answer.returncode == 1
+        assert report.outcome is not None
+        assert report.outcome.accused[0].level == pytest.approx(0.5, abs=0.15)
+        assert {each.path for each in report.transports} == {"sockets"}
+
+
+@pytest.mark.soak
+def test_two_checks_of_the_server_drain_a_node_with_half_the_rate(tmp_path: Path) -> None:
+    policy = AT_JOIN.replace("at_join", "slower_ppm = 200_000\nat_join")
+    # The networks are limited before the nodes that joined are measured.
+    policy = policy.replace("settle_ns = 1_", "settle_ns = 20_")
+    with with_a_slow_node(tmp_path, policy) as cluster:
+        slow = lambda: cluster.get("/v1/nodes/node-2")["node"]["state"] == "draining"  # noqa: E731
+        cluster.wait(slow, "node-2 to be drained", 240)
+        shown = cluster.get("/v1/nodes/node-2")["node"]
+        assert "of the usual rate" in shown["why"]["text"]
+        assert states(cluster).count("healthy") == 3
